@@ -1,0 +1,35 @@
+# Every target creates the virtual environment if it is missing, installs into it, and runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow check wheel clean
+
+demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
+	$(BIN)/rove demo tictactoe $(ARGS)
+
+test: $(STAMP)  ## everything that is not slow
+	$(BIN)/python -m pytest -m "not slow" -q -n 2 $(ARGS)
+
+test-slow: $(STAMP)  ## the rest
+	$(BIN)/python -m pytest -m slow -q $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, layers
+	$(BIN)/ruff format --check rove environments tests
+	$(BIN)/ruff check rove environments tests
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel
+
+$(STAMP): pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) dist runs models .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,104 @@
+"""Who `-m` means: a scripted player, a model folder, or a model behind an endpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from rove.clients.scripted import ScriptedClient
+from rove.envs.environment import Environment
+from rove.errors import ConfigError, MissingKeyError, nearest
+from rove.protocols import Client
+
+SCRIPTED = "scripted:"
+
+
+def make_client(
+    model: str,
+    env: Environment,
+    base_url: str | None = None,
+    api_key_var: str = "OPENAI_API_KEY",
+    max_concurrent: int | None = None,
+    timeout: float = 600.0,
+    max_retries: int = 4,
+) -> Client:
+    """The client for `-m MODEL`.
+
+    "scripted:NAME" is a player the environment ships; an existing folder (or anything that looks like a path) is loaded into
+    the embedded engine; anything else is a model's name at `base_url`.
+
+    Raises:
+        ConfigError: no such player or folder.
+        MissingKeyError: OpenAI's own endpoint without a key.
+    """
+    if model.startswith(SCRIPTED):
+        name = model.removeprefix(SCRIPTED)
+        if name not in env.players:
+            raise ConfigError(
+                f"environment '{env.env_id}' has no scripted player '{name}'; {nearest(name, env.players)}"
+            )
+        return ScriptedClient(env.players[name], name)
+    if base_url is None and is_folder(model):
+        return _embedded(model)
+    from rove.clients.openai import OpenAIClient
+
+    try:
+        return OpenAIClient(
+            base_url=base_url,
+            api_key=_key(api_key_var),
+            max_concurrent=max_concurrent or 32,
+            timeout=timeout,
+            max_retries=max_retries,
+        )
+    except MissingKeyError as error:
+        players = ", ".join(SCRIPTED + name for name in sorted(env.players))
+        hint = f". '{model}' is neither a folder here nor a scripted player" + (f" ({players})" if players else "")
+        raise MissingKeyError(str(error) + hint) from error
+
+
+def is_folder(model: str) -> bool:
+    """Whether `model` names a folder, or was plainly meant to."""
+    return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
+
+
+def model_identity(model: str) -> str:
+    """A model's name, and for a folder what tells its weights from others (sizes, first and last bytes)."""
+    if not Path(model).is_dir():
+        return model
+    digest = hashlib.blake2b(digest_size=6)
+    for file in sorted(Path(model).glob("*.safetensors")):
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            digest.update(str(size).encode() + content.read(1 << 20))
+            content.seek(max(0, size - (1 << 20)))
+            digest.update(content.read())
+    return f"{model}#{digest.hexdigest()}"
+
+
+def _embedded(model: str) -> Client:
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"model folder {path} does not exist")
+    with needs_train_extra():
+        from rove.engine.client import EngineClient
+        from rove.models.load import load_for_sampling
+    return EngineClient.of(load_for_sampling(path))
+
+
+def _key(variable: str) -> str | None:
+    import os
+
+    return os.environ.get(variable) or None
+
+
+class needs_train_extra:  # noqa: N801
+    """Context in which a missing heavy package becomes advice."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ModuleNotFoundError):
+            raise ConfigError(
+                f"running models in this process needs '{error.name}': install rove with its train extra (pip install 'rove[train]')"
+            ) from error

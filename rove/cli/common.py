@@ -1,0 +1,120 @@
+"""What the commands share: settings from flags, where runs live, progress on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rove.config import load, parse_value
+from rove.errors import ConfigError
+from rove.runs import fingerprint
+
+RUNS = Path("runs")
+LINE_EVERY = 10
+"""Without a terminal a progress line is printed about so many times in a run."""
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""click settings of commands that take `@ file.toml` and dotted overrides."""
+
+
+def console_for(json: bool) -> Console:
+    """Where people read; with --json that is stderr, so that stdout holds JSON alone."""
+    return Console(stderr=json, highlight=False)
+
+
+def settings(kind: type[T], ctx: click.Context, **named: Any) -> T:
+    """A command's settings from its named flags and its remaining words."""
+    return load(kind, named, _long_flags(ctx.args))
+
+
+def _long_flags(words: list[str]) -> list[str]:
+    for word in words:
+        if word.startswith("-") and not word.startswith("--") and not _is_number(word):
+            raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")
+    return list(words)
+
+
+def _is_number(word: str) -> bool:
+    return isinstance(parse_value(word), (int, float))
+
+
+def json_object(text: str | None, flag: str) -> dict[str, Any] | None:
+    """The value of a flag that takes a JSON object.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    if text is None:
+        return None
+    value = parse_value(text)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} takes a JSON object like '{{\"seed\": 1}}', got {text!r}")
+    return value
+
+
+def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any]) -> Path:
+    """The run's folder: as given, else runs/ and a name made of `parts` and the identity, the same for the same command."""
+    if given is not None:
+        return Path(given)
+    name = "--".join(_file_name(part) for part in parts)
+    return RUNS / f"{name}--{fingerprint(identity)}"
+
+
+def _file_name(part: str) -> str:
+    """A model or environment name as a file name: the last two parts of a path, separators made harmless."""
+    tail = "-".join(part.strip("/").split("/")[-2:])
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    click.echo(msgspec.json.encode(value).decode())
+
+
+@contextmanager
+def progress(console: Console, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    """A live bar with a few words beside it; without a terminal, a line now and then.
+
+    Yields:
+        a function to call with (how many are done, what to say).
+    """
+    if not console.is_terminal:
+        every = max(1, total // LINE_EVERY)
+
+        def tell(count: int, words: str) -> None:
+            if count % every == 0 or count == total:
+                console.print(f"{title} {count}/{total}  {words}")
+
+        yield tell
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, TextColumn("{task.fields[words]}"), console=console) as bar:
+        task = bar.add_task(title, total=total, completed=done, words="")
+
+        def show(count: int, words: str) -> None:
+            bar.update(task, completed=count, words=words)
+
+        yield show
+
+
+def hint(console: Console, *lines: str) -> None:
+    """What to do next."""
+    console.print()
+    for line in lines:
+        console.print(f"[dim]→[/dim] {line}", soft_wrap=True)

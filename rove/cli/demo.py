@@ -1,0 +1,191 @@
+"""`rove demo`: the whole loop in an environment, every stage a rove command, every stage resumed where it was stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from rove.cli.answerers import needs_train_extra
+from rove.cli.common import RUNS, hint, print_json
+from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.model import ModelConfig, print_model, run_model_new
+from rove.config import convert, merge, read_toml
+from rove.envs.loading import environment_file
+from rove.errors import ConfigError
+from rove.viewer.tables import percent
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `demo.toml`: the settings of every stage of the loop, and how its table looks."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    sft: dict[str, Any]
+    rl: list[dict[str, Any]]
+    evaluation: dict[str, Any]
+    opponents: list[dict[str, Any]]
+    columns: list[dict[str, Any]]
+    record: list[dict[str, Any]] = []
+    smoke: dict[str, Any] = {}
+
+
+class Demo:
+    """The stages of one demo in one folder.
+
+    Args:
+        env: name of the environment.
+        recipe: of its demo.toml.
+        folder: where the stages' run folders live.
+        seed: of everything.
+        console: where progress is shown.
+    """
+
+    def __init__(self, env: str, recipe: Recipe, folder: Path, seed: int, console: Console):
+        self.env = env
+        self.recipe = recipe
+        self.folder = folder
+        self.seed = seed
+        self.console = console
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run every stage; returns the rows of the table."""
+        from rove.cli.rl import run_rl
+        from rove.cli.sft import run_sft
+        from rove.train.rl import RLConfig
+        from rove.train.sft import SFTConfig
+
+        self._say("1", "a new model, random weights")
+        model = self._new_model()
+        self._say("2", "the teacher plays")
+        data = self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})[1]
+        self._row("teacher (script)", self.recipe.data["model"])
+        self._row("base", str(model))
+        self._say("3", "SFT on the teacher's games that were not lost")
+        sft = convert(SFTConfig, {"data": str(data), "model": str(model), "seed": self.seed, **self.recipe.sft})
+        trained, run = run_sft(sft, self.console, self.folder / "sft")
+        self._curves(run)
+        self._row("+ SFT", str(trained))
+        for number, stage in enumerate(self.recipe.rl, start=1):
+            values = dict(stage)
+            name = values.pop("name")
+            self._say(str(3 + number), f"{name}: the model plays and learns")
+            config = convert(RLConfig, {"env": self.env, "model": str(trained), "seed": self.seed, **values})
+            trained, run = run_rl(config, self.console, self.folder / f"rl{number}")
+            self._curves(run)
+            self._row(f"+ {name}", str(trained))
+        self._row("the same at T = 1", str(trained), temperature=1.0)
+        return self.rows
+
+    def _say(self, number: str, text: str) -> None:
+        self.console.print(f"\n[bold]{number}. {text}[/bold]")
+
+    def _new_model(self) -> Path:
+        path = self.folder / "model"
+        if not (path / "config.json").exists():
+            config = convert(
+                ModelConfig, {"env": self.env, "output": str(path), "seed": self.seed, **self.recipe.model}
+            )
+            print_model(config, *run_model_new(config), self.console)
+        return path
+
+    def _eval(self, folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+        config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
+        summary, _ = run_eval(config, self.console)
+        return summary, folder
+
+    def _row(self, name: str, model: str, **over: Any) -> None:
+        """Evaluate a player against every opponent and add its row to the table."""
+        seen: dict[str, dict[str, Any]] = {}
+        for opponent in self.recipe.opponents:
+            values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
+            slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
+            merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
+            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values)[0]
+        self.rows.append({"name": name, "model": model, "opponents": seen})
+
+    def _curves(self, run: Any) -> None:
+        from rove.viewer.plots import plot_run
+
+        plot_run(run.metrics(), run.path / "curves.png", str(run.path))
+
+
+def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
+    """The rows measured, above those of the public record."""
+    opponents = [o["name"] for o in recipe.opponents]
+    table = Table(
+        title=f"{games} games per row, %; " + ", then ".join(f"against {name}" for name in opponents), width=98
+    )
+    table.add_column("player")
+    for column in recipe.columns:
+        table.add_column(column["title"], justify="right")
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row["opponents"][c["opponent"]], c["values"]) for c in recipe.columns))
+    if recipe.record:
+        table.add_section()
+        table.add_row("[dim]the public record[/dim]")
+    for row in recipe.record:
+        table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
+    return table
+
+
+def _cell(summary: dict[str, Any], names: list[str]) -> str:
+    return "/".join(percent(summary["functions"].get(name, {}).get("mean")) for name in names)
+
+
+def load_recipe(env: str, smoke: bool) -> Recipe:
+    """The demo.toml beside the environment's module.
+
+    Raises:
+        ConfigError: there is none, or it is not a recipe.
+    """
+    file = environment_file(env).with_name("demo.toml")
+    if not file.exists():
+        raise ConfigError(f"environment '{env}' has no demo: {file} does not exist")
+    values = read_toml(file)
+    if smoke:
+        for key, over in values.get("smoke", {}).items():
+            for table in values[key] if isinstance(values[key], list) else [values[key]]:
+                merge(table, over)
+    return convert(Recipe, values)
+
+
+@click.command()
+@click.argument("env")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
+@click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
+@click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool) -> None:
+    """Run the whole loop in ENV: a new model, the teacher's games, SFT, RL, and the table of how they play.
+
+    Stop it whenever you like: the same command continues where it was.
+    """
+    with needs_train_extra():
+        import torch
+
+    console = Console(stderr=as_json, highlight=False)
+    recipe = load_recipe(env, smoke)
+    folder = Path(run_dir) if run_dir else RUNS / f"demo-{env}-seed{seed}{'-smoke' if smoke else ''}"
+    started, cpu = time.time(), time.process_time()
+    demo = Demo(env, recipe, folder, seed, console)
+    rows = demo.run()
+    console.print()
+    console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    spent = f"{(time.process_time() - cpu) / 60:.1f} CPU-minutes, {(time.time() - started) / 60:.1f} minutes, {torch.get_num_threads()} thread"
+    console.print(f"this run took {spent}; a run that was continued counts from there")
+    if as_json:
+        print_json({"rows": rows, "folder": str(folder)})
+    final = rows[-1]["model"]
+    hint(
+        console,
+        f"curves: {folder}/*/curves.png",
+        f'repeat any row: rove eval {env} -m {final} -n 1000 -r 1 -T 0 -a \'{{"min_random_move_prob": 0, "max_random_move_prob": 0}}\'',
+        f"play against it: rove play {env} -m {final}",
+    )

@@ -1,0 +1,83 @@
+"""`rove`: parse, call one public function, print. Sub-commands are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from rove.errors import ConfigError, Error, nearest
+
+COMMANDS = {
+    "init": ("rove.cli.init", "Scaffold a new environment package."),
+    "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
+    "model": ("rove.cli.model", "Make small models from scratch."),
+    "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
+    "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
+    "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
+    "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported only when they run, so that `--help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the loop."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(COMMANDS[cmd_name][0]).command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find a command, or say which was probably meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command '{args[0]}'; {nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from their one-line descriptions."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(package_name="rove", message="rove %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """rove: environments for language models. Evaluate, generate data, warm up with SFT, train with RL.
+
+    Start with: rove eval tictactoe -m scripted:teacher
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Entry point: errors rove raises itself become one line and exit status 2; Ctrl-C becomes 130."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Error as error:
+        click.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except (KeyboardInterrupt, click.Abort):
+        click.secho("\nstopped; the same command continues where it was", fg="yellow", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

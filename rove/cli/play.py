@@ -1,0 +1,150 @@
+"""`rove play`: sit down in an environment yourself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import click
+from rich.console import Console
+
+from rove.cli.answerers import make_client
+from rove.cli.common import hint, json_object
+from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
+from rove.envs.multi_turn import MultiTurnEnv
+from rove.errors import ConfigError
+from rove.messages import AssistantMessage, text_of
+from rove.protocols import Client, Request, Response, Sampling
+from rove.records import RolloutRecord
+from rove.rollout import plan, run_groups
+
+
+class Person:
+    """A client that shows what the environment says and asks whoever sits at the terminal."""
+
+    max_concurrent = 1
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._shown = 0
+
+    async def respond(self, request: Request) -> Response:
+        """Show what is new in the conversation and read a line."""
+        new = request.messages[self._shown :] if len(request.messages) > self._shown else request.messages
+        for message in new:
+            if message["role"] != "assistant":
+                self.console.print(f"[cyan]{message['role']}[/cyan]\n{text_of(message)}")
+        self._shown = len(request.messages)
+        return Response(AssistantMessage(await ask("you> ")))
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+class Narrated:
+    """A client whose answers are shown as they come."""
+
+    max_concurrent = 1
+
+    def __init__(self, client: Client, name: str, console: Console):
+        self.client = client
+        self.name = name
+        self.console = console
+
+    async def respond(self, request: Request) -> Response:
+        """Pass the request on and print the answer."""
+        response = await self.client.respond(request)
+        self.console.print(f"[magenta]{self.name}[/magenta] {text_of(response.message)}", markup=True)
+        return response
+
+    async def close(self) -> None:
+        """Close the client behind."""
+        await self.client.close()
+
+
+async def ask(prompt: str) -> str:
+    """A line from the terminal; the end of input stops the program like Ctrl-C."""
+    try:
+        return (await asyncio.to_thread(input, prompt)).strip()
+    except EOFError:
+        raise KeyboardInterrupt from None
+
+
+def take_seat(env: MultiTurnEnv, console: Console) -> None:
+    """Give the environment's other seat to whoever sits at the terminal."""
+
+    async def opponent(view: str, legal: list[str]) -> str:
+        console.print(view)
+        while True:
+            move = await ask(f"your move ({', '.join(legal)})> ")
+            if move in legal:
+                return move
+            console.print(f"'{move}' is not one of them")
+
+    env.opponent = opponent
+
+
+async def play(env: Environment, client: Client, sampling: Sampling, seed: int) -> RolloutRecord:
+    """One rollout with the given client on an example chosen by `seed`."""
+    examples = env.get_eval_dataset(1000)
+    example = random.Random(seed).choice(examples)
+    records = [r async for r in run_groups(env, client, plan([example], 1, seed), sampling=sampling, max_concurrent=1)]
+    return records[0]
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option("-m", "--model", help="Model to play against; without it you take the model's own seat.")
+@click.option("--watch", is_flag=True, help="Only watch the model play the environment.")
+@click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option(
+    "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
+)
+@click.option("-t", "--max-tokens", type=int, default=None, help="Most tokens in one answer.")
+@click.option("-b", "--base-url", help="An OpenAI-compatible endpoint.")
+@click.option(
+    "-k", "--api-key-var", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the key."
+)
+@click.option("--seed", type=int, default=None, help="Which example; random when not given.")
+def command(
+    env_id: str,
+    model: str | None,
+    watch: bool,
+    env_args: str | None,
+    temperature: float,
+    max_tokens: int | None,
+    base_url: str | None,
+    api_key_var: str,
+    seed: int | None,
+) -> None:
+    """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
+    console = Console(highlight=False)
+    env = load_environment(env_id, **(json_object(env_args, "-a") or {}))
+    if model is None:
+        if watch:
+            raise ConfigError("--watch needs a model to watch: -m MODEL")
+        client: Client = Person(console)
+    else:
+        client = Narrated(make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console)
+        if not watch:
+            if not (isinstance(env, MultiTurnEnv) and env.two_player):
+                raise ConfigError(
+                    f"'{env_id}' has no second seat; watch the model with --watch, or take its seat without -m"
+                )
+            take_seat(env, console)
+    chosen = random.randrange(1 << 30) if seed is None else seed
+    record = asyncio.run(play(env, client, Sampling(temperature=temperature, max_tokens=max_tokens), chosen))
+    for message in record.completion[-1:]:
+        if message["role"] != "assistant":
+            console.print(text_of(message))
+    if record.error is not None:
+        console.print(f"[red]{record.error.phase}: {record.error.message}[/red]")
+    elif record.scores is not None:
+        who = "you" if model is None else "the model"
+        values = {**record.scores.rewards, **record.scores.metrics}
+        console.print(
+            f"reward of {who}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items())
+        )
+    hint(console, f"the same game again: --seed {chosen}")

@@ -1,0 +1,118 @@
+"""`rove rl`: learn by playing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from rove.cli.answerers import model_identity, needs_train_extra
+from rove.cli.common import SETTINGS, console_for, hint, json_object, print_json, progress, run_folder, settings
+from rove.envs.loading import load_environment
+from rove.runs import Run
+from rove.viewer.tables import curves_table
+
+if TYPE_CHECKING:
+    from rove.train.rl import RLConfig
+
+BOOKKEEPING = {"threads", "checkpoint_every", "keep_checkpoints"}
+SMALL_BATCH = 256
+
+
+def run_rl(
+    config: RLConfig, console: Console, run_dir: str | Path | None = None, fresh: bool = False
+) -> tuple[Path, Run]:
+    """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
+    from rove.models.load import load_model
+    from rove.train.rl import train_rl
+
+    config.check()
+    env = load_environment(config.env, **config.env_args)
+    plain = msgspec.to_builtins(config)
+    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING} | {"model": model_identity(config.model)}
+    run = Run(run_folder(run_dir, config.env, "rl", config.model, identity=identity))
+    with run:
+        run.start("rl", plain, identity, fresh)
+        final = run.path / "final"
+        if run.summary() is not None and final.is_dir():
+            console.print(f"{run.path} is complete; --fresh to train again")
+            return final, run
+        if config.batch_size < SMALL_BATCH:
+            console.print(
+                f"[yellow]batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable[/yellow]"
+            )
+        loaded = load_model(config.model)
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            tell(step, _words(metrics))
+
+        with progress(console, f"rl {config.env}", config.steps) as tell:
+            final = asyncio.run(train_rl(config, env, loaded, run, on_step))
+        last = run.metrics()[-1]
+        run.write_json("summary.json", {"steps": config.steps, "last": last})
+    return final, run
+
+
+def _words(metrics: Mapping[str, float]) -> str:
+    parts = [f"reward {metrics['reward/mean']:.3f}"]
+    parts += [
+        f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
+    ]
+    parts.append(f"entropy {metrics.get('entropy', 0):.3f}")
+    parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
+    return "  ".join(parts)
+
+
+def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
+    """The curves, the plot and what to do next."""
+    from rove.viewer.plots import plot_run
+
+    metrics = run.metrics()
+    rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
+    others = ["length/mean", "entropy", "ratio_mean", "ratio_max", "grad_norm", "groups/zero_spread"]
+    console.print(curves_table(metrics, [*rewards, *others], f"RL in {config.env}"))
+    plot_run(metrics, run.path / "curves.png", str(run.path))
+    hint(
+        console,
+        f"curves: {run.path}/curves.png",
+        f"evaluate it: rove eval {config.env} -m {final} -n 200 -r 1 -T 0",
+        f"play against it: rove play {config.env} -m {final}",
+    )
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("env", required=False)
+@click.option("-m", "--model", help="Model folder to start from.")
+@click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
+@click.option("--batch-size", type=int, help="Rollouts per step.  [default: 256]")
+@click.option("-r", "--rollouts-per-example", type=int, help="Siblings in a group.  [default: 8]")
+@click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.0003]")
+@click.option("-T", "--temperature", type=float, help="Sampling temperature.  [default: 1]")
+@click.option("-t", "--max-tokens", type=int, help="Most tokens in one turn.  [default: 512]")
+@click.option("--loss", help="cispo or grpo.  [default: cispo]")
+@click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
+@click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context, as_json: bool, env_args: str | None, run_dir: str | None, fresh: bool, **named: Any
+) -> None:
+    """Train MODEL in ENV with GRPO-style groups and the CISPO loss.
+
+    Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
+    """
+    with needs_train_extra():
+        from rove.train.rl import RLConfig
+    console = console_for(as_json)
+    config = settings(RLConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    final, run = run_rl(config, console, run_dir, fresh)
+    if as_json:
+        print_json({**(run.summary() or {}), "model": str(final)})
+    else:
+        print_rl(config, final, run, console)

@@ -1,0 +1,105 @@
+"""`rove sft`: learn from filtered rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from rove.cli.answerers import model_identity, needs_train_extra
+from rove.cli.common import SETTINGS, console_for, hint, print_json, progress, run_folder, settings
+from rove.runs import Run
+from rove.viewer.tables import curves_table
+
+if TYPE_CHECKING:
+    from rove.train.sft import SFTConfig
+
+BOOKKEEPING = {"threads"}
+
+
+def run_sft(
+    config: SFTConfig, console: Console, run_dir: str | Path | None = None, fresh: bool = False
+) -> tuple[Path, Run]:
+    """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
+    from rove.models.load import load_model
+    from rove.train.sft import train_sft
+
+    config.check()
+    data = Run(config.data)
+    data.config()
+    plain = msgspec.to_builtins(config)
+    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING} | {"model": model_identity(config.model)}
+    run = Run(run_folder(run_dir, "sft", config.model, identity=identity))
+    with run:
+        run.start("sft", plain, identity, fresh)
+        final = run.path / "final"
+        if run.summary() is not None and final.is_dir():
+            console.print(f"{run.path} is complete; --fresh to train again")
+            return final, run
+        loaded = load_model(config.model)
+        words = {"loss": "–", "validation_loss": "–"}
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
+            tell(step, f"loss {words['loss']}  validation {words['validation_loss']}")
+
+        with progress(console, "sft", config.epochs * _steps_per_epoch(config, data)) as tell:
+            final = train_sft(config, data.rollouts(), loaded, run, on_step)
+    return final, run
+
+
+def _steps_per_epoch(config: SFTConfig, data: Run) -> int:
+    from rove.train.sft import conversations
+
+    kept = len(conversations(data.rollouts(), config))
+    return max(1, int(kept * (1 - config.validation_fraction)) // config.batch_size)
+
+
+def print_sft(final: Path, run: Run, console: Console) -> None:
+    """The curves, the plot and what to do next."""
+    from rove.viewer.plots import plot_run
+
+    metrics = run.metrics()
+    console.print(curves_table(metrics, ["loss", "validation_loss", "entropy", "grad_norm"], "SFT"))
+    summary = run.summary() or {}
+    console.print(
+        f"{summary.get('conversations')} conversations, lowest validation loss {summary.get('validation_loss', 0):.4f} "
+        f"at step {summary.get('best_step')} of {summary.get('steps')}"
+    )
+    plot_run(metrics, run.path / "curves.png", str(run.path))
+    hint(
+        console,
+        f"curves: {run.path}/curves.png",
+        f"evaluate it: rove eval ENV -m {final}",
+        f"train it further: rove rl ENV -m {final}",
+    )
+
+
+@click.command(context_settings=SETTINGS)
+@click.option("--data", help="Run folder whose rollouts are learnt from.")
+@click.option("-m", "--model", help="Model folder to start from.")
+@click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
+@click.option("--epochs", type=int, help="Most passes over the data.  [default: 10]")
+@click.option("--batch-size", type=int, help="Conversations per step.  [default: 32]")
+@click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.001]")
+@click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
+@click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, run_dir: str | None, fresh: bool, **named: Any) -> None:
+    """Fine-tune MODEL on the rollouts of a run that pass the filter, to the minimum of the validation loss.
+
+    Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
+    """
+    with needs_train_extra():
+        from rove.train.sft import SFTConfig
+    console = console_for(as_json)
+    final, run = run_sft(settings(SFTConfig, ctx, **named), console, run_dir, fresh)
+    if as_json:
+        print_json({**(run.summary() or {}), "model": str(final)})
+    else:
+        print_sft(final, run, console)

@@ -1,0 +1,112 @@
+"""Settings from a TOML file, dotted flags and named flags, merged left to right into a typed struct."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rove.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def load(kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = ()) -> T:
+    """A settings struct from what a command line gave.
+
+    Args:
+        kind: a msgspec struct.
+        named: values of named flags; None = not given. They win over everything else.
+        extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
+            `--flag` alone for true. Later words win over earlier ones; lists are replaced whole, tables are merged.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key (with the nearest known one), or a value of the wrong type.
+    """
+    values: dict[str, Any] = {}
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        if word.startswith("@"):
+            merge(values, read_toml(word[1:] or _next(words, "a file after @")))
+        elif word.startswith("--"):
+            key, value = _flag(word[2:], words)
+            merge(values, _nested(key.replace("-", "_").split("."), value))
+        else:
+            raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
+    merge(values, {key: value for key, value in named.items() if value is not None})
+    return convert(kind, values)
+
+
+def convert(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A settings struct from plain values.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value of the wrong type.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, fields)}")
+    missing = [name for name, field in fields.items() if field.required and name not in values]
+    if missing:
+        raise ConfigError(f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}")
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}") from error
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        ConfigError: it does not exist or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"settings file {path} does not exist") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path}: {error}") from error
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Put `over` onto `base` in place: tables are merged, everything else is replaced."""
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value
+    return base
+
+
+def parse_value(text: str) -> Any:
+    """A flag's value: JSON where it is JSON, else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _next(words: list[str], what: str) -> str:
+    if not words:
+        raise ConfigError(f"expected {what}")
+    return words.pop(0)
+
+
+def _flag(word: str, words: list[str]) -> tuple[str, Any]:
+    if "=" in word:
+        key, value = word.split("=", 1)
+        return key, parse_value(value)
+    alone = not words or words[0].startswith(("--", "@"))
+    if alone and word.startswith("no-"):
+        return word[3:], False
+    return (word, True) if alone else (word, parse_value(words.pop(0)))
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}

@@ -1,0 +1,51 @@
+"""The embedded engine as a client: messages in, messages and their exact tokens out."""
+
+from __future__ import annotations
+
+from rove.engine.engine import Engine
+from rove.errors import ConfigError
+from rove.models.load import LoadedModel
+from rove.protocols import Request, Response
+from rove.records import StepTokens, Usage
+from rove.renderer import Renderer
+
+
+class EngineClient:
+    """Answers requests with a model in this process.
+
+    Args:
+        engine: generates tokens.
+        renderer: of the same model.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer):
+        self.engine = engine
+        self.renderer = renderer
+        self.max_concurrent = engine.max_batch
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, max_batch: int = 256) -> EngineClient:
+        """A client around a loaded model."""
+        return cls(Engine(loaded.model, sorted(loaded.renderer.stop_ids), max_batch), loaded.renderer)
+
+    async def respond(self, request: Request) -> Response:
+        """Sample an answer; `request.previous` is extended, never tokenised again, unless the conversation was rewritten."""
+        if request.tools:
+            raise ConfigError("the embedded engine cannot call tools yet; use an OpenAI-compatible endpoint")
+        previous = request.previous
+        prompt_ids = self.renderer.prompt_ids(request.messages, previous)
+        known = 0
+        if previous is not None and prompt_ids[: len(previous.prompt_ids)] == previous.prompt_ids:
+            # The engine has computed everything up to, but not including, the last token it sampled.
+            known = len(previous.prompt_ids) + len(previous.completion_ids) - 1
+        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, known=known)
+        return Response(
+            message=self.renderer.read(made.ids),
+            usage=Usage(len(prompt_ids), len(made.ids)),
+            finish_reason=made.finish_reason,
+            tokens=StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
+        )
+
+    async def close(self) -> None:
+        """Forget cached keys and values."""
+        self.engine.update_weights(self.engine.policy_version)

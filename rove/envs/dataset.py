@@ -1,0 +1,131 @@
+"""Any source of dataset rows as one thing: rows by position, read as late as possible."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.errors import ConfigError
+from rove.messages import Messages, SystemMessage, UserMessage, as_messages
+
+DatasetSource = Any
+"""A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
+
+
+_END = object()
+
+
+class Rows:
+    """Dataset rows by position. A builder is called at first use; a generator is pulled only as far as it is needed."""
+
+    def __init__(self, source: DatasetSource):
+        self._source = source
+        self._rows: Sequence[Mapping[str, Any]] | None = None
+        self._pending: Iterator[Mapping[str, Any]] | None = None
+
+    def take(self, n: int = -1) -> Sequence[Mapping[str, Any]]:
+        """The first `n` rows (all of them when n < 0, or when there are fewer)."""
+        if self._rows is None:
+            self._open()
+        assert self._rows is not None
+        if self._pending is not None:
+            pulled = self._rows
+            assert isinstance(pulled, list)
+            while n < 0 or len(pulled) < n:
+                row = next(self._pending, _END)
+                if row is _END:
+                    self._pending = None
+                    break
+                pulled.append(_check_row(row, len(pulled)))
+        if n < 0 or n >= len(self._rows):
+            return self._rows
+        return [self._rows[i] for i in range(n)]
+
+    def _open(self) -> None:
+        source = self._source() if isinstance(self._source, Callable) else self._source
+        if isinstance(source, (str, Path)):
+            source = _read_jsonl(Path(source))
+        if isinstance(source, Iterable) and not isinstance(source, Sized):
+            self._rows, self._pending = [], iter(source)
+        elif hasattr(source, "column_names") and not isinstance(source, Mapping):  # a Hugging Face Dataset
+            self._rows = source
+        elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+            self._rows = [_check_row(row, i) for i, row in enumerate(source)]
+        else:
+            raise ConfigError(
+                f"a dataset cannot be a {type(source).__name__}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
+                "a generator, or a function that returns one of these"
+            )
+
+
+def _check_row(row: Any, position: int) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"dataset row {position} is a {type(row).__name__}, expected a dict: {row!r}")
+    return row
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"dataset file {path} does not exist")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(msgspec.json.decode(line, type=dict))
+            except msgspec.MsgspecError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def build_example(
+    row: Mapping[str, Any],
+    index: int,
+    system_prompt: str | None = None,
+    few_shot: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """A row as a rollout's input: `prompt` (messages), `answer`, `info`, `example_id`, and every other column.
+
+    `system_prompt` goes first unless the row's prompt starts with one; `few_shot` is used only with `question`.
+
+    Raises:
+        ConfigError: the row has neither `prompt` nor `question`, or its `info` is not a mapping or JSON of one.
+    """
+    example = dict(row)
+    if row.get("prompt") is not None:
+        prompt: Messages = as_messages(row["prompt"])
+    elif row.get("question") is not None:
+        prompt = [*as_messages(few_shot or []), UserMessage(row["question"])]
+    else:
+        raise ConfigError(f"dataset row {index} has neither 'prompt' nor 'question'; its columns are {sorted(row)}")
+    if system_prompt and (not prompt or prompt[0].role != "system"):
+        prompt = [SystemMessage(system_prompt), *prompt]
+    example["prompt"] = prompt
+    answer = row.get("answer")
+    example["answer"] = "" if answer is None else str(answer)
+    example["info"] = _info(row.get("info"), index)
+    example["example_id"] = index
+    return example
+
+
+def _info(value: Any, index: int) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value) if value else {}
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"dataset row {index}: 'info' is text but not JSON: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"dataset row {index}: 'info' is a {type(value).__name__}, expected a dict or its JSON")
+    return dict(value)
+
+
+def example_key(example: Mapping[str, Any]) -> str:
+    """Hash of an example's content (prompt, answer, info): the same row has the same key wherever it stands."""
+    content = json.dumps([example["prompt"], example["answer"], example["info"]], sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

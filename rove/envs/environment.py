@@ -1,0 +1,192 @@
+"""What every environment is: tasks, instructions, an interaction protocol, and a rubric."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rove.envs.dataset import DatasetSource, Rows, build_example
+from rove.errors import ConfigError, nearest
+from rove.messages import Message, Messages
+from rove.parsers import Parser
+from rove.rubrics import Rubric, RubricGroup
+from rove.state import State
+
+Turn = Callable[[State, Messages], Awaitable[Message]]
+"""Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`."""
+
+Player = Callable[[Messages, State, Any], Any]
+"""A scripted player: (messages, state, random.Random) → text or message."""
+
+
+def stop(priority: int = 0) -> Callable[[Any], Any]:
+    """Mark an async or sync method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
+
+    Checked after the model's turn and again after the environment's, highest `priority` first, then by name.
+    """
+    return _mark("rove_stop", priority)
+
+
+def cleanup(priority: int = 0) -> Callable[[Any], Any]:
+    """Mark a method `(self, state)` to run after every rollout, whatever happened in it, highest `priority` first."""
+    return _mark("rove_cleanup", priority)
+
+
+def teardown(priority: int = 0) -> Callable[[Any], Any]:
+    """Mark a method `(self)` to run once, when the run that used the environment ends, highest `priority` first."""
+    return _mark("rove_teardown", priority)
+
+
+def _mark(kind: str, priority: Any) -> Callable[[Any], Any]:
+    if callable(priority):  # used bare: @stop
+        setattr(priority, kind, 0)
+        return priority
+
+    def decorate(method: Any) -> Any:
+        setattr(method, kind, priority)
+        return method
+
+    return decorate
+
+
+async def maybe_await(value: Any) -> Any:
+    """`value`, awaited if it is awaitable."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class Environment(ABC):
+    """Tasks (dataset), instructions (system prompt), an interaction protocol (`run`) and a rubric.
+
+    Args:
+        dataset: rows to train on (see `DatasetSource`); each has `prompt` or `question`, optionally `answer`, `info`, and more.
+        eval_dataset: rows to evaluate on; `dataset` when not given.
+        system_prompt: put first unless a row's prompt has its own.
+        few_shot: messages between the system prompt and a row's `question`.
+        parser: the rubric's parser when not given.
+        rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
+        sampling_args: default sampling, under OpenAI's names.
+        env_id, env_args: how it was loaded; set by `load_environment`.
+
+    Raises:
+        ConfigError: no dataset, or an unknown keyword (with the nearest known one).
+    """
+
+    players: ClassVar[Mapping[str, Player]] = {}
+    """Scripted players the environment ships, found with `-m scripted:NAME`."""
+
+    def __init__(
+        self,
+        dataset: DatasetSource | None = None,
+        eval_dataset: DatasetSource | None = None,
+        system_prompt: str | None = None,
+        few_shot: Sequence[Mapping[str, Any]] | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | RubricGroup | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        env_id: str = "",
+        env_args: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ):
+        if unknown:
+            raise _unknown_keyword(type(self), next(iter(unknown)))
+        if dataset is None and eval_dataset is None:
+            raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset= or eval_dataset=")
+        self.dataset = Rows(dataset) if dataset is not None else None
+        self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
+        self.system_prompt = system_prompt
+        self.few_shot = list(few_shot or [])
+        self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
+        self.parser: Parser = parser or self.rubric.parser or Parser()
+        self.sampling_args = dict(sampling_args or {})
+        self.env_id = env_id
+        self.env_args = dict(env_args or {})
+        self._stops = _marked(self, "rove_stop")
+        self._cleanups = _marked(self, "rove_cleanup")
+        self._teardowns = _marked(self, "rove_teardown")
+
+    @abstractmethod
+    async def run(self, state: State, turn: Turn) -> None:
+        """Play one rollout: call `turn` for every model turn, keep everything else in `state`."""
+
+    def get_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+        """The first `n` training examples (all when n < 0), ready to roll out."""
+        return self._examples(self.dataset if self.dataset is not None else self.eval_dataset, n)
+
+    def get_eval_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+        """The first `n` evaluation examples (all when n < 0); the training ones when there are no others."""
+        return self._examples(self.eval_dataset if self.eval_dataset is not None else self.dataset, n)
+
+    def _examples(self, rows: Rows | None, n: int) -> list[dict[str, Any]]:
+        assert rows is not None
+        taken = rows.take(n)
+        return [build_example(taken[i], i, self.system_prompt, self.few_shot) for i in range(len(taken))]
+
+    def add_rubric(self, rubric: Rubric) -> None:
+        """Score with `rubric` too: rewards add up, metrics are joined."""
+        mine = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
+        self.rubric = RubricGroup([*mine, rubric])
+
+    async def generate(self, client: Any, **options: Any) -> list[Any]:
+        """See `rove.generate`."""
+        return await importlib.import_module("rove.evaluate").generate(self, client, **options)
+
+    async def evaluate(self, client: Any, **options: Any) -> dict[str, Any]:
+        """See `rove.evaluate`."""
+        return await importlib.import_module("rove.evaluate").evaluate(self, client, **options)
+
+    def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
+        """See `rove.make_dataset`."""
+        return importlib.import_module("rove.evaluate").make_dataset(records, **options)
+
+    def generate_sync(self, client: Any, **options: Any) -> list[Any]:
+        """`generate` for code that is not async."""
+        return asyncio.run(self.generate(client, **options))
+
+    def evaluate_sync(self, client: Any, **options: Any) -> dict[str, Any]:
+        """`evaluate` for code that is not async."""
+        return asyncio.run(self.evaluate(client, **options))
+
+    async def check_stops(self, state: State) -> bool:
+        """Run the stop conditions; the first that holds becomes `state["stop_condition"]`."""
+        for method in self._stops:
+            if await maybe_await(method(state)):
+                state["stop_condition"] = method.__name__
+                return True
+        return False
+
+    async def clean_up(self, state: State) -> None:
+        """Run every `@cleanup` method, each even if one before it failed; then raise the first failure."""
+        await _run_all(self._cleanups, state)
+
+    async def tear_down(self) -> None:
+        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure."""
+        await _run_all([*self._teardowns, self.rubric.teardown])
+
+
+async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:
+    failures: list[Exception] = []
+    for method in methods:
+        try:
+            await maybe_await(method(*args))
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _marked(env: Environment, kind: str) -> list[Callable[..., Any]]:
+    names = [name for name in dir(type(env)) if hasattr(getattr(type(env), name, None), kind)]
+    names.sort(key=lambda name: (-getattr(getattr(type(env), name), kind), name))
+    return [getattr(env, name) for name in names]
+
+
+def _unknown_keyword(cls: type, name: str) -> ConfigError:
+    known: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            known |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in (1, 3)}
+    return ConfigError(f"{cls.__name__} has no argument '{name}'; {nearest(name, known - {'self'})}")

@@ -1,0 +1,118 @@
+"""Finding an environment by name: the one registry rove has."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rove.envs.environment import Environment
+from rove.errors import ConfigError, nearest
+
+_HERE = Path(__file__).resolve().parent
+
+
+def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
+    """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
+
+    Searched in this order: an importable module, `env_dir`, `./environments`, the examples shipped with rove. The last part
+    of "owner/name@version" is the module's name, "-" read as "_".
+
+    Raises:
+        ConfigError: nothing has that name, it has no `load_environment`, or an argument is unknown.
+    """
+    name = _module_name(env_id)
+    module = _import(name, env_dir)
+    load = getattr(module, "load_environment", None)
+    if load is None:
+        raise ConfigError(f"{module.__file__} has no load_environment(); an environment package must define it")
+    _check_args(env_id, load, env_args)
+    env = load(**env_args)
+    if not isinstance(env, Environment):
+        raise ConfigError(
+            f"load_environment() of '{env_id}' returned a {type(env).__name__}, expected a rove Environment"
+        )
+    env.env_id = env.env_id or name
+    env.env_args = env.env_args or env_args
+    return env
+
+
+def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
+    """The file of the module that `load_environment` would use.
+
+    Raises:
+        ConfigError: nothing has that name.
+    """
+    return Path(_import(_module_name(env_id), env_dir).__file__ or "")
+
+
+def _module_name(env_id: str) -> str:
+    return env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+
+
+def example_environments() -> dict[str, Path]:
+    """Name and file of every example environment that ships with rove."""
+    return dict(_modules_in(_shipped()))
+
+
+def _shipped() -> Path:
+    packaged = _HERE / "_environments"
+    return packaged if packaged.is_dir() else _HERE.parent / "environments"
+
+
+def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    for child in sorted(folder.iterdir()) if folder.is_dir() else []:
+        for file in (child / f"{child.name}.py", child / "__init__.py", child):
+            if file.is_file() and file.suffix == ".py":
+                yield child.stem, file
+                break
+
+
+def _import(name: str, env_dir: str | Path | None) -> ModuleType:
+    spec = importlib.util.find_spec(name) if env_dir is None and name.isidentifier() else None
+    if spec is not None and spec.origin and not _is_ours(spec.origin):
+        return importlib.import_module(name)
+    folders = [Path(env_dir)] if env_dir is not None else []
+    folders += [Path("environments"), _shipped()]
+    for folder in folders:
+        file = dict(_modules_in(folder)).get(name)
+        if file is not None:
+            return _import_file(name, file.resolve())
+    known = {found for folder in folders for found, _ in _modules_in(folder)}
+    where = ", ".join(str(folder) for folder in folders)
+    raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
+
+
+def _is_ours(origin: str) -> bool:
+    return Path(origin).is_relative_to(_shipped())
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+    parameters = inspect.signature(load).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    names = {p.name for p in parameters}
+    for given in env_args:
+        if given not in names:
+            raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")

@@ -1,0 +1,106 @@
+"""The life of a rollout in which model and environment take turns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from rove.envs.environment import Environment, Turn, stop
+from rove.errors import phase
+from rove.messages import Messages, as_messages
+from rove.rubrics import Rubric
+from rove.state import State
+
+
+Opponent = Callable[[str, list[str]], Awaitable[str]]
+"""Takes the other seat of a two-player environment: (what it sees, its legal moves) → its move. Set by `rove play`."""
+
+
+def num_turns(state: State) -> int:
+    """Model turns in the rollout."""
+    return len(state["trajectory"])
+
+
+class MultiTurnEnv(Environment):
+    """Model and environment take turns until a stop condition holds.
+
+    One turn: the model answers → stop conditions → `env_response` → stop conditions and limits. The environment sees every
+    model turn, the last allowed one too.
+
+    Args:
+        max_turns: most model turns; -1 = no limit.
+        max_total_completion_tokens: stop once the model has produced this many tokens in the rollout; -1 = no limit.
+        timeout_seconds: wall-clock limit of a rollout; None = no limit. A rollout that meets it is scored as it stands.
+        Everything else: see `Environment`.
+    """
+
+    def __init__(
+        self,
+        max_turns: int = -1,
+        max_total_completion_tokens: int = -1,
+        timeout_seconds: float | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.max_turns = max_turns
+        self.max_total_completion_tokens = max_total_completion_tokens
+        self.timeout_seconds = timeout_seconds
+        self.opponent: Opponent | None = None
+        monitor = Rubric()
+        monitor.add_metric(num_turns)
+        self.add_rubric(monitor)
+
+    async def setup_state(self, state: State, **kwargs: Any) -> State | None:
+        """Prepare the rollout's state; change it in place, or return it."""
+        return state
+
+    two_player: ClassVar[bool] = False
+    """Whether the environment asks `self.opponent`, when it is set, for the other seat's moves."""
+
+    @abstractmethod
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """Answer the model's turn with messages (or a text, said by the user).
+
+        To end the rollout with these messages set `state["final_env_response"]` to them.
+        """
+
+    @stop(priority=50)
+    def has_final_env_response(self, state: State) -> bool:
+        """The environment has said its last word."""
+        return state.get("final_env_response") is not None
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Set the state up, then let model and environment take turns until something stops them."""
+        with phase("setup_state"):
+            returned = await self.setup_state(state)
+            if returned is not None and returned is not state:
+                state.update(returned)
+        messages: Messages = list(state["prompt"])
+        start = len(messages)
+        while True:
+            messages.append(await turn(state, messages))
+            state["completion"] = messages[start:]
+            with phase("stop"):
+                if await self.check_stops(state):
+                    return
+            with phase("env_response"):
+                reply = as_messages(await self.env_response(messages, state) or [])
+                final = state.get("final_env_response")
+                messages.extend(as_messages(final) if final is not None else reply)
+                state["completion"] = messages[start:]
+            with phase("stop"):
+                if await self.check_stops(state) or self._limit_reached(state):
+                    return
+
+    def _limit_reached(self, state: State) -> bool:
+        steps = state["trajectory"]
+        if 0 <= self.max_turns <= len(steps):
+            state["stop_condition"] = "max_turns_reached"
+            return True
+        produced = sum(step.usage.completion_tokens for step in steps)
+        if 0 <= self.max_total_completion_tokens <= produced:
+            state["stop_condition"] = "max_total_completion_tokens_reached"
+            state["is_truncated"] = True
+            return True
+        return False

@@ -1,0 +1,30 @@
+"""One question, one answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rove.envs.environment import Turn
+from rove.envs.multi_turn import MultiTurnEnv
+from rove.errors import phase
+from rove.messages import Messages
+from rove.state import State
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """The model answers the prompt once; the rubric scores the answer. Arguments: see `Environment`."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(max_turns=1, **kwargs)
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Set the state up and ask once."""
+        with phase("setup_state"):
+            await self.setup_state(state)
+        prompt: Messages = list(state["prompt"])
+        state["completion"] = [await turn(state, prompt)]
+        state["stop_condition"] = "answered"
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
+        """Never called: a single-turn environment has nothing to answer."""
+        return []

@@ -1,0 +1,93 @@
+"""What can go wrong, as one tree.
+
+Error
+├── ConfigError             a setting, flag, file or name is wrong (also a ValueError)
+│   └── MissingKeyError     an environment variable that is needed is not set
+├── ModelError              the model did not answer usably
+│   ├── InvalidModelResponseError
+│   │   └── EmptyModelResponseError
+│   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
+├── InfraError              the endpoint or the machine failed, after bounded retries
+└── RunError                a run folder cannot be used as asked
+"""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+
+class Error(Exception):
+    """Base of every error rove raises itself."""
+
+    attempts: Sequence[str] = ()
+    """One line per failed try, oldest first; empty where nothing was tried again."""
+
+
+class ConfigError(Error, ValueError):
+    """A setting, flag, file or name is wrong; the message says what was given, what is expected and how to fix it."""
+
+
+class MissingKeyError(ConfigError):
+    """An environment variable that is needed is not set."""
+
+
+class ModelError(Error):
+    """The model did not give a usable answer."""
+
+
+class InvalidModelResponseError(ModelError):
+    """The answer is not what the protocol promises (garbage, wrong shape)."""
+
+
+class EmptyModelResponseError(InvalidModelResponseError):
+    """The answer has neither text nor tool calls."""
+
+
+class OverlongPromptError(ModelError):
+    """The prompt does not fit the model's context; the rollout ends as truncated and is scored as it stands."""
+
+
+class InfraError(Error):
+    """The endpoint or the machine failed, after bounded retries: `attempts`."""
+
+    def __init__(self, message: str, attempts: Iterable[str] = ()):
+        super().__init__(message)
+        self.attempts = list(attempts)
+
+
+class RunError(Error):
+    """A run folder cannot be used as asked."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """A sentence that helps after a misspelt name: the closest option if there is one, else all of them."""
+    known = sorted(options)
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known: {', '.join(known)}" if known else "none are known here"
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Mark exceptions that leave this block with the part of a rollout they came from; the innermost mark stays."""
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, "rove_phase"):
+            error.rove_phase = name  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+
+
+def phase_of(error: BaseException) -> str:
+    """The part of a rollout an exception came from, as marked by `phase`; "rollout" when nothing marked it."""
+    return getattr(error, "rove_phase", "rollout")
+
+
+def traceback_text(error: BaseException, limit: int = 8000) -> str:
+    """The traceback as text, its oldest lines cut beyond `limit` characters."""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= limit else "…" + text[-limit:]

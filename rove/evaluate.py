@@ -1,0 +1,134 @@
+"""Evaluate a model in an environment, generate rollouts, make a dataset of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from rove.envs.environment import Environment
+from rove.messages import text_of
+from rove.protocols import Client, Sampling
+from rove.records import RolloutRecord
+from rove.rollout import plan, run_groups
+from rove.runs import Run
+from rove.statistics import Tally
+
+OnRecord = Callable[[RolloutRecord], None]
+
+
+async def generate(
+    env: Environment,
+    client: Client,
+    *,
+    num_examples: int = -1,
+    rollouts_per_example: int = 1,
+    model: str = "",
+    sampling_args: Mapping[str, Any] | None = None,
+    max_concurrent: int | None = None,
+    seed: int = 0,
+    train: bool = False,
+    fail_fast: bool = False,
+    run: Run | None = None,
+    on_record: OnRecord | None = None,
+) -> list[RolloutRecord]:
+    """Roll a model out in an environment.
+
+    Args:
+        num_examples: the first so many rows of the dataset; -1 = all.
+        rollouts_per_example: siblings per example.
+        model: name of the model, for endpoints that serve several.
+        sampling_args: under OpenAI's names; they go over the environment's own.
+        max_concurrent: rollouts at a time; what the client likes when not given.
+        seed: of everything random; the same seed, data and answers give the same rollouts.
+        train: use the training rows instead of the evaluation rows.
+        fail_fast: raise at the first failed rollout instead of recording it.
+        run: a started run folder; every finished rollout is kept there, and those already kept are not run again.
+        on_record: called with every record, those already kept first.
+
+    Returns:
+        one record per rollout, in the order of examples and siblings.
+    """
+    if not isinstance(client, Client):
+        client = importlib.import_module("rove.clients.openai").as_client(client)
+    examples = (env.get_dataset if train else env.get_eval_dataset)(num_examples)
+    groups = plan(examples, rollouts_per_example, seed)
+    kept = finished_rollouts(run.rollouts()) if run is not None else {}
+    if env.rubric.has_group_rewards:  # a group is scored together, so it is run together
+        missing = [group for group in groups if any((job.key, job.index) not in kept for job in group)]
+    else:
+        missing = [[job for job in group if (job.key, job.index) not in kept] for group in groups]
+    again = {(job.key, job.index) for group in missing for job in group}
+    done = {(job.key, job.index) for group in groups for job in group} - again
+    records = {key: record for key, record in kept.items() if key in done}
+    for record in records.values():
+        if on_record is not None:
+            on_record(record)
+    sampling = Sampling.from_args({**env.sampling_args, **(sampling_args or {})})
+    rollouts = run_groups(
+        env, client, missing, model=model, sampling=sampling, max_concurrent=max_concurrent, fail_fast=fail_fast
+    )
+    try:
+        async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
+            async for record in rollouts:
+                if run is not None:
+                    run.append_rollout(record)
+                records[record.example_key, record.rollout_index] = record
+                if on_record is not None:
+                    on_record(record)
+    finally:
+        await env.tear_down()
+    return [records[job.key, job.index] for group in groups for job in group]
+
+
+def finished_rollouts(records: Iterable[RolloutRecord]) -> dict[tuple[str, int], RolloutRecord]:
+    """The last record of every rollout that was scored; failed ones are left out, so that they are run again."""
+    return {(r.example_key, r.rollout_index): r for r in records if r.error is None}
+
+
+async def evaluate(env: Environment, client: Client, **options: Any) -> dict[str, Any]:
+    """`generate`, summed up: reward and metrics with 95 % intervals over the scored rollouts, failures counted apart.
+
+    Args:
+        options: those of `generate`.
+
+    Returns:
+        a summary (see `rove.statistics.Tally.summary`).
+    """
+    tally = Tally()
+    for record in await generate(env, client, **options):
+        tally.add(record)
+    summary = tally.summary()
+    run = options.get("run")
+    if run is not None:
+        run.write_json("summary.json", summary)
+    return summary
+
+
+def make_dataset(records: Iterable[RolloutRecord], min_reward: float | None = None) -> list[dict[str, Any]]:
+    """Scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
+
+    Args:
+        min_reward: leave out those below.
+    """
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        if record.scores is None or (min_reward is not None and record.scores.reward < min_reward):
+            continue
+        rows.append(
+            {
+                "prompt": [dict(m) for m in record.prompt],
+                "completion": [dict(m) for m in record.completion],
+                "reward": record.scores.reward,
+                "answer": record.answer,
+                "info": record.info,
+                "metrics": {**record.scores.rewards, **record.scores.metrics},
+            }
+        )
+    return rows
+
+
+def all_text(records: Iterable[RolloutRecord]) -> list[str]:
+    """Every message of the rollouts as text: what a tokenizer is trained on."""
+    return [text_of(message) for record in records for message in [*record.prompt, *record.completion]]

@@ -1,0 +1,86 @@
+"""Loading and saving Hugging Face causal language models with their tokenizer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rove.errors import ConfigError
+from rove.models import attention
+from rove.models.linear import use_fast_linear
+from rove.renderer import Renderer
+
+
+class LoadedModel(NamedTuple):
+    """A model, its tokenizer, and the renderer made of the tokenizer's chat template."""
+
+    model: Any
+    tokenizer: Any
+    renderer: Renderer
+
+    def save(self, path: Path) -> None:
+        """Write an ordinary Hugging Face folder."""
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device called `name`; "auto" = CUDA, else MPS, else CPU."""
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Load a model folder (or a hub name already in the local cache) for sampling and training.
+
+    Raises:
+        ConfigError: there is no model there, or its tokenizer has no chat template.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load a model from '{path}': {error}") from error
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
+    return prepare(model.to(pick_device(device)), tokenizer)
+
+
+def load_for_sampling(path: str | Path) -> LoadedModel:
+    """Load a model to sample from, on the best device, with a sensible number of threads."""
+    torch.set_num_threads(default_threads())
+    return load_model(path)
+
+
+def default_threads() -> int:
+    """Threads for PyTorch on this machine: half the cores, so that one is left for everything else; 1 on two cores.
+
+    Small models gain nothing from more, and OpenMP's spinning threads stall beside any busy neighbour.
+    """
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def prepare(model: Any, tokenizer: Any) -> LoadedModel:
+    """Set rove's attention and linear layers on a model where they apply, and make its renderer."""
+    if attention.fits(model.config):
+        model.set_attn_implementation(attention.NAME)
+    use_fast_linear(model)
+    model.eval()
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids))
+
+
+def _hint(folder: Path) -> str:
+    below = [name for name in ("final", "checkpoints/best") if (folder / name / "config.json").exists()]
+    return f"; did you mean {folder / below[0]}?" if below else ""

@@ -1,0 +1,131 @@
+"""Small models from scratch: a tokenizer trained on an environment's own text, and random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from rove.errors import ConfigError, nearest
+from rove.models.load import LoadedModel, prepare
+
+ROLES = ("system", "user", "assistant", "tool")
+PAD, END = "<|pad|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Only ever appends: the rendering of a conversation starts with the rendering of its beginning."""
+
+WORDS = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
+"""Tags whole, words and single digits with the space before them, everything else by itself."""
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    },
+    "small": {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
+}
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+}
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer that can spell anything and has whole tokens for the words of `texts`."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"), byte_level])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=special[2:]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def new_model(
+    texts: Iterable[str], arch: str = "llama", size: str = "tiny", vocab_size: int = 512, seed: int = 0
+) -> LoadedModel:
+    """A model with random weights and a tokenizer trained on `texts`.
+
+    Args:
+        texts: what the model will read and write.
+        arch: "llama", "qwen3" or "lfm2".
+        size: "tiny" (about 0.8 M parameters) or "small" (about 5 M).
+        vocab_size: most tokens the tokenizer may have; 256 bytes and 6 special tokens are always among them.
+        seed: of the weights.
+
+    Raises:
+        ConfigError: unknown `arch` or `size`.
+    """
+    if arch not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
+    if size not in SIZES:
+        raise ConfigError(f"unknown size '{size}'; {nearest(size, SIZES)}")
+    tokenizer = train_tokenizer(texts, vocab_size)
+    shape: dict[str, Any] = dict(SIZES[size])
+    layers = shape["num_hidden_layers"]
+    if arch == "qwen3":
+        shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
+    if arch == "lfm2":
+        shape |= {"full_attn_idxs": list(range(1, layers, 2)), "block_auto_adjust_ff_dim": False}
+    config_class, model_class = ARCHITECTURES[arch]
+    config = config_class(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return prepare(model, tokenizer)
+
+
+def save_new_model(path: Path, loaded: LoadedModel) -> None:
+    """Write a new model to `path`, which must not hold one already.
+
+    Raises:
+        ConfigError: there is something there.
+    """
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; give another --output, or delete it")
+    loaded.save(path)

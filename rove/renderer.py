@@ -1,0 +1,113 @@
+"""Messages to tokens and back, through the model's own chat template, without ever tokenising a sampled token again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rove.messages import AssistantMessage, Message
+from rove.records import StepTokens
+
+
+class Tokenizer(Protocol):
+    """What the renderer needs of a tokenizer; a `transformers` fast tokenizer has it."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Render a conversation as text."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+        ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
+        """Ids to text."""
+        ...
+
+
+class Renderer:
+    """Renders conversations with a tokenizer's chat template.
+
+    Args:
+        tokenizer: with a chat template.
+        stop_ids: tokens that end the model's turn; the tokenizer's end-of-sequence token is always one of them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = ()):
+        self.tokenizer = tokenizer
+        eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        self.stop_ids = frozenset([*stop_ids, *eos])
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, generation_prompt: bool = True) -> str:
+        """The conversation as the template writes it."""
+        return self.tokenizer.apply_chat_template(
+            list(messages), tools=tools, add_generation_prompt=generation_prompt, tokenize=False
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens are already written out."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens written out."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def prompt_ids(
+        self, messages: Sequence[Mapping[str, Any]], previous: StepTokens | None = None, tools: Any = None
+    ) -> list[int]:
+        """Ids of the conversation up to where the model speaks.
+
+        When the conversation continues `previous`, its ids are kept as they were sampled and only what follows them is
+        tokenised. When it does not (the template rewrites history, or the environment edited it) everything is
+        tokenised afresh, which starts a new branch.
+        """
+        text = self.text(messages, tools)
+        if previous is not None:
+            said = self.decode(previous.ids)
+            if text.startswith(said):
+                return previous.ids + self.encode(text[len(said) :])
+        return self.encode(text)
+
+    def read(self, completion_ids: Sequence[int]) -> Message:
+        """The assistant message that sampled ids say; the end-of-turn token is not part of it."""
+        ids = list(completion_ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        return AssistantMessage(self.decode(ids))
+
+    def training_branches(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[bool]]]:
+        """A finished conversation as (ids, mask) pairs, the mask true on what the assistant said and its end of turn.
+
+        The ids are those that sampling the conversation turn by turn would have produced. A turn whose prompt does not
+        extend the turn before it starts another pair. What follows the last assistant message is left out.
+        """
+        branches: list[tuple[list[int], list[bool]]] = []
+        said = ""
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self.text(messages[:i])
+            answer = self._answer_text(prompt, messages[: i + 1])
+            if not branches or not prompt.startswith(said):
+                branches.append(([], []))
+                said = ""
+            ids, mask = branches[-1]
+            for text, trained in ((prompt[len(said) :], False), (answer, True)):
+                new = self.encode(text)
+                ids += new
+                mask += [trained] * len(new)
+            said = prompt + answer
+        return branches
+
+    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What the model would have to sample to say the last message: its text and the end-of-turn token."""
+        whole = self.text(messages, generation_prompt=False)
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
+        eos = self.tokenizer.eos_token_id
+        ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]
+        cut = max(((answer.rfind(end), end) for end in ends if end in answer), default=None)
+        if cut is not None:
+            return answer[: cut[0]] + cut[1]
+        return answer + (ends[0] if ends else "")

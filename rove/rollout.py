@@ -1,0 +1,277 @@
+"""Running rollouts: one, a group, many at once. The only place where a step is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from rove.envs.dataset import example_key
+from rove.envs.environment import Environment, Turn
+from rove.errors import Error, OverlongPromptError, phase, phase_of, traceback_text
+from rove.messages import Message, Messages
+from rove.protocols import Client, Request, Sampling
+from rove.records import ErrorInfo, RolloutRecord, Scores, StepTokens, Timing, TrajectoryStep, Usage
+from rove.state import State
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One rollout to run: an example and which of its siblings."""
+
+    example: dict[str, Any]
+    key: str
+    index: int
+    seed: int
+    """Run seed; the rollout's own seeds are derived from it."""
+
+
+def derive_seed(*parts: Any) -> int:
+    """A 63-bit seed from anything printable; the same parts give the same seed on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> list[list[Job]]:
+    """The jobs of a run, one group of siblings per example. Equal rows get keys of their own ("…#2")."""
+    seen: dict[str, int] = {}
+    groups: list[list[Job]] = []
+    for example in examples:
+        key = example_key(example)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 1:
+            key = f"{key}#{seen[key]}"
+        groups.append([Job(example, key, index, seed) for index in range(rollouts_per_example)])
+    return groups
+
+
+def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
+    """The function an environment calls for every model turn."""
+
+    async def turn(state: State, messages: Messages) -> Message:
+        trajectory: list[TrajectoryStep] = state["trajectory"]
+        last = trajectory[-1] if trajectory else None
+        request = Request(
+            messages=list(messages),
+            sampling=sampling,
+            model=model,
+            tools=state.get("tools"),
+            previous=last.tokens if last else None,
+            previous_message=last.completion[-1] if last else None,
+            seed=derive_seed(state["seed"], len(trajectory)),
+            state=state,
+        )
+        started = time.perf_counter()
+        with phase("model"):
+            response = await client.respond(request)
+        trajectory.append(
+            TrajectoryStep(
+                prompt=request.messages,
+                completion=[response.message],
+                finish_reason=response.finish_reason,
+                usage=response.usage,
+                seconds=time.perf_counter() - started,
+                tokens=response.tokens,
+            )
+        )
+        if response.finish_reason == "length":
+            state["is_truncated"] = True
+        return response.message
+
+    return turn
+
+
+async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
+    """Play one rollout. Never raises for what happens inside it: `state["error"]` holds what went wrong, if anything did."""
+    started = time.perf_counter()
+    state = State(
+        input=job.example,
+        trajectory=[],
+        completion=[],
+        seed=derive_seed(job.seed, job.key, job.index),
+        env_seed=derive_seed(job.seed, job.key),
+        stop_condition=None,
+        is_truncated=False,
+        error=None,
+    )
+    try:
+        with _contained(state):
+            state["input"] = copy.deepcopy(job.example)  # siblings share the example: none may change it for the others
+            await _play(env, state, turn)
+    finally:  # cancelled, too, a rollout frees what it holds
+        with _contained(state), phase("cleanup"):
+            await env.clean_up(state)
+    state["seconds"] = time.perf_counter() - started
+    return state
+
+
+async def _play(env: Environment, state: State, turn: Turn) -> None:
+    limit = asyncio.timeout(getattr(env, "timeout_seconds", None))
+    try:
+        async with limit:
+            await env.run(state, turn)
+    except OverlongPromptError:
+        state.update(stop_condition="prompt_too_long", is_truncated=True)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        state.update(stop_condition="timeout_reached", is_truncated=True)
+
+
+@contextmanager
+def _contained(*states: State) -> Iterator[None]:
+    """Turn what goes wrong in this block into the states' error. Only a cancellation of this very task goes on."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        for state in states:
+            state["error"] = state["error"] or error_info(error)
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """An exception as data."""
+    attempts = list(error.attempts) if isinstance(error, Error) else []
+    return ErrorInfo(phase_of(error), type(error).__name__, str(error), traceback_text(error), attempts)
+
+
+async def score(env: Environment, state: State) -> Scores | None:
+    """The rubric's scores of a finished rollout; None (and `state["error"]` set) when it failed, or scoring it does."""
+    if state["error"] is not None:
+        return None
+    started = time.perf_counter()
+    scores: Scores | None = None
+    with _contained(state), phase("scoring"):
+        scores = await env.rubric.score_rollout(state)
+    state["scoring_seconds"] = time.perf_counter() - started
+    return scores
+
+
+async def score_siblings(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
+    """Add the group rewards: they see the survivors only. If one raises, every survivor fails with its error."""
+    alive = [i for i, given in enumerate(scores) if given is not None]
+    if not alive or not env.rubric.has_group_rewards:
+        return scores
+    merged: list[Scores | None] = [None] * len(scores)
+    survivors = [given for given in scores if given is not None]
+    with _contained(*(states[i] for i in alive)), phase("scoring"):
+        joined = await env.rubric.score_group([states[i] for i in alive], survivors)
+        for i, given in zip(alive, joined, strict=True):
+            merged[i] = given
+    return merged
+
+
+def make_record(
+    job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
+) -> RolloutRecord:
+    """The frozen record of a finished, scored rollout."""
+    steps: list[TrajectoryStep] = state["trajectory"]
+    return RolloutRecord(
+        example_key=job.key,
+        example_id=job.example["example_id"],
+        rollout_index=job.index,
+        seed=state["seed"],
+        prompt=state["prompt"],
+        completion=state["completion"],
+        answer=job.example["answer"],
+        info=job.example["info"],
+        steps=steps,
+        stop_condition=state["stop_condition"],
+        is_truncated=state["is_truncated"],
+        scores=scores,
+        error=state["error"],
+        usage=sum((s.usage for s in steps), Usage()),
+        timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
+        temperature=1.0 if temperature is None else temperature,
+        step=step,
+    )
+
+
+async def run_groups(
+    env: Environment,
+    client: Client,
+    groups: Iterable[Sequence[Job]],
+    *,
+    model: str = "",
+    sampling: Sampling | None = None,
+    max_concurrent: int | None = None,
+    fail_fast: bool = False,
+    step: int | None = None,
+) -> AsyncGenerator[RolloutRecord, None]:
+    """Run every job of every group, `max_concurrent` rollouts at a time, and yield each record as soon as it is final.
+
+    A record is final when its rollout is scored; with group rewards, when all its siblings are.
+
+    Args:
+        model: the model's name, for endpoints that serve several.
+        sampling: the environment's own when not given.
+        max_concurrent: what the client likes when not given.
+        step: training step, written into the records.
+
+    Raises:
+        RolloutError: a rollout failed and `fail_fast` is set.
+    """
+    sampling = sampling or Sampling.from_args(env.sampling_args)
+    turn = make_turn(client, model, sampling)
+    units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
+    finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
+
+    async def worker() -> None:
+        for unit, position in units:
+            state = await run_rollout(env, unit.jobs[position], turn)
+            unit.played[position] = state, await score(env, state)
+            if len(unit.played) < len(unit.jobs):
+                continue  # whoever plays the last sibling scores the group
+            states, scores = zip(*(unit.played[i] for i in range(len(unit.jobs))), strict=True)
+            made = zip(unit.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
+            records = [make_record(job, state, given, sampling.temperature, step) for job, state, given in made]
+            failed = next((record for record in records if record.error), None)
+            if fail_fast and failed:
+                raise RolloutError(failed)
+            finished.put_nowait(records)
+
+    tasks = [asyncio.create_task(worker()) for _ in range(max(1, max_concurrent or client.max_concurrent))]
+    workers = asyncio.gather(*tasks)
+    workers.add_done_callback(lambda _: finished.put_nowait(None))
+    try:
+        while (records := await finished.get()) is not None:
+            for record in records:
+                yield record
+        await workers
+    finally:
+        for task in tasks:  # one by one: when a worker fails, gather leaves the others running
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Unit(msgspec.Struct):
+    """Jobs that are scored together, and what those played so far came to, by position."""
+
+    jobs: Sequence[Job]
+    played: dict[int, tuple[State, Scores | None]] = {}
+
+
+def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:
+    for jobs in groups:
+        unit = _Unit(jobs)
+        for position in range(len(jobs)):
+            yield unit, position
+
+
+class RolloutError(Error):
+    """A rollout failed and the run was told to stop at the first failure."""
+
+    def __init__(self, record: RolloutRecord):
+        error = record.error
+        assert error is not None
+        super().__init__(
+            f"{error.phase}: {error.type}: {error.message} (example {record.example_id})\n{error.traceback}"
+        )
+        self.record = record

@@ -1,0 +1,297 @@
+"""The run folder: one format for evaluation, data, SFT and RL, owned by this module alone.
+
+runs/<name>/
+  config.toml      the resolved configuration; its identity decides whether a run may be continued
+  versions.json    what wrote it
+  rollouts.jsonl   one line per finished rollout, appended and flushed
+  metrics.jsonl    one line per training step
+  summary.json     written when the run is complete
+  checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
+  final/           the trained model, an ordinary Hugging Face folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import tomli_w
+
+from rove.errors import RunError
+from rove.records import RolloutRecord, decode_record, encode_record
+
+PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a training run had come at a checkpoint; resuming cuts both files back to these sizes."""
+
+    step: int
+    rollouts_bytes: int
+    metrics_bytes: int
+    state: dict[str, Any] = {}
+
+
+class Run:
+    """One run folder, open for reading and, after `start`, for appending."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._files: dict[str, BinaryIO] = {}
+        self._lock: BinaryIO | None = None
+
+    def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], fresh: bool = False) -> bool:
+        """Open the folder for writing; True when it continues an earlier run of the same identity.
+
+        Args:
+            kind: "eval", "sft" or "rl".
+            config: the whole resolved configuration, kept for people.
+            identity: the part of it that must not change when the run is continued.
+            fresh: throw away what is there.
+
+        Raises:
+            RunError: another process writes here, or the folder holds a run of another identity.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._acquire()
+        file = self.path / "config.toml"
+        if fresh:
+            self._clear()
+        mine = {"kind": kind, "identity": _plain(identity), "config": _plain(config)}
+        continued = file.exists()
+        if continued:
+            theirs = msgspec.toml.decode(file.read_bytes())
+            differences = _differences(
+                {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
+            )
+            if differences:
+                raise RunError(
+                    f"{self.path} holds a different run; what differs:\n  "
+                    + "\n  ".join(differences)
+                    + "\nGive another --run-dir, "
+                    "or --fresh to throw the old one away"
+                )
+        self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
+        self.write_json("versions.json", _versions())
+        for name in ("rollouts.jsonl", "metrics.jsonl"):
+            _heal(self.path / name)
+        return continued
+
+    def _acquire(self) -> None:
+        self._lock = (self.path / ".lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            self._lock = None
+            raise RunError(
+                f"another process is writing to {self.path}; wait for it, or give another --run-dir"
+            ) from error
+
+    def _clear(self) -> None:
+        for child in self.path.iterdir():
+            if child.name == ".lock":
+                continue
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+
+    def close(self) -> None:
+        """Close the files and let others write."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # rollouts and metrics: append-only, one line each
+
+    def append_rollout(self, record: RolloutRecord) -> None:
+        """Keep a finished rollout: once this returns, killing the process does not lose it."""
+        self._append("rollouts.jsonl", encode_record(record))
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Keep one step's metrics."""
+        self._append("metrics.jsonl", msgspec.json.encode(metrics))
+
+    def _append(self, name: str, line: bytes) -> None:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = (self.path / name).open("ab")
+        file.write(line + b"\n")
+        file.flush()
+
+    def rollouts(self) -> Iterator[RolloutRecord]:
+        """Every rollout kept so far, oldest first. A torn last line is left out."""
+        for line in self._lines("rollouts.jsonl"):
+            yield decode_record(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every step's metrics kept so far, oldest first."""
+        return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
+
+    def _lines(self, name: str) -> Iterator[bytes]:
+        file = self.path / name
+        if file.exists():
+            with file.open("rb") as lines:
+                yield from (line[:-1] for line in lines if line.endswith(b"\n"))
+
+    # whole files: written beside and renamed, so that a reader never sees half of one
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file of the folder whole."""
+        target = self.path / name
+        draft = target.with_name(f".{target.name}.draft")
+        draft.write_bytes(content)
+        os.replace(draft, target)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as indented JSON."""
+        self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a completed run; None while it is not complete."""
+        file = self.path / "summary.json"
+        return msgspec.json.decode(file.read_bytes(), type=dict) if file.exists() else None
+
+    def config(self) -> dict[str, Any]:
+        """What `start` was given: `kind`, `identity`, `config`.
+
+        Raises:
+            RunError: the folder is not a run.
+        """
+        file = self.path / "config.toml"
+        if not file.exists():
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml")
+        return msgspec.toml.decode(file.read_bytes())
+
+    # checkpoints
+
+    def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
+        """Write checkpoint `name` whole or not at all: `write` fills a draft folder, which is then renamed."""
+        target = self.path / "checkpoints" / name
+        draft = target.with_name(f".{name}.draft")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        write(draft)
+        if progress is not None:
+            (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(draft, target)
+        return target
+
+    def save_final(self, write: Callable[[Path], None]) -> Path:
+        """Write the trained model to `final/`, whole or not at all."""
+        checkpoint = self.save_checkpoint("final", write)
+        target = self.path / "final"
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(checkpoint, target)
+        return target
+
+    def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
+        """How far the run has come now."""
+        sizes = [(self.path / name) for name in ("rollouts.jsonl", "metrics.jsonl")]
+        rollouts, metrics = (file.stat().st_size if file.exists() else 0 for file in sizes)
+        return Progress(step, rollouts, metrics, dict(state))
+
+    def last_checkpoint(self) -> tuple[Path, Progress] | None:
+        """The newest checkpoint that training can be resumed from."""
+        folder = self.path / "checkpoints"
+        found = (
+            [p for p in folder.iterdir() if p.name.isdigit() and (p / "progress.json").exists()]
+            if folder.is_dir()
+            else []
+        )
+        if not found:
+            return None
+        newest = max(found, key=lambda p: int(p.name))
+        return newest, msgspec.json.decode((newest / "progress.json").read_bytes(), type=Progress)
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Delete all numbered checkpoints but the `keep` newest."""
+        folder = self.path / "checkpoints"
+        numbered = sorted((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+        for path in numbered[: max(0, len(numbered) - keep)]:
+            shutil.rmtree(path)
+
+    def cut(self, progress: Progress | None) -> None:
+        """Drop the rollouts and metrics newer than `progress` (all of them when None)."""
+        sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
+        if progress is not None:
+            sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}
+        for name, size in sizes.items():
+            open_file = self._files.pop(name, None)
+            if open_file is not None:
+                open_file.close()
+            file = self.path / name
+            if file.exists() and file.stat().st_size > size:
+                os.truncate(file, size)
+
+
+def _heal(file: Path) -> None:
+    """Cut a last line that was torn by a crash."""
+    if not file.exists():
+        return
+    with file.open("rb+") as stream:
+        end = position = stream.seek(0, os.SEEK_END)
+        while position > 0:
+            start = max(0, position - 65536)
+            stream.seek(start)
+            newline = stream.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            stream.truncate(position)
+
+
+def _plain(value: Any) -> Any:
+    """TOML has no null: drop what is None, all the way down."""
+    value = msgspec.to_builtins(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value if item is not None]
+    return value
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key}: there {a!r}, now {b!r}")
+    return lines
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Six letters and digits that stand for an identity, for a run folder's default name."""
+    plain = msgspec.json.encode(_plain(identity), order="sorted")
+    return hashlib.blake2b(plain, digest_size=3).hexdigest()

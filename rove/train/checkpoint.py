@@ -1,0 +1,49 @@
+"""A training checkpoint: an ordinary Hugging Face folder with the trainer's state beside the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from rove.errors import RunError
+from rove.models.load import LoadedModel
+from rove.train.trainer import Trainer
+
+STATE = "trainer.pt"
+
+
+def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer) -> None:
+    """Write model, tokenizer and optimizer state into `path`."""
+    loaded.save(path)
+    torch.save({"optimizer": trainer.optimizer.state_dict()}, path / STATE)
+
+
+def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer) -> None:
+    """Put weights and optimizer state back, exactly as they were saved.
+
+    Raises:
+        RunError: the checkpoint has no trainer state, or is of another model.
+    """
+    if not (path / STATE).exists():
+        raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
+    restore_weights(path, loaded)
+    state = torch.load(path / STATE, map_location=loaded.model.device, weights_only=True)
+    trainer.optimizer.load_state_dict(state["optimizer"])
+
+
+def restore_weights(path: Path, loaded: LoadedModel) -> None:
+    """Copy a checkpoint's weights into the model in place.
+
+    Raises:
+        RunError: they are another model's.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        weights.update(load_file(file, device=str(loaded.model.device)))
+    outcome = loaded.model.load_state_dict(weights, strict=False)
+    tied = set(getattr(loaded.model, "_tied_weights_keys", None) or ())
+    missing = [name for name in outcome.missing_keys if name not in tied and not name.startswith("lm_head")]
+    if missing or outcome.unexpected_keys:
+        raise RunError(f"{path} holds another model: missing {missing[:3]}, unexpected {outcome.unexpected_keys[:3]}")

@@ -1,0 +1,240 @@
+"""Reinforcement learning: sample groups of rollouts, turn rewards into advantages, take one step, repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from rove.engine.client import EngineClient
+from rove.envs.environment import Environment
+from rove.errors import ConfigError, RunError
+from rove.models.linear import use_fast_linear
+from rove.models.load import LoadedModel, default_threads
+from rove.protocols import Client, Sampling
+from rove.records import RolloutRecord
+from rove.rollout import Job, derive_seed, plan, run_groups
+from rove.runs import Run
+from rove.statistics import mean
+from rove.train.advantages import group_advantages
+from rove.train.batch import micro_batches, trained_tokens
+from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.train.losses import make_loss
+from rove.train.samples import Sample, samples_from_record
+from rove.train.trainer import Trainer
+
+
+class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an RL run."""
+
+    env: str
+    """Environment to train in."""
+    model: str
+    """Model folder to start from."""
+    env_args: dict[str, Any] = {}
+    steps: int = 100
+    """Optimizer steps."""
+    batch_size: int = 256
+    """Rollouts per optimizer step; below 256 training is noisy."""
+    rollouts_per_example: int = 8
+    """Siblings in a group; `batch_size` must be a multiple."""
+    learning_rate: float = 3e-4
+    warmup_steps: int = 5
+    """Steps over which the learning rate rises to its peak."""
+    final_lr_fraction: float = 0.1
+    """The learning rate falls linearly to this share of its peak."""
+    loss: str = "cispo"
+    """"cispo" or "grpo"."""
+    max_ratio: float = 5.0
+    """CISPO: absolute ceiling of the ratio to the sampler."""
+    clip_low: float = 0.2
+    """GRPO: the ratio is clipped below 1 − this."""
+    clip_high: float = 0.2
+    """GRPO: and above 1 + this."""
+    entropy_bonus: float = 0.0
+    """Weight of the mean entropy of the trained tokens, added to the objective."""
+    temperature: float = 1.0
+    max_tokens: int = 512
+    """Most tokens in one model turn."""
+    truncated: str = "keep"
+    """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
+    micro_batch_tokens: int = 8192
+    """Padded tokens per forward pass; changes memory and speed, never the gradient."""
+    bf16_backward: bool = False
+    """Matrix products of the backward pass in bf16 on a CPU: about a third faster; everything else stays fp32."""
+    threads: int | None = None
+    """CPU threads; half the cores when not given."""
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    checkpoint_every: int = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse impossible settings before any work is done.
+
+        Raises:
+            ConfigError: a setting is out of range.
+        """
+        if self.rollouts_per_example < 2:
+            raise ConfigError(f"rollouts_per_example is {self.rollouts_per_example}; a group needs at least 2 siblings")
+        if self.batch_size < 1 or self.batch_size % self.rollouts_per_example:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}; expected a multiple of rollouts_per_example ({self.rollouts_per_example})"
+            )
+        if self.truncated not in ("keep", "zero", "mask"):
+            raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature is {self.temperature}; RL samples, so it must be more than 0")
+        if self.steps < 1 or self.checkpoint_every < 1 or self.micro_batch_tokens < 1:
+            raise ConfigError("steps, checkpoint_every and micro_batch_tokens must be 1 or more")
+        make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
+
+
+OnStep = Callable[[int, Mapping[str, float]], None]
+
+
+async def train_rl(
+    config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, on_step: OnStep | None = None
+) -> Path:
+    """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
+
+    Args:
+        config: settings.
+        env: the environment `config` names.
+        loaded: the model to train, in place.
+        run: a started run folder.
+        on_step: called after every step with its number and metrics.
+
+    Returns:
+        the folder of the final model.
+    """
+    config.check()
+    torch.set_num_threads(config.threads or default_threads())
+    use_fast_linear(loaded.model, config.bf16_backward)
+    client = EngineClient.of(loaded, max_batch=config.batch_size)
+    trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
+    start = 0
+    last = run.last_checkpoint()
+    if last is not None:
+        restore_checkpoint(last[0], loaded, trainer)
+        start = last[1].step
+    run.cut(last[1] if last else None)
+    client.engine.update_weights(start)
+    examples = env.get_dataset()
+    for step in range(start, config.steps):
+        metrics = await _one_step(config, step, examples, env, client, trainer, run)
+        client.engine.update_weights(step + 1)
+        run.append_metrics({"step": step + 1, **metrics})
+        if on_step is not None:
+            on_step(step + 1, metrics)
+        if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
+            _checkpoint(config, step + 1, loaded, trainer, run)
+    await env.tear_down()
+    _checkpoint(config, config.steps, loaded, trainer, run)
+    return run.save_final(loaded.save)
+
+
+async def _one_step(
+    config: RLConfig,
+    step: int,
+    examples: Sequence[dict[str, Any]],
+    env: Environment,
+    client: Client,
+    trainer: Trainer,
+    run: Run,
+) -> dict[str, float]:
+    started = time.perf_counter()
+    groups = step_plan(config, step, examples)
+    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+    records = [
+        record
+        async for record in run_groups(
+            env, client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
+        )
+    ]
+    for record in records:
+        run.append_rollout(record)
+    sampled = time.perf_counter()
+    samples, counts = training_samples(records, config.truncated)
+    if counts["rollouts/failed"] == len(records):
+        error = records[0].error
+        assert error is not None
+        raise RunError(
+            f"every rollout of step {step + 1} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
+        )
+    trained: dict[str, float] = {}
+    if samples:
+        trained = trainer.step(
+            micro_batches(samples, config.micro_batch_tokens, trainer.model.device),
+            make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
+            divisor=trained_tokens(samples),
+            entropy_bonus=config.entropy_bonus,
+            lr_scale=lr_scale(config, step),
+        )
+    times = {"time/sampling": sampled - started, "time/training": time.perf_counter() - sampled}
+    return {**_rollout_metrics(records), **counts, **trained, **times}
+
+
+def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -> list[list[Job]]:
+    """The groups of a step: the next examples in dataset order, over and over, with seeds of the step's own."""
+    width = config.batch_size // config.rollouts_per_example
+    chosen = [examples[(step * width + i) % len(examples)] for i in range(width)]
+    return plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step))
+
+
+def lr_scale(config: RLConfig, step: int) -> float:
+    """Linear warm-up to 1, then linear decay to `final_lr_fraction` at the last step."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    return warm * (1 - (1 - config.final_lr_fraction) * step / config.steps)
+
+
+def training_samples(
+    records: Sequence[RolloutRecord], truncated: str = "keep"
+) -> tuple[list[Sample], dict[str, float]]:
+    """The samples of a step, in the order of examples and siblings, and counts of what was left out.
+
+    Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
+    """
+    groups: dict[str, list[RolloutRecord]] = {}
+    for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
+        groups.setdefault(record.example_key, []).append(record)
+    samples: list[Sample] = []
+    skipped = 0
+    for group in groups.values():
+        scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
+        rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
+        advantages = group_advantages(rewards)
+        if advantages is None:
+            skipped += 1
+            continue
+        for record, advantage in zip(scored, advantages, strict=True):
+            samples += samples_from_record(record, advantage)
+    counts = {
+        "groups/all": float(len(groups)),
+        "groups/zero_spread": float(skipped),
+        "rollouts/failed": float(sum(r.scores is None for r in records)),
+        "rollouts/truncated": float(sum(r.is_truncated for r in records)),
+    }
+    return samples, counts
+
+
+def _rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    scores = [record.scores for record in records if record.scores is not None]
+    metrics = {"reward/mean": mean([s.reward for s in scores])}
+    for name in scores[0].rewards:
+        metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
+    for name in scores[0].metrics:
+        metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
+    metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
+    return metrics
+
+
+def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:
+    run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
+    run.prune_checkpoints(config.keep_checkpoints)

@@ -1,0 +1,72 @@
+"""From rollouts to token sequences with a mask: what exactly is trained.
+
+A rollout of two turns whose second prompt extends the first turn's tokens is one sample. With first prompt [1, 2], sampled
+[7, 8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
+
+    ids   1  2  7  8  3  9
+    mask  0  0  1  1  0  1
+
+Had the second prompt not started with [1, 2, 7, 8], a second sample would start there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rove.errors import ConfigError
+from rove.records import RolloutRecord
+from rove.renderer import Renderer
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One token sequence to train on; all lists are as long as `ids`."""
+
+    ids: list[int]
+    mask: list[bool]
+    """True on the tokens the model said."""
+    logprobs: list[float]
+    """The sampler's log-probabilities where the mask is true, else 0."""
+    advantages: list[float]
+    """The advantage of each token, 0 where the mask is false."""
+    temperature: float = 1.0
+    policy_version: int = 0
+    """Oldest version of the weights that sampled any of it."""
+
+
+def samples_from_record(record: RolloutRecord, advantage: float) -> list[Sample]:
+    """The samples of a rollout that carries exact tokens, each sampled token in exactly one of them.
+
+    Raises:
+        ConfigError: a step has no tokens, so that nothing exact can be trained.
+    """
+    branches: list[tuple[list[int], list[bool], list[float], int]] = []
+    for step in record.steps:
+        tokens = step.tokens
+        if tokens is None:
+            raise ConfigError(
+                "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
+            )
+        if branches and tokens.prompt_ids[: len(branches[-1][0])] == branches[-1][0]:
+            ids, mask, logprobs, version = branches.pop()
+        else:
+            ids, mask, logprobs, version = [], [], [], tokens.policy_version
+        added = len(tokens.prompt_ids) - len(ids)
+        ids = tokens.prompt_ids + tokens.completion_ids
+        mask = mask + [False] * added + [True] * len(tokens.completion_ids)
+        logprobs = logprobs + [0.0] * added + tokens.logprobs
+        branches.append((ids, mask, logprobs, min(version, tokens.policy_version)))
+    temperature = record.temperature or 1.0
+    return [
+        Sample(ids, mask, logprobs, [advantage if m else 0.0 for m in mask], temperature, version)
+        for ids, mask, logprobs, version in branches
+    ]
+
+
+def samples_from_messages(renderer: Renderer, messages: Sequence[dict[str, object]]) -> list[Sample]:
+    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said."""
+    return [
+        Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
+        for ids, mask in renderer.training_branches(messages)
+    ]

@@ -1,0 +1,55 @@
+"""Curves of a training run as one PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  the backend must be chosen first
+
+
+def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]]:
+    """What to draw together: (title, metric names), only what the run measured."""
+    names = {name for row in metrics for name in row}
+    groups = [
+        ("reward", ["reward/mean"]),
+        (
+            "reward functions",
+            sorted(n for n in names if n.startswith("reward/") and n not in ("reward/mean", "reward/invalid_move")),
+        ),
+        ("metrics", sorted(n for n in names if n.startswith("metrics/") and n != "metrics/num_turns")),
+        ("invalid moves", ["reward/invalid_move"]),
+        ("lengths (tokens, turns)", ["length/mean", "metrics/num_turns"]),
+        ("entropy", ["entropy"]),
+        ("ratio to the sampler", ["ratio_mean", "ratio_max"]),
+        ("gradient norm", ["grad_norm"]),
+        ("groups without spread", ["groups/zero_spread"]),
+        ("loss", ["loss", "validation_loss"]),
+        ("seconds per step", ["time/sampling", "time/training", "time/step"]),
+    ]
+    return [(title, [n for n in wanted if n in names]) for title, wanted in groups if any(n in names for n in wanted)]
+
+
+def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> Path:
+    """Draw every panel of a run over its steps and write the PNG."""
+    chosen = panels(metrics)
+    rows = (len(chosen) + 2) // 3
+    figure, axes = plt.subplots(rows, 3, figsize=(15, 3.4 * rows), squeeze=False)
+    for axis in axes.flat[len(chosen) :]:
+        axis.axis("off")
+    for axis, (name, wanted) in zip(axes.flat, chosen, strict=False):
+        for metric in wanted:
+            points = [(row["step"], row[metric]) for row in metrics if metric in row]
+            axis.plot(*zip(*points, strict=True), label=metric.split("/", 1)[-1], linewidth=1.2)
+        axis.set_title(name)
+        axis.grid(alpha=0.3)
+        if len(wanted) > 1:
+            axis.legend(fontsize=8)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+    return path

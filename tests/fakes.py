@@ -1,0 +1,91 @@
+"""Small real things that several tests share: tiny models, conversations, trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rove.engine.sampling import sample
+from rove.models.load import LoadedModel, prepare
+from rove.models.new import ARCHITECTURES, train_tokenizer
+from rove.protocols import Generation
+from rove.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
+from rove.renderer import Renderer
+
+torch.set_num_threads(1)
+
+TEXTS = ["You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"] * 20
+
+
+def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024, ends: int = 0) -> LoadedModel:
+    """Two layers of width 32 with random weights large enough to have opinions.
+
+    Args:
+        arch: "llama", "qwen3" or "lfm2".
+        seed: of the weights.
+        kv_heads: of 4 attention heads.
+        context: positions.
+        ends: so many further tokens end a turn, so that answers have many lengths.
+    """
+    tokenizer = train_tokenizer(TEXTS, 320)
+    config_class, model_class = ARCHITECTURES[arch]
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if arch == "qwen3":
+        shape["head_dim"] = 16
+    if arch == "lfm2":
+        shape |= {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
+    config = config_class(
+        vocab_size=len(tokenizer),
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        loaded = prepare(model_class(config), tokenizer)
+    stop_ids = [*loaded.renderer.stop_ids, *range(100, 100 + ends)]
+    return LoadedModel(loaded.model, tokenizer, Renderer(tokenizer, stop_ids))
+
+
+def generate_naively(
+    loaded: LoadedModel, prompt: Sequence[int], seed: int, temperature: float = 1.0, max_tokens: int = 16
+) -> Generation:
+    """What the engine must say: one prompt at a time, everything computed afresh for every token, no cache, no mask."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    while len(ids) < max_tokens and not (ids and ids[-1] in loaded.renderer.stop_ids):
+        with torch.inference_mode():
+            logits = loaded.model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[:, -1]
+        token, logprob = sample(logits, torch.tensor([temperature]), torch.tensor([seed]), torch.tensor([len(ids)]))
+        ids.append(int(token))
+        logprobs.append(float(logprob))
+    return Generation(ids, logprobs, "stop" if ids[-1] in loaded.renderer.stop_ids else "length", 0)
+
+
+def record_of(
+    turns: Sequence[StepTokens | None] = (), reward: float | None = 0.0, key: str = "a", index: int = 0, **fields: Any
+) -> RolloutRecord:
+    """A finished rollout that said these turns; a failed one when `reward` is None."""
+    defaults: dict[str, Any] = {
+        "example_key": key,
+        "example_id": 0,
+        "rollout_index": index,
+        "seed": 0,
+        "prompt": [],
+        "completion": [],
+        "answer": "",
+        "info": {},
+        "steps": [TrajectoryStep([], [], tokens=turn) for turn in turns],
+        "stop_condition": "answered",
+        "is_truncated": False,
+        "scores": None if reward is None else Scores(reward, {}, {}),
+        "error": None,
+    }
+    return RolloutRecord(**{**defaults, **fields})

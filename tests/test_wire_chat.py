@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fault_endpoint import completion
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.errors import EmptyModelResponseError, InvalidModelResponseError
+from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.protocols import Request, Sampling
+from rove.records import StepTokens, Usage
+from rove.state import State
+from rove.wire.chat import excerpt, read_response, request_body
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+OWN_NAMES = {*Sampling.__struct_fields__, "model", "messages", "tools", "max_completion_tokens", "extra_body"}
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.none() | st.floats(0, 2),
+    max_tokens=st.none() | st.integers(1, 10**6),
+    top_p=st.none() | st.floats(0, 1),
+    seed=st.none() | st.integers(0, 2**31),
+    stop=st.none() | st.lists(TEXT, max_size=3),
+    extra=st.dictionaries(TEXT.filter(lambda name: name not in OWN_NAMES), JSON.filter(lambda v: v is not None)),
+)
+MESSAGES = st.lists(
+    st.builds(SystemMessage, TEXT)
+    | st.builds(UserMessage, TEXT)
+    | st.builds(AssistantMessage, st.none() | TEXT, reasoning_content=st.none() | TEXT)
+    | st.builds(ToolMessage, TEXT, TEXT),
+    max_size=4,
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_request_body_uses_openai_names():
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"default": None}}}
+    sampling = Sampling(temperature=0.0, max_tokens=7, top_p=0.9, seed=3, stop=["\n"], extra={"top_k": 20})
+    request = Request([UserMessage("hi")], sampling, "tiny", [tool])
+    assert request_body(request) == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool],  # the null in the schema stays
+        "temperature": 0.0,
+        "max_tokens": 7,
+        "top_p": 0.9,
+        "seed": 3,
+        "stop": ["\n"],
+        "top_k": 20,
+    }
+
+
+def test_request_body_leaves_out_what_is_not_set():
+    assert request_body(Request([UserMessage("hi")], tools=[])) == {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_request_body_keeps_our_own_things_at_home():
+    tokens = StepTokens([1], [2], [-0.5])
+    request = Request([], previous=tokens, previous_message=AssistantMessage("x"), seed=5, state=State(secret=1))
+    assert request_body(request) == {"messages": []}
+
+
+def test_extra_is_merged_in_last():
+    sampling = Sampling(temperature=0.5, extra={"temperature": 0.7, "max_completion_tokens": 9, "n": None})
+    assert request_body(Request([], sampling)) == {"messages": [], "temperature": 0.7, "max_completion_tokens": 9}
+
+
+def test_messages_are_plain_dicts_without_none():
+    message = AssistantMessage(None, tool_calls=[CALL], refusal=None)
+    (sent,) = request_body(Request([message]))["messages"]
+    assert type(sent) is dict
+    assert sent == {"role": "assistant", "tool_calls": [CALL]}
+    assert message == {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
+
+
+@given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)
+def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: Sampling, model: str):
+    body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
+    assert None not in body.values()
+    assert all(None not in message.values() for message in body["messages"])
+    assert not {"state", "previous", "previous_message"} & (body.keys() - sampling.extra.keys())
+    assert msgspec.json.decode(msgspec.json.encode(body)) == body
+    assert Sampling.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
+
+
+def test_read_response():
+    response = read_response(completion("Grüße 🌍", finish_reason="length"))
+    assert response.message == {"role": "assistant", "content": "Grüße 🌍"}
+    assert isinstance(response.message, Message)
+    assert response.usage == Usage(3, 2)
+    assert response.finish_reason == "length"
+    assert response.tokens is None
+
+
+@given(text=TEXT.filter(bool))
+def test_text_survives_the_wire(text: str):
+    body = msgspec.json.decode(msgspec.json.encode(completion(text)))
+    message = read_response(body).message
+    assert message.content == text
+    assert request_body(Request([message]))["messages"] == [{"role": "assistant", "content": text}]
+
+
+def test_tool_calls_are_kept_whole():
+    call = {**CALL, "extra_content": {"thought_signature": "abc"}}
+    response = read_response(completion(None, "tool_calls", tool_calls=[call]))
+    assert response.message == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert response.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_is_kept_under_one_name(name: str):
+    message = read_response(completion("4", **{name: "2 + 2"})).message
+    assert message == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish_reason"), [({"reasoning": "hm"}, "stop"), ({"refusal": "no"}, "stop"), ({}, "length")]
+)
+def test_an_answer_without_text_need_not_be_empty(fields: dict[str, Any], finish_reason: str):
+    assert read_response(completion(None, finish_reason, **fields)).message.content == ""
+
+
+def test_text_parts_become_one_text():
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
+    assert read_response(completion(parts)).message.content == "ab"
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": None, "completion_tokens": "2"}])
+def test_usage_may_be_missing_or_odd(usage: Any):
+    assert read_response({**completion("hi"), "usage": usage}).usage == Usage(0, 0)
+
+
+def test_missing_finish_reason_is_stop():
+    body = completion("hi", finish_reason=None)
+    assert read_response(body).finish_reason == "stop"
+    del body["choices"][0]["finish_reason"]
+    del body["usage"]
+    assert read_response(body).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_empty_answer(content: Any):
+    with pytest.raises(EmptyModelResponseError, match="chatcmpl-1"):
+        read_response(completion(content, tool_calls=[]))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, "Expected `object`, got `null`"),
+        ([], "Expected `object`, got `array`"),
+        ({"error": {"message": "overloaded"}}, "missing required field `choices`.*overloaded"),
+        ({"choices": []}, "length >= 1"),
+        ({"choices": [{}]}, "missing required field `message`"),
+        (completion(7), "got `int`"),
+        (completion(None, tool_calls=[{"id": "1", "function": {"name": None}}]), "got `null`"),
+        (
+            completion(None, tool_calls=[{"function": {"name": "add", "arguments": "{}"}}]),
+            "missing required field `id`",
+        ),
+    ],
+)
+def test_what_is_no_completion_is_invalid(body: Any, expected: str):
+    with pytest.raises(InvalidModelResponseError, match=expected) as caught:
+        read_response(body)
+    assert not isinstance(caught.value, EmptyModelResponseError)
+
+
+@given(body=JSON | st.builds(completion, JSON, JSON, tool_calls=JSON, reasoning=JSON, refusal=JSON))
+def test_any_json_is_read_or_called_invalid(body: Any):
+    try:
+        response = read_response(body)
+    except InvalidModelResponseError as error:
+        assert len(str(error)) < 600
+    else:
+        assert isinstance(text_of(response.message), str)
+
+
+def test_excerpt_is_short_and_on_one_line():
+    assert excerpt(b"a\n  b\xff") == "a b\ufffd"
+    assert excerpt("x" * 300) == "x" * 200 + "…"
+    assert excerpt(" ") == "(nothing)"

@@ -6,6 +6,7 @@ that a rollout of T turns takes O(T) space; `encode_record` and `decode_record` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -194,14 +195,32 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
     return steps
 
 
+def _storable(value: Any) -> Any:
+    """What JSON can hold instead: numpy's and torch's values as plain ones, half a surrogate pair as "?"."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return {name: _storable(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {_storable(str(key)): _storable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_storable(item) for item in value]
+    return _storable(value.tolist() if hasattr(value, "tolist") else str(value))
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_StoredRecord)
 
 
 def encode_record(record: RolloutRecord) -> bytes:
-    """One JSON line, without the newline."""
-    bare = msgspec.structs.replace(record, steps=[])
-    return _encoder.encode(_StoredRecord(bare, _store(record.steps)))
+    """One JSON line, without the newline; what JSON cannot hold (a tool may return anything) becomes what it can."""
+    stored = _StoredRecord(msgspec.structs.replace(record, steps=[]), _store(record.steps))
+    try:
+        return _encoder.encode(stored)
+    except (TypeError, UnicodeEncodeError):
+        return _encoder.encode(_storable(stored))
 
 
 def decode_record(line: bytes) -> RolloutRecord:

@@ -17,7 +17,7 @@ from rove.envs.environment import Environment, Turn
 from rove.errors import Error, OverlongPromptError, phase, phase_of, traceback_text
 from rove.messages import Message, Messages
 from rove.protocols import Client, Request, Sampling
-from rove.records import ErrorInfo, RolloutRecord, Scores, StepTokens, Timing, TrajectoryStep, Usage
+from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.state import State
 
 
@@ -87,7 +87,7 @@ def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
 
 
 async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
-    """Play one rollout. Never raises for what happens inside it: `state["error"]` holds what went wrong, if anything did."""
+    """Play one rollout. Never raises for what happens inside it: what went wrong is in `state["error"]`."""
     started = time.perf_counter()
     state = State(
         input=job.example,

@@ -59,7 +59,8 @@ class Run:
             fresh: throw away what is there.
 
         Raises:
-            RunError: another process writes here, or the folder holds a run of another identity.
+            RunError: another process writes here, the folder holds a run of another identity, or `fresh` would throw
+                away something that is no run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._acquire()
@@ -74,6 +75,7 @@ class Run:
                 {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
             )
             if differences:
+                self.close()
                 raise RunError(
                     f"{self.path} holds a different run; what differs:\n  "
                     + "\n  ".join(differences)
@@ -98,9 +100,12 @@ class Run:
             ) from error
 
     def _clear(self) -> None:
-        for child in self.path.iterdir():
-            if child.name == ".lock":
-                continue
+        there = [child for child in self.path.iterdir() if child.name not in (".lock", ".config.toml.draft")]
+        there.sort(key=lambda child: child.name == "config.toml")  # last: until all is gone it stays a run folder
+        if there and there[-1].name != "config.toml":
+            self.close()
+            raise RunError(f"{self.path} is not a run folder (it has no config.toml), so --fresh will not empty it")
+        for child in there:
             shutil.rmtree(child) if child.is_dir() else child.unlink()
 
     def close(self) -> None:
@@ -224,7 +229,7 @@ class Run:
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all numbered checkpoints but the `keep` newest."""
         folder = self.path / "checkpoints"
-        numbered = sorted((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+        numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
         for path in numbered[: max(0, len(numbered) - keep)]:
             shutil.rmtree(path)
 

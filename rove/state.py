@@ -27,4 +27,4 @@ class State(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value under `key`, falling through to the dataset row, or `default`."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401  this is what get means here

@@ -18,7 +18,7 @@ class Estimate(NamedTuple):
 
 def mean(values: Sequence[float]) -> float:
     """The mean; nan of nothing."""
-    return sum(values) / len(values) if values else math.nan
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def clustered_mean(values: Iterable[tuple[str, float]]) -> Estimate:

@@ -12,14 +12,13 @@ from rove.models.load import LoadedModel, prepare
 from rove.models.new import ARCHITECTURES, train_tokenizer
 from rove.protocols import Generation
 from rove.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
-from rove.renderer import Renderer
 
 torch.set_num_threads(1)
 
 TEXTS = ["You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"] * 20
 
 
-def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024, ends: int = 0) -> LoadedModel:
+def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
     """Two layers of width 32 with random weights large enough to have opinions.
 
     Args:
@@ -27,7 +26,6 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
         seed: of the weights.
         kv_heads: of 4 attention heads.
         context: positions.
-        ends: so many further tokens end a turn, so that answers have many lengths.
     """
     tokenizer = train_tokenizer(TEXTS, 320)
     config_class, model_class = ARCHITECTURES[arch]
@@ -50,8 +48,9 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         loaded = prepare(model_class(config), tokenizer)
-    stop_ids = [*loaded.renderer.stop_ids, *range(100, 100 + ends)]
-    return LoadedModel(loaded.model, tokenizer, Renderer(tokenizer, stop_ids))
+        with torch.no_grad():  # the end of a turn is likely now and then, so that answers have many lengths
+            loaded.model.lm_head.weight[tokenizer.eos_token_id] *= 5
+    return loaded
 
 
 def generate_naively(

@@ -13,7 +13,7 @@ import rove as vf
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 EMPTY = "." * 9
-SYSTEM_PROMPT = "You are X in tic-tac-toe. Free squares show their number. Answer <think>why</think><move>number</move>"
+SYSTEM_PROMPT = "Play X in tic-tac-toe. Answer <think>why</think><move>free square</move>"
 RESULTS = {"X": "You win.", "O": "You lose.", "draw": "Draw."}
 
 
@@ -81,7 +81,7 @@ def opponent_move(board: str, seed: int, random_move_prob: float) -> int:
 
 
 def _answer(reason: str, square: int) -> str:
-    return f"<think>{reason} {square}.</think><move>{square}</move>"
+    return f"<think>{reason} {square}</think><move>{square}</move>"
 
 
 def random_player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -104,8 +104,8 @@ def teacher_player(messages: vf.Messages, state: vf.State, rng: random.Random) -
             return _answer(f"{player} has {first} {second}, {plan}", square)
     free = free_squares(board)
     if 4 in free and rng.random() < 0.8:
-        return _answer("No threat, centre", 4)
-    return _answer("No threat, take", free[0] if rng.random() < 0.7 else rng.choice(free))
+        return _answer("No threat:", 4)
+    return _answer("No threat:", free[0] if rng.random() < 0.7 else rng.choice(free))
 
 
 class TicTacToeEnv(vf.MultiTurnEnv):

@@ -91,7 +91,7 @@ def _key(variable: str) -> str | None:
     return os.environ.get(variable) or None
 
 
-class needs_train_extra:  # noqa: N801
+class needs_train_extra:
     """Context in which a missing heavy package becomes advice."""
 
     def __enter__(self) -> None:
@@ -100,5 +100,5 @@ class needs_train_extra:  # noqa: N801
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ModuleNotFoundError):
             raise ConfigError(
-                f"running models in this process needs '{error.name}': install rove with its train extra (pip install 'rove[train]')"
+                f"running models in this process needs '{error.name}': install rove's train extra (pip install 'rove[train]')"
             ) from error

@@ -17,7 +17,9 @@ from rove.errors import ConfigError
 from rove.runs import fingerprint
 
 RUNS = Path("runs")
-LINE_EVERY = 10
+WIDTH = 100
+"""Columns when the output is no terminal."""
+LINES = 5
 """Without a terminal a progress line is printed about so many times in a run."""
 
 T = TypeVar("T")
@@ -29,7 +31,8 @@ SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": 
 
 def console_for(json: bool) -> Console:
     """Where people read; with --json that is stderr, so that stdout holds JSON alone."""
-    return Console(stderr=json, highlight=False)
+    console = Console(stderr=json, highlight=False)
+    return console if console.is_terminal else Console(stderr=json, highlight=False, width=WIDTH)
 
 
 def settings(kind: type[T], ctx: click.Context, **named: Any) -> T:
@@ -76,6 +79,11 @@ def _file_name(part: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)
 
 
+def short(model: str) -> str:
+    """A model's name for a progress line: the last two parts of a path."""
+    return "/".join(model.rstrip("/").split("/")[-2:])
+
+
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
     click.echo(msgspec.json.encode(value).decode())
@@ -89,7 +97,7 @@ def progress(console: Console, title: str, total: int, done: int = 0) -> Iterato
         a function to call with (how many are done, what to say).
     """
     if not console.is_terminal:
-        every = max(1, total // LINE_EVERY)
+        every = max(1, total // LINES)
 
         def tell(count: int, words: str) -> None:
             if count % every == 0 or count == total:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import RUNS, hint, print_json
+from rove.cli.common import RUNS, console_for, hint, print_json
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.config import convert, merge, read_toml
@@ -170,7 +170,7 @@ def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool
     with needs_train_extra():
         import torch
 
-    console = Console(stderr=as_json, highlight=False)
+    console = console_for(as_json)
     recipe = load_recipe(env, smoke)
     folder = Path(run_dir) if run_dir else RUNS / f"demo-{env}-seed{seed}{'-smoke' if smoke else ''}"
     started, cpu = time.time(), time.process_time()

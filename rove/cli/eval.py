@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import make_client, model_identity
-from rove.cli.common import SETTINGS, console_for, hint, json_object, print_json, progress, run_folder, settings
+from rove.cli.common import SETTINGS, console_for, hint, json_object, print_json, progress, run_folder, settings, short
 from rove.envs.loading import load_environment
 from rove.evaluate import evaluate
 from rove.records import RolloutRecord
@@ -111,7 +111,9 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
             await client.close()
 
     try:
-        with progress(console, f"{config.env} · {config.model}", len(examples) * config.rollouts_per_example) as tell:
+        with progress(
+            console, f"{config.env} · {short(config.model)}", len(examples) * config.rollouts_per_example
+        ) as tell:
             return asyncio.run(go()), run
     finally:
         if run is not None:

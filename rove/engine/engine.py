@@ -60,12 +60,12 @@ class Engine:
         self.max_batch = max_batch
         self.policy_version = 0
         self.context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
-        if max_cached_tokens is None:
-            max_cached_tokens = CACHE_BYTES // self._new_cache(1, 1).kv.nbytes
-        self._store = KVStore(max_cached_tokens)
         self._pending: list[_Row] = []
         self._runner: asyncio.Task[None] | None = None
         self._cached = _has_only_attention(model)
+        if max_cached_tokens is None:
+            max_cached_tokens = CACHE_BYTES // self._new_cache(1, 1).kv.nbytes if self._cached else 0
+        self._store = KVStore(max_cached_tokens)
         if not self._cached:
             logger.info("%s has layers without a fast path: prompts are recomputed every turn", model.config.model_type)
 

@@ -14,14 +14,14 @@ from typing import Any
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, nearest
 
-_HERE = Path(__file__).resolve().parent
+_ROVE = Path(__file__).resolve().parents[1]
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
     """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
 
-    Searched in this order: an importable module, `env_dir`, `./environments`, the examples shipped with rove. The last part
-    of "owner/name@version" is the module's name, "-" read as "_".
+    Searched in this order: `env_dir` if given, installed modules, `./environments`, the examples shipped with rove. The
+    last part of "owner/name@version" is the module's name, "-" read as "_".
 
     Raises:
         ConfigError: nothing has that name, it has no `load_environment`, or an argument is unknown.
@@ -61,8 +61,8 @@ def example_environments() -> dict[str, Path]:
 
 
 def _shipped() -> Path:
-    packaged = _HERE / "_environments"
-    return packaged if packaged.is_dir() else _HERE.parent / "environments"
+    packaged = _ROVE / "_environments"
+    return packaged if packaged.is_dir() else _ROVE.parent / "environments"
 
 
 def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -74,18 +74,34 @@ def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _import(name: str, env_dir: str | Path | None) -> ModuleType:
-    spec = importlib.util.find_spec(name) if env_dir is None and name.isidentifier() else None
-    if spec is not None and spec.origin and not _is_ours(spec.origin):
-        return importlib.import_module(name)
-    folders = [Path(env_dir)] if env_dir is not None else []
-    folders += [Path("environments"), _shipped()]
+    given = [Path(env_dir)] if env_dir is not None else []
+    usual = [Path("environments"), _shipped()]
+    module = _import_from(given, name) or _import_installed(name) or _import_from(usual, name)
+    if module is None:
+        known = {found for folder in given + usual for found, _ in _modules_in(folder)}
+        where = ", ".join(str(folder) for folder in given + usual)
+        raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
+    return module
+
+
+def _import_installed(name: str) -> ModuleType | None:
+    if not name.isidentifier() or name in sys.stdlib_module_names:  # "calendar" is a fine name for an environment
+        return None
+    # Not importlib.util.find_spec: for a module that we loaded from a folder before, that finds it again.
+    spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, None))), None)
+    if spec is None or not spec.origin or _is_ours(spec.origin):
+        return None
+    if getattr(sys.modules.get(name), "__file__", spec.origin) != spec.origin:
+        del sys.modules[name]
+    return importlib.import_module(name)
+
+
+def _import_from(folders: list[Path], name: str) -> ModuleType | None:
     for folder in folders:
         file = dict(_modules_in(folder)).get(name)
         if file is not None:
             return _import_file(name, file.resolve())
-    known = {found for folder in folders for found, _ in _modules_in(folder)}
-    where = ", ".join(str(folder) for folder in folders)
-    raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
+    return None
 
 
 def _is_ours(origin: str) -> bool:
@@ -97,7 +113,8 @@ def _import_file(name: str, file: Path) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -12,7 +12,6 @@ from rove.messages import Messages, as_messages
 from rove.rubrics import Rubric
 from rove.state import State
 
-
 Opponent = Callable[[str, list[str]], Awaitable[str]]
 """Takes the other seat of a two-player environment: (what it sees, its legal moves) → its move. Set by `rove play`."""
 
@@ -72,10 +71,7 @@ class MultiTurnEnv(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Set the state up, then let model and environment take turns until something stops them."""
-        with phase("setup_state"):
-            returned = await self.setup_state(state)
-            if returned is not None and returned is not state:
-                state.update(returned)
+        await self._set_up(state)
         messages: Messages = list(state["prompt"])
         start = len(messages)
         while True:
@@ -92,6 +88,12 @@ class MultiTurnEnv(Environment):
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
+
+    async def _set_up(self, state: State) -> None:
+        with phase("setup_state"):
+            returned = await self.setup_state(state)
+            if returned is not None and returned is not state:
+                state.update(returned)
 
     def _limit_reached(self, state: State) -> bool:
         steps = state["trajectory"]

@@ -6,7 +6,6 @@ from typing import Any
 
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import phase
 from rove.messages import Messages
 from rove.state import State
 
@@ -19,8 +18,7 @@ class SingleTurnEnv(MultiTurnEnv):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Set the state up and ask once."""
-        with phase("setup_state"):
-            await self.setup_state(state)
+        await self._set_up(state)
         prompt: Messages = list(state["prompt"])
         state["completion"] = [await turn(state, prompt)]
         state["stop_condition"] = "answered"

@@ -43,17 +43,17 @@ def grouped_attention(
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
     keys = key.shape[2]
-    scaling = size**-0.5 if scaling is None else scaling
+    scale = size**-0.5 if scaling is None else scaling
     if attention_mask is None and queries == keys:
         key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, dropout_p=dropout)
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, dropout_p=dropout)
         return out.transpose(1, 2), None
     if attention_mask is None and queries > 1:
         attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[
             None, None
         ]
     grouped = query.reshape(rows, key.shape[1], groups * queries, size)
-    scores = (grouped @ key.transpose(-1, -2)) * scaling
+    scores = (grouped @ key.transpose(-1, -2)) * scale
     if attention_mask is not None:
         scores = scores.view(rows, key.shape[1], groups, queries, keys)
         scores = scores.masked_fill(~attention_mask[:, :, None], float("-inf")).view(rows, key.shape[1], -1, keys)

@@ -56,8 +56,8 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:
             and module.bias is None
             and module.weight.dtype == torch.float32
             and module.weight.device.type == "cpu"
-        ):  # pyright: ignore[reportAttributeAccessIssue]
+        ):  # pyright: ignore
             module.__class__ = FastLinear
-            module.backward_dtype = torch.bfloat16 if bf16_backward else torch.float32  # pyright: ignore[reportAttributeAccessIssue]
+            module.backward_dtype = torch.bfloat16 if bf16_backward else torch.float32  # pyright: ignore
             count += 1
     return count

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from rove.errors import ConfigError
 from rove.models import attention
 from rove.models.linear import use_fast_linear
 from rove.renderer import Renderer
+
+# rove shows its own progress, and only for what takes long.
+disable_progress_bar()
 
 
 class LoadedModel(NamedTuple):
@@ -53,7 +57,7 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    return prepare(model.to(pick_device(device)), tokenizer)
+    return prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
 
 
 def load_for_sampling(path: str | Path) -> LoadedModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend must be chosen first
+from matplotlib import pyplot as plt
 
 
 def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]]:

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakes import generate_naively, tiny_model
+
+from rove.engine.client import EngineClient
+from rove.errors import ConfigError, OverlongPromptError
+from rove.models.load import LoadedModel
+from rove.protocols import Client, Request, Sampling
+from rove.records import StepTokens, Usage
+
+SAMPLING = Sampling(max_tokens=6)
+ASK = [{"role": "user", "content": "0 1 2"}]
+
+
+def count_computed(loaded: LoadedModel, counted: list[int]) -> None:
+    loaded.model.register_forward_pre_hook(lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True)
+
+
+def test_it_is_a_client_that_likes_what_its_engine_can_batch():
+    client = EngineClient.of(tiny_model(), max_batch=17)
+    assert isinstance(client, Client)
+    assert client.max_concurrent == 17
+    assert client.engine.stop_ids == client.renderer.stop_ids
+
+
+async def test_an_answer_carries_its_exact_tokens():
+    loaded = tiny_model()
+    response = await EngineClient.of(loaded).respond(Request(ASK, SAMPLING, seed=4))
+    tokens = response.tokens
+    assert tokens is not None
+    prompt = loaded.renderer.prompt_ids(ASK)
+    wanted = generate_naively(loaded, prompt, 4, 1.0, 6)
+    assert (tokens.prompt_ids, tokens.completion_ids) == (prompt, wanted.ids)
+    assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+    assert response.message == loaded.renderer.read(wanted.ids)
+    assert response.usage == Usage(len(prompt), len(wanted.ids))
+    assert response.finish_reason == wanted.finish_reason
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
+    loaded = tiny_model(arch, seed=1)
+    client = EngineClient.of(loaded)
+    messages: list[dict[str, Any]] = list(ASK)
+    previous = None
+    for turn in range(4):
+        response = await client.respond(Request(messages, SAMPLING, previous=previous, seed=turn))
+        tokens = response.tokens
+        assert tokens is not None
+        if previous is not None:
+            assert tokens.prompt_ids[: len(previous.ids)] == previous.ids
+        wanted = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
+        assert tokens.completion_ids == wanted.ids
+        assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+        previous = tokens
+        messages = [*messages, response.message, {"role": "user", "content": f"no {turn}"}]
+
+
+async def test_the_next_turn_computes_only_what_is_new():
+    loaded = tiny_model()
+    client = EngineClient.of(loaded)
+    first = await client.respond(Request(ASK, Sampling(max_tokens=1)))
+    counted: list[int] = []
+    count_computed(loaded, counted)
+    messages = [*ASK, first.message, {"role": "user", "content": "no"}]
+    assert first.tokens is not None
+    second = await client.respond(Request(messages, Sampling(max_tokens=1), previous=first.tokens))
+    assert second.tokens is not None
+    assert counted == [len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)]
+
+
+async def test_a_rewritten_conversation_is_tokenised_afresh():
+    loaded = tiny_model()
+    client = EngineClient.of(loaded)
+    first = await client.respond(Request(ASK, SAMPLING))
+    messages = [*ASK, {"role": "assistant", "content": "4"}, {"role": "user", "content": "no"}]
+    second = await client.respond(Request(messages, SAMPLING, previous=first.tokens, seed=1))
+    assert second.tokens is not None
+    assert second.tokens.prompt_ids == loaded.renderer.prompt_ids(messages)
+    assert second.tokens.completion_ids == generate_naively(loaded, second.tokens.prompt_ids, 1, 1.0, 6).ids
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 6])
+async def test_an_environment_may_take_an_answer_back_and_ask_again(max_tokens: int):
+    loaded = tiny_model()
+    client = EngineClient.of(loaded)
+    sampling = Sampling(max_tokens=max_tokens)
+    first = await client.respond(Request(ASK, sampling))
+    again = await client.respond(Request(ASK, sampling, previous=first.tokens, seed=1))
+    assert first.tokens is not None and again.tokens is not None
+    assert again.tokens.prompt_ids == first.tokens.prompt_ids
+    assert again.tokens.completion_ids == generate_naively(loaded, first.tokens.prompt_ids, 1, 1.0, max_tokens).ids
+
+
+async def test_tokens_of_another_engine_are_extended_too():
+    loaded = tiny_model()
+    prompt = loaded.renderer.prompt_ids(ASK)
+    foreign = StepTokens(prompt, [9, 9, 9], [0.0] * 3, policy_version=5)
+    messages = [*ASK, loaded.renderer.read([9, 9, 9]), {"role": "user", "content": "no"}]
+    response = await EngineClient.of(loaded).respond(Request(messages, SAMPLING, previous=foreign))
+    assert response.tokens is not None
+    assert response.tokens.prompt_ids[: len(foreign.ids)] == foreign.ids
+    assert response.tokens.completion_ids == generate_naively(loaded, response.tokens.prompt_ids, 0, 1.0, 6).ids
+
+
+async def test_the_version_of_the_weights_is_on_every_answer():
+    client = EngineClient.of(tiny_model())
+    client.engine.update_weights(7)
+    made = await asyncio.gather(*(client.respond(Request(ASK, SAMPLING, seed=i)) for i in range(3)))
+    assert [r.tokens.policy_version for r in made if r.tokens] == [7, 7, 7]
+
+
+async def test_it_refuses_what_it_cannot_do():
+    client = EngineClient.of(tiny_model(context=16))
+    with pytest.raises(ConfigError, match="tools"):
+        await client.respond(Request(ASK, tools=[{"type": "function"}]))
+    with pytest.raises(ConfigError, match="top_p"):
+        await client.respond(Request(ASK, Sampling(top_p=0.5)))
+    with pytest.raises(OverlongPromptError):
+        await client.respond(Request([{"role": "user", "content": "hello " * 20}]))
+
+
+async def test_closing_frees_the_cache_and_keeps_the_version():
+    client = EngineClient.of(tiny_model())
+    client.engine.update_weights(2)
+    await client.respond(Request(ASK, SAMPLING))
+    assert client.engine._store.tokens > 0
+    await client.close()
+    assert (client.engine._store.tokens, client.engine.policy_version) == (0, 2)
+
+
+async def test_greedy_answers_do_not_depend_on_the_seed():
+    client = EngineClient.of(tiny_model())
+    made = [await client.respond(Request(ASK, Sampling(temperature=0.0, max_tokens=6), seed=seed)) for seed in (1, 2)]
+    assert made[0].tokens is not None and made[1].tokens is not None
+    assert made[0].tokens.completion_ids == made[1].tokens.completion_ids
+    free = [await client.respond(Request(ASK, Sampling(max_tokens=6), seed=seed)) for seed in (1, 2)]
+    assert free[0].message != free[1].message

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fakes import TEXTS, tiny_model
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
+
+from rove.models.attention import fits, grouped_attention
+from rove.models.load import prepare
+from rove.models.new import train_tokenizer
+
+HEADS = 4
+
+
+def inputs(kv_heads: int, queries: int, keys: int, rows: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(queries * 100 + keys)
+    shapes = ((HEADS, queries), (kv_heads, keys), (kv_heads, keys))
+    query, key, value = (torch.randn(rows, heads, length, 8, generator=generator) for heads, length in shapes)
+    return query, key, value
+
+
+def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def causal(queries: int, keys: int) -> torch.Tensor:
+    """The last query stands on the last key."""
+    return torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+    out, weights = grouped_attention(torch.nn.Module(), query, key, value, mask, **kwargs)
+    assert weights is None
+    return out
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (1, 6), (3, 7), (1, 1)])
+def test_without_a_mask_it_is_causal_from_the_last_key_backwards(kv_heads: int, queries: int, keys: int):
+    query, key, value = inputs(kv_heads, queries, keys)
+    torch.testing.assert_close(attend(query, key, value, None), reference(query, key, value, causal(queries, keys)))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (1, 9), (4, 9)])
+def test_a_mask_says_what_each_query_of_each_row_sees(kv_heads: int, queries: int, keys: int):
+    query, key, value = inputs(kv_heads, queries, keys)
+    mask = torch.rand(3, 1, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[..., 0] = True
+    torch.testing.assert_close(attend(query, key, value, mask), reference(query, key, value, mask))
+
+
+def test_masked_keys_may_hold_any_finite_garbage():
+    query, key, value = inputs(1, 1, 6)
+    mask = (torch.arange(6) < 4).expand(3, 1, 1, 6)
+    clean = attend(query, key, value, mask)
+    key[:, :, 4:], value[:, :, 4:] = 1e4, -1e4
+    assert torch.equal(attend(query, key, value, mask), clean)
+
+
+def test_scaling_is_the_models_own():
+    query, key, value = inputs(2, 5, 5)
+    wanted = reference(query, key, value, causal(5, 5), scale=0.5)
+    torch.testing.assert_close(attend(query, key, value, None, scaling=0.5), wanted)
+    torch.testing.assert_close(attend(query, key, value, causal(5, 5)[None, None].expand(3, 1, 5, 5), scaling=0.5), wanted)
+
+
+def test_gradients_are_those_of_the_reference():
+    wanted, got = ([x.requires_grad_() for x in inputs(2, 5, 5)] for _ in range(2))
+    reference(*wanted, causal(5, 5)).square().sum().backward()
+    attend(*got, None).square().sum().backward()
+    for theirs, ours in zip(wanted, got, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_whole_models_agree_with_transformers_own_attention(arch: str, kv_heads: int):
+    loaded = tiny_model(arch, kv_heads=kv_heads)
+    ids = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    assert loaded.model.config._attn_implementation == "rove"
+    seen = {}
+    for name in ("rove", "eager", "sdpa"):
+        loaded.model.set_attn_implementation(name)
+        with torch.inference_mode():
+            first = loaded.model(input_ids=ids[:, :5], use_cache=True)  # a chunked prefill through transformers' own cache
+            rest = loaded.model(input_ids=ids[:, 5:11], past_key_values=first.past_key_values, use_cache=True)
+            last = loaded.model(input_ids=ids[:, 11:], past_key_values=rest.past_key_values, use_cache=True)
+            whole = loaded.model(input_ids=ids, use_cache=False).logits
+        chunked = torch.cat([first.logits, rest.logits, last.logits], dim=1)
+        torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5)
+        seen[name] = whole
+    torch.testing.assert_close(seen["rove"], seen["eager"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen["rove"], seen["sdpa"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_padding_mask_is_refused_not_ignored():
+    model = tiny_model().model
+    ids = torch.ones(2, 4, dtype=torch.long)
+    holes = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    with pytest.raises(ValueError, match="padding mask"):
+        model(input_ids=ids, attention_mask=holes)
+    assert torch.equal(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("config", "ours"),
+    [
+        (LlamaConfig(), True),
+        (Qwen2Config(), True),
+        (Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=1), False),
+        (MistralConfig(sliding_window=None), True),
+        (MistralConfig(sliding_window=4096), False),
+        (Gemma2Config(), False),  # soft caps
+        (GptOssConfig(), False),  # attention sinks
+    ],
+)
+def test_only_plain_attention_is_replaced(config: Any, ours: bool):
+    assert fits(config) is ours
+
+
+def test_a_model_with_sliding_windows_keeps_its_own_attention():
+    tokenizer = train_tokenizer(TEXTS, 320)
+    config = MistralConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        initializer_range=0.2,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        before = model(input_ids=ids).logits
+        after = prepare(model, tokenizer).model(input_ids=ids).logits
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from fakes import tiny_model
+from torch import nn
+
+from rove.models.linear import FastLinear, use_fast_linear
+
+SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
+
+
+def pair(bf16_backward: bool = False) -> tuple[nn.Linear, nn.Linear]:
+    torch.manual_seed(0)
+    plain, fast = nn.Linear(8, 6, bias=False), nn.Sequential(nn.Linear(8, 6, bias=False))
+    fast.load_state_dict({"0.weight": plain.weight})
+    if use_fast_linear(fast, bf16_backward) == 0:
+        pytest.skip("this PyTorch has no oneDNN")
+    assert isinstance(fast[0], FastLinear)
+    return plain, fast[0]
+
+
+def gradients(layer: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    layer.weight.grad = None
+    (out.tanh() * torch.linspace(-1, 1, 6)).sum().backward()
+    assert x.grad is not None and layer.weight.grad is not None
+    return out.detach(), x.grad, layer.weight.grad
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_and_backward_are_those_of_a_linear_layer(shape: tuple[int, ...]):
+    plain, fast = pair()
+    x = torch.randn(shape)
+    for ours, theirs in zip(gradients(fast, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bf16_backward_changes_gradients_in_the_third_digit_and_nothing_else(shape: tuple[int, ...]):
+    plain, fast = pair(bf16_backward=True)
+    x = torch.randn(shape)
+    (out, *ours), (wanted, *theirs) = gradients(fast, x), gradients(plain, x)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert mine.dtype == torch.float32
+        assert 0 < (mine - exact).norm() / exact.norm() < 0.01
+
+
+def test_the_backward_precision_can_be_set_again():
+    _, fast = pair(bf16_backward=True)
+    assert use_fast_linear(nn.Sequential(fast)) == 1
+    assert fast.backward_dtype == torch.float32
+
+
+def test_only_bias_free_fp32_layers_are_replaced():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, bias=False, dtype=torch.bfloat16), nn.Embedding(2, 2)])
+    assert use_fast_linear(model) == 0
+    assert [type(module) for module in model] == [nn.Linear, nn.Linear, nn.Embedding]
+
+
+def test_a_whole_model_trains_the_same():
+    fast, plain = tiny_model().model, tiny_model().model
+    for module in plain.modules():
+        if isinstance(module, FastLinear):
+            module.__class__ = nn.Linear
+    assert sum(isinstance(module, FastLinear) for module in fast.modules()) == 15  # 7 per layer, and the tied head
+    ids = torch.arange(24).view(2, 12)
+    for model in (fast, plain):
+        model(input_ids=ids).logits.log_softmax(-1)[..., 3].sum().backward()
+    for ours, theirs in zip(fast.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_weights_carry_ordinary_names():
+    assert "model.layers.0.mlp.up_proj.weight" in tiny_model().model.state_dict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +13,13 @@ from rove.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
+RUN_CONFIG = {"kind", "identity", "config"}
+"""Tables of a run folder's config.toml: given as `@ runs/…/config.toml` its settings are used again."""
 
-def load(kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = ()) -> T:
+
+def load(
+    kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
+) -> T:
     """A settings struct from what a command line gave.
 
     Args:
@@ -22,27 +27,37 @@ def load(kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = ()) -> 
         named: values of named flags; None = not given. They win over everything else.
         extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
             `--flag` alone for true. Later words win over earlier ones; lists are replaced whole, tables are merged.
+        bare: the setting that one word without a flag stands for; it wins over files, wherever it stands.
+        flags: names of flags that are no settings, to be suggested after a misspelt one.
 
     Raises:
         ConfigError: a file that cannot be read, an unknown key (with the nearest known one), or a value of the wrong type.
     """
     values: dict[str, Any] = {}
+    alone: dict[str, Any] = {}
+    switches = {field.name for field in msgspec.structs.fields(kind) if field.type is bool}  # pyright: ignore[reportArgumentType]
     words = list(extra)
     while words:
         word = words.pop(0)
         if word.startswith("@"):
-            merge(values, read_toml(word[1:] or _next(words, "a file after @")))
+            content = read_toml(word[1:] or _next(words, "a file after @"))
+            merge(values, content["config"] if RUN_CONFIG <= content.keys() else content)
         elif word.startswith("--"):
-            key, value = _flag(word[2:], words)
+            key, value = _flag(word[2:], words, switches)
             merge(values, _nested(key.replace("-", "_").split("."), value))
+        elif bare and bare not in alone:
+            alone[bare] = word
         else:
             raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
-    merge(values, {key: value for key, value in named.items() if value is not None})
-    return convert(kind, values)
+    merge(values, {**alone, **{key: value for key, value in named.items() if value is not None}})
+    return convert(kind, values, flags)
 
 
-def convert(kind: type[T], values: Mapping[str, Any]) -> T:
+def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
     """A settings struct from plain values.
+
+    Args:
+        flags: further names to suggest after a misspelt one.
 
     Raises:
         ConfigError: an unknown or missing key, or a value of the wrong type.
@@ -50,7 +65,7 @@ def convert(kind: type[T], values: Mapping[str, Any]) -> T:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
     for key in values:
         if key not in fields:
-            raise ConfigError(f"unknown setting '{key}'; {nearest(key, fields)}")
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*fields, *flags})}")
     missing = [name for name, field in fields.items() if field.required and name not in values]
     if missing:
         raise ConfigError(f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}")
@@ -98,14 +113,17 @@ def _next(words: list[str], what: str) -> str:
     return words.pop(0)
 
 
-def _flag(word: str, words: list[str]) -> tuple[str, Any]:
+def _flag(word: str, words: list[str], switches: Collection[str]) -> tuple[str, Any]:
     if "=" in word:
         key, value = word.split("=", 1)
         return key, parse_value(value)
     alone = not words or words[0].startswith(("--", "@"))
-    if alone and word.startswith("no-"):
+    name, negated = word.replace("-", "_"), word.startswith("no-")
+    if negated and (alone or name[3:] in switches):
         return word[3:], False
-    return (word, True) if alone else (word, parse_value(words.pop(0)))
+    if alone or (name in switches and words[0] not in ("true", "false")):  # what follows a switch is no value of it
+        return word, True
+    return word, parse_value(words.pop(0))
 
 
 def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:

@@ -236,6 +236,7 @@ async def run_groups(
             if fail_fast and failed:
                 raise RolloutError(failed)
             finished.put_nowait(records)
+            await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
 
     tasks = [asyncio.create_task(worker()) for _ in range(max(1, max_concurrent or client.max_concurrent))]
     workers = asyncio.gather(*tasks)

@@ -15,7 +15,9 @@ from rove.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
 
 torch.set_num_threads(1)
 
-TEXTS = ["You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"] * 20
+TEXTS = [
+    "You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"
+] * 20
 
 
 def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
@@ -29,7 +31,12 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
     """
     tokenizer = train_tokenizer(TEXTS, 320)
     config_class, model_class = ARCHITECTURES[arch]
-    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if arch == "qwen3":
         shape["head_dim"] = 16
     if arch == "lfm2":

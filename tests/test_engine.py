@@ -37,7 +37,9 @@ def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 def count_computed(loaded: LoadedModel, counted: list[int]) -> Any:
     """Append the number of tokens [rows × new] of every forward pass to `counted`."""
-    return loaded.model.register_forward_pre_hook(lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    return loaded.model.register_forward_pre_hook(
+        lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -52,11 +54,16 @@ async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str)
     reasons = set()
     for turn in range(3):
         made = await asyncio.gather(
-            *(engine.generate(p, s, seed=100 * turn + i, known=known[i]) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
+            *(
+                engine.generate(p, s, seed=100 * turn + i, known=known[i])
+                for i, (p, s) in enumerate(zip(prompts, samplings, strict=True))
+            )
         )
         for i, (prompt, sampling, got) in enumerate(zip(prompts, samplings, made, strict=True)):
             assert sampling.temperature is not None and sampling.max_tokens is not None
-            assert_same(got, generate_naively(loaded, prompt, 100 * turn + i, sampling.temperature, sampling.max_tokens))
+            assert_same(
+                got, generate_naively(loaded, prompt, 100 * turn + i, sampling.temperature, sampling.max_tokens)
+            )
             reasons.add(got.finish_reason)
         # Some conversations go on by one token, some by many, some forget everything.
         known = [len(p) + len(g.ids) - 1 if i % 5 else 0 for i, (p, g) in enumerate(zip(prompts, made, strict=True))]
@@ -122,8 +129,8 @@ async def test_ended_rows_leave_the_batch():
 
 
 async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right():
-    # One row of the wave is long and goes on by one token, the other is short and goes on by many: the padded positions of
-    # the long row lie past the room that was made for the wave.
+    # One row of the wave is long and goes on by one token, the other is short and goes on by many: the padded positions
+    # of the long row lie past the room that was made for the wave.
     loaded = tiny_model(seed=4)
     engine = engine_of(loaded)
     sampling = Sampling(max_tokens=2)
@@ -218,7 +225,7 @@ async def test_a_prompt_must_leave_room_in_the_context(arch: str):
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(stop=["\n"]), Sampling(extra={"min_p": 0.1})])
 async def test_sampling_it_does_not_have_is_refused(sampling: Sampling):
-    with pytest.raises(ConfigError, match="does not have (top_p|stop|min_p)"):
+    with pytest.raises(ConfigError, match=r"does not have (top_p|stop|min_p)"):
         await engine_of(tiny_model()).generate([5], sampling)
 
 
@@ -233,7 +240,9 @@ async def test_an_empty_prompt_is_refused_and_hurts_nobody():
 
 async def test_any_integer_is_a_seed():
     engine = Engine(tiny_model().model, [])
-    made = [await engine.generate([5], Sampling(max_tokens=8), seed=seed) for seed in (0, 2**63 - 1, 2**63, 2**70 + 1, -1)]
+    made = [
+        await engine.generate([5], Sampling(max_tokens=8), seed=seed) for seed in (0, 2**63 - 1, 2**63, 2**70 + 1, -1)
+    ]
     assert all(len(g.ids) == 8 for g in made)
     assert made[0].ids == made[2].ids  # taken modulo 2⁶³
     assert made[1].ids == made[4].ids != made[0].ids
@@ -272,7 +281,11 @@ async def test_weights_of_another_model_are_refused_and_change_nothing():
     before = {name: p.clone() for name, p in loaded.model.named_parameters()}
     weights = perturbed(loaded)
     name = "model.norm.weight"
-    for wrong in ({k: v for k, v in weights.items() if k != name}, {**weights, "more": weights[name]}, {**weights, name: torch.ones(1)}):
+    for wrong in (
+        {k: v for k, v in weights.items() if k != name},
+        {**weights, "more": weights[name]},
+        {**weights, name: torch.ones(1)},
+    ):
         with pytest.raises(ConfigError, match="do not match"):
             engine.update_weights(1, wrong)
     assert engine.policy_version == 0
@@ -319,7 +332,9 @@ def test_an_engine_outlives_its_event_loop():
 async def test_an_error_reaches_every_request_of_the_wave_and_the_engine_lives_on():
     loaded = tiny_model()
     engine = engine_of(loaded)
-    made = await asyncio.gather(*(engine.generate(ids, Sampling(max_tokens=2)) for ids in ([5], [10_000])), return_exceptions=True)
+    made = await asyncio.gather(
+        *(engine.generate(ids, Sampling(max_tokens=2)) for ids in ([5], [10_000])), return_exceptions=True
+    )
     assert all(isinstance(got, IndexError) for got in made)
     assert_same(await engine.generate([5], Sampling(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
 
@@ -328,7 +343,10 @@ async def conversation(engine: Engine, loaded: LoadedModel, starts: Sequence[lis
     prompts, known = list(starts), [0] * len(starts)
     for turn in range(turns):
         made = await asyncio.gather(
-            *(engine.generate(p, Sampling(max_tokens=5), seed=turn, known=k) for p, k in zip(prompts, known, strict=True))
+            *(
+                engine.generate(p, Sampling(max_tokens=5), seed=turn, known=k)
+                for p, k in zip(prompts, known, strict=True)
+            )
         )
         for prompt, got in zip(prompts, made, strict=True):
             assert_same(got, generate_naively(loaded, prompt, turn, 1.0, 5))

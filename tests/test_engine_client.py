@@ -17,7 +17,9 @@ ASK = [{"role": "user", "content": "0 1 2"}]
 
 
 def count_computed(loaded: LoadedModel, counted: list[int]) -> None:
-    loaded.model.register_forward_pre_hook(lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    loaded.model.register_forward_pre_hook(
+        lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
 
 
 def test_it_is_a_client_that_likes_what_its_engine_can_batch():

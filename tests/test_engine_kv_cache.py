@@ -37,7 +37,9 @@ def held(cache: BatchCache, row: int, length: int, layer: int = 0) -> list[int]:
 
 def test_aligned_rows_then_ragged_rows():
     cache = new_cache(2, 8)
-    write(cache, [[0, 1, 2], [0, 1, 2]], [[1, 2, 3], [4, 5, 0]])  # the second row is one shorter: its last token is padding
+    write(
+        cache, [[0, 1, 2], [0, 1, 2]], [[1, 2, 3], [4, 5, 0]]
+    )  # the second row is one shorter: its last token is padding
     write(cache, [[3], [2]], [[6], [7]])
     for layer in range(LAYERS):
         assert held(cache, 0, 4, layer) == [1, 2, 3, 6]

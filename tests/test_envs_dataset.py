@@ -179,7 +179,8 @@ def test_missing_columns_have_neutral_values():
 
 
 @pytest.mark.parametrize(
-    ("info", "expected"), [({"a": 1}, {"a": 1}), ('{"a": 1}', {"a": 1}), ("", {}), (MappingProxyType({"a": 1}), {"a": 1})]
+    ("info", "expected"),
+    [({"a": 1}, {"a": 1}), ('{"a": 1}', {"a": 1}), ("", {}), (MappingProxyType({"a": 1}), {"a": 1})],
 )
 def test_info_is_a_dict_or_its_json(info, expected):
     assert build_example({"question": "q", "info": info}, 0)["info"] == expected

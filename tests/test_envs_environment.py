@@ -19,7 +19,9 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name():
 
 
 def test_an_unknown_keyword_like_nothing_lists_what_there_is():
-    with pytest.raises(ConfigError, match=r"no argument 'zzz'; known: .*dataset, .*max_turns, .*timeout_seconds, turns"):
+    with pytest.raises(
+        ConfigError, match=r"no argument 'zzz'; known: .*dataset, .*max_turns, .*timeout_seconds, turns"
+    ):
         Talk(zzz=1)
 
 

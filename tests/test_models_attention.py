@@ -22,7 +22,9 @@ def inputs(kv_heads: int, queries: int, keys: int, rows: int = 3) -> tuple[torch
     return query, key, value
 
 
-def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+def reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
 
@@ -32,7 +34,9 @@ def causal(queries: int, keys: int) -> torch.Tensor:
     return torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+) -> torch.Tensor:
     out, weights = grouped_attention(torch.nn.Module(), query, key, value, mask, **kwargs)
     assert weights is None
     return out
@@ -66,7 +70,9 @@ def test_scaling_is_the_models_own():
     query, key, value = inputs(2, 5, 5)
     wanted = reference(query, key, value, causal(5, 5), scale=0.5)
     torch.testing.assert_close(attend(query, key, value, None, scaling=0.5), wanted)
-    torch.testing.assert_close(attend(query, key, value, causal(5, 5)[None, None].expand(3, 1, 5, 5), scaling=0.5), wanted)
+    torch.testing.assert_close(
+        attend(query, key, value, causal(5, 5)[None, None].expand(3, 1, 5, 5), scaling=0.5), wanted
+    )
 
 
 def test_gradients_are_those_of_the_reference():
@@ -87,7 +93,9 @@ def test_whole_models_agree_with_transformers_own_attention(arch: str, kv_heads:
     for name in ("rove", "eager", "sdpa"):
         loaded.model.set_attn_implementation(name)
         with torch.inference_mode():
-            first = loaded.model(input_ids=ids[:, :5], use_cache=True)  # a chunked prefill through transformers' own cache
+            first = loaded.model(
+                input_ids=ids[:, :5], use_cache=True
+            )  # a chunked prefill through transformers' own cache
             rest = loaded.model(input_ids=ids[:, 5:11], past_key_values=first.past_key_values, use_cache=True)
             last = loaded.model(input_ids=ids[:, 11:], past_key_values=rest.past_key_values, use_cache=True)
             whole = loaded.model(input_ids=ids, use_cache=False).logits

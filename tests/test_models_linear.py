@@ -10,14 +10,15 @@ from rove.models.linear import FastLinear, use_fast_linear
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
 
-def pair(bf16_backward: bool = False) -> tuple[nn.Linear, nn.Linear]:
+def pair(bf16_backward: bool = False) -> tuple[nn.Linear, FastLinear]:
     torch.manual_seed(0)
     plain, fast = nn.Linear(8, 6, bias=False), nn.Sequential(nn.Linear(8, 6, bias=False))
     fast.load_state_dict({"0.weight": plain.weight})
     if use_fast_linear(fast, bf16_backward) == 0:
         pytest.skip("this PyTorch has no oneDNN")
-    assert isinstance(fast[0], FastLinear)
-    return plain, fast[0]
+    layer = fast[0]
+    assert isinstance(layer, FastLinear)
+    return plain, layer
 
 
 def gradients(layer: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,7 +67,7 @@ def test_a_whole_model_trains_the_same():
     fast, plain = tiny_model().model, tiny_model().model
     for module in plain.modules():
         if isinstance(module, FastLinear):
-            module.__class__ = nn.Linear
+            module.__class__ = nn.Linear  # pyright: ignore[reportAttributeAccessIssue]
     assert sum(isinstance(module, FastLinear) for module in fast.modules()) == 15  # 7 per layer, and the tied head
     ids = torch.arange(24).view(2, 12)
     for model in (fast, plain):

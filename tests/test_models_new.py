@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model, save_new_model, train_tokenizer
 
 TOKENIZER = train_tokenizer(TEXTS, 400)
-TALK = [{"role": "user", "content": "0 1 2"}, {"role": "assistant", "content": "<move>4</move>"}, {"role": "user", "content": "no"}]
+TALK = [
+    {"role": "user", "content": "0 1 2"},
+    {"role": "assistant", "content": "<move>4</move>"},
+    {"role": "user", "content": "no"},
+]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "lfm2"])
@@ -76,14 +81,30 @@ def test_the_tokenizer_can_spell_anything(text: str):
     assert TOKENIZER.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
 
 
-@pytest.mark.parametrize("piece", ["<move>", "</move>", "<think>", "</think>", *"012345678", *(f" {n}" for n in range(9)), " X", " O", "<|user|>", "<|end|>"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<move>",
+        "</move>",
+        "<think>",
+        "</think>",
+        *"012345678",
+        *(f" {n}" for n in range(9)),
+        " X",
+        " O",
+        "<|user|>",
+        "<|end|>",
+    ],
+)
 def test_tags_and_digits_are_single_tokens(piece: str):
     assert len(TOKENIZER.encode(piece, add_special_tokens=False)) == 1
 
 
 def test_digits_never_merge_with_their_neighbours():
     whole = TOKENIZER.encode("<move>4</move>", add_special_tokens=False)
-    assert whole == [i for piece in ("<move>", "4", "</move>") for i in TOKENIZER.encode(piece, add_special_tokens=False)]
+    assert whole == [
+        i for piece in ("<move>", "4", "</move>") for i in TOKENIZER.encode(piece, add_special_tokens=False)
+    ]
     assert len(TOKENIZER.encode("0123", add_special_tokens=False)) == 4
 
 
@@ -94,9 +115,13 @@ def test_vocab_size_is_an_upper_bound_that_always_leaves_room_for_bytes():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"arch": "lama"}, "did you mean 'llama'"), ({"arch": "gpt"}, "known: lfm2, llama, qwen3"), ({"size": "huge"}, "known: small, tiny")],
+    [
+        ({"arch": "lama"}, "did you mean 'llama'"),
+        ({"arch": "gpt"}, "known: lfm2, llama, qwen3"),
+        ({"size": "huge"}, "known: small, tiny"),
+    ],
 )
-def test_unknown_names_are_refused_with_help(arguments: dict[str, str], message: str):
+def test_unknown_names_are_refused_with_help(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         new_model(TEXTS, **arguments)
 
@@ -112,7 +137,7 @@ def test_an_existing_folder_is_never_written_over(saved: tuple[LoadedModel, Path
 def test_a_folder_without_a_model_says_where_one_is(tmp_path: Path, saved: tuple[LoadedModel, Path]):
     made, _ = saved
     made.save(tmp_path / "final")
-    with pytest.raises(ConfigError, match="did you mean .*final"):
+    with pytest.raises(ConfigError, match=r"did you mean .*final"):
         load_model(tmp_path)
 
 

@@ -162,7 +162,9 @@ def test_what_json_cannot_hold_becomes_what_it_can():
     assert back.scores == record.scores
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]])
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]]
+)
 def test_a_line_that_is_no_record_is_refused_and_shown(line):
     with pytest.raises(RunError, match=r"not a rollout record: .*; the line starts b"):
         decode_record(line)

@@ -11,7 +11,7 @@ from rove.models.new import train_tokenizer
 from rove.records import StepTokens
 from rove.renderer import Renderer
 
-TOKENIZER = train_tokenizer(TEXTS, 320)
+TOKENIZER: Any = train_tokenizer(TEXTS, 320)
 END = TOKENIZER.eos_token_id
 RENDERER = Renderer(TOKENIZER)
 CHATML = (
@@ -29,14 +29,16 @@ FORGETFUL = (
 
 
 def renderer_with(template: str) -> Renderer:
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
     tokenizer.chat_template = template
     return Renderer(tokenizer)
 
 
 RENDERERS = {"rove": RENDERER, "chatml": renderer_with(CHATML), "forgetful": renderer_with(FORGETFUL)}
 
-texts = st.text(max_size=12) | st.sampled_from(["", " ", "hello world", "<move>4</move>", "é€😀", "<think>x</think>y", "\n"])
+texts = st.text(max_size=12) | st.sampled_from(
+    ["", " ", "hello world", "<move>4</move>", "é€😀", "<think>x</think>y", "\n"]
+)
 sampled = st.lists(st.integers(0, len(TOKENIZER) - 1).filter(lambda i: i != END), max_size=8)
 """Any ids whatever: bytes that are no text, role tokens in the middle, spellings the tokenizer would never choose."""
 
@@ -91,7 +93,10 @@ def test_a_template_that_rewrites_history_starts_a_new_branch():
     assert prompt == renderer.prompt_ids(messages)
 
 
-@pytest.mark.parametrize("edit", [lambda m: m[1:], lambda m: [m[0], {**m[1], "content": "4"}, m[2]], lambda m: [user("5"), *m[1:]], lambda m: m[:1]])
+@pytest.mark.parametrize(
+    "edit",
+    [lambda m: m[1:], lambda m: [m[0], {**m[1], "content": "4"}, m[2]], lambda m: [user("5"), *m[1:]], lambda m: m[:1]],
+)
 def test_an_edited_history_starts_a_new_branch(edit: Any):
     first = step(RENDERER.prompt_ids([user("4")]), [*(RENDERER.encode(c)[0] for c in "say"), END])
     messages = edit([user("4"), RENDERER.read(first.completion_ids), user("no")])
@@ -120,7 +125,9 @@ def test_stop_ids_always_hold_the_end_of_sequence():
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.sampled_from(sorted(RENDERERS)), st.booleans())
-def test_training_branches_are_what_sampling_turn_by_turn_would_give(turns: list[tuple[str, str]], name: str, more: bool):
+def test_training_branches_are_what_sampling_turn_by_turn_would_give(
+    turns: list[tuple[str, str]], name: str, more: bool
+):
     renderer = RENDERERS[name]
     messages: list[dict[str, Any]] = []
     expected: list[tuple[list[int], list[bool]]] = []
@@ -150,13 +157,21 @@ def test_training_masks_what_the_assistant_said_and_its_end_of_turn_only():
     ]
     [(ids, mask)] = RENDERERS["chatml"].training_branches(messages)
     shown = [RENDERER.decode([i for i, m in zip(ids, mask, strict=True) if m == kind]) for kind in (False, True)]
-    assert shown[0] == "<|system|>\nYou are X.<|end|>\n<|user|>\n0 1<|end|>\n<|assistant|>\n\n<|user|>\nno<|end|>\n<|assistant|>\n"
+    assert (
+        shown[0]
+        == "<|system|>\nYou are X.<|end|>\n<|user|>\n0 1<|end|>\n<|assistant|>\n\n<|user|>\nno<|end|>\n<|assistant|>\n"
+    )
     assert shown[1] == "<move>4</move><|end|><move>5</move><|end|>"
 
 
 def test_a_rewriting_template_trains_every_answer_in_a_branch_of_its_own():
     renderer = RENDERERS["forgetful"]
-    talk = [user("a"), {"role": "assistant", "content": "<think>p</think>1"}, user("b"), {"role": "assistant", "content": "<think>q</think>2"}]
+    talk = [
+        user("a"),
+        {"role": "assistant", "content": "<think>p</think>1"},
+        user("b"),
+        {"role": "assistant", "content": "<think>q</think>2"},
+    ]
     branches = renderer.training_branches(talk)
     trained = [renderer.decode([i for i, m in zip(ids, mask, strict=True) if m]) for ids, mask in branches]
     assert trained == ["<think>p</think>1<|end|>", "<think>q</think>2<|end|>"]
@@ -168,7 +183,12 @@ def test_nothing_is_trained_in_a_conversation_without_an_answer():
 
 
 def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
-    bare = train_tokenizer(TEXTS, 320)
-    bare.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    bare: Any = train_tokenizer(TEXTS, 320)
+    bare.chat_template = (
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     [(ids, mask)] = Renderer(bare, [0, 7, 200]).training_branches([user("a"), {"role": "assistant", "content": "b"}])
-    assert [i for i, m in zip(ids, mask, strict=True) if m] == [*bare.encode("b", add_special_tokens=False), bare.eos_token_id]
+    assert [i for i, m in zip(ids, mask, strict=True) if m] == [
+        *bare.encode("b", add_special_tokens=False),
+        bare.eos_token_id,
+    ]

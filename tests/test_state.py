@@ -48,7 +48,9 @@ def test_a_state_without_a_row_has_no_row_fields():
 names = st.sampled_from([*sorted(INPUT_FIELDS), "input", "board", "difficulty"])
 
 
-@given(own=st.dictionaries(names.filter(lambda n: n != "input"), st.integers()), row=st.dictionaries(names, st.integers()))
+@given(
+    own=st.dictionaries(names.filter(lambda n: n != "input"), st.integers()), row=st.dictionaries(names, st.integers())
+)
 def test_get_contains_and_getitem_agree(own, row):
     state = State(own, input=row)
     for name in (*INPUT_FIELDS, "board", "difficulty"):

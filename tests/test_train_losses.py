@@ -30,9 +30,7 @@ def values_and_gradient(loss: Loss, advantages: list[float]) -> tuple[list[float
 def test_cispo_by_hand():
     # Ratios 1, 1.5 and 8 under a ceiling of 5; log π = log μ + log r.
     values, gradient = values_and_gradient(cispo(5.0), [2.0, -1.0, 0.5])
-    assert values == pytest.approx(
-        [-1 * 2.0 * -1.0, -1.5 * -1.0 * (-2 + math.log(1.5)), -5 * 0.5 * (-4 + math.log(8))]
-    )
+    assert values == pytest.approx([-1 * 2.0 * -1.0, -1.5 * -1.0 * (-2 + math.log(1.5)), -5 * 0.5 * (-4 + math.log(8))])
     assert gradient == pytest.approx([-2.0, 1.5, -2.5])
 
 
@@ -64,7 +62,9 @@ token = st.tuples(st.floats(-12, 0), st.floats(-12, 0), st.floats(-3, 3))
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(token, min_size=1, max_size=10), st.floats(1.01, 20))
-def test_the_gradient_of_cispo_is_the_capped_ratio_times_the_advantage(tokens: list[tuple[float, float, float]], ceiling: float):
+def test_the_gradient_of_cispo_is_the_capped_ratio_times_the_advantage(
+    tokens: list[tuple[float, float, float]], ceiling: float
+):
     now, then, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True))
     now.requires_grad_()
     [gradient] = torch.autograd.grad(cispo(ceiling)(now, then, advantages).sum(), now)

@@ -45,7 +45,10 @@ def test_a_sample_is_as_old_as_its_oldest_token():
 
 def test_the_sampling_temperature_goes_along_and_greedy_counts_as_one():
     turns = [StepTokens([1], [2], [0.0])]
-    assert [samples_from_record(record_of(turns, temperature=t), 1.0)[0].temperature for t in (1.25, 0.0)] == [1.25, 1.0]
+    assert [samples_from_record(record_of(turns, temperature=t), 1.0)[0].temperature for t in (1.25, 0.0)] == [
+        1.25,
+        1.0,
+    ]
 
 
 def test_a_rollout_without_tokens_is_refused():
@@ -58,12 +61,16 @@ def test_a_rollout_without_turns_gives_nothing():
 
 
 ids = st.integers(0, 5)
-turn = st.tuples(st.sampled_from(["extends", "breaks", "shares"]), st.lists(ids, max_size=4), st.lists(ids, min_size=1, max_size=4))
+turn = st.tuples(
+    st.sampled_from(["extends", "breaks", "shares"]), st.lists(ids, max_size=4), st.lists(ids, min_size=1, max_size=4)
+)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(turn, min_size=1, max_size=6))
-def test_each_sampled_token_is_trained_exactly_once_and_never_a_prompt_token(plan: list[tuple[str, list[int], list[int]]]):
+def test_each_sampled_token_is_trained_exactly_once_and_never_a_prompt_token(
+    plan: list[tuple[str, list[int], list[int]]],
+):
     turns: list[StepTokens] = []
     said: list[int] = []
     counter = 0
@@ -77,18 +84,27 @@ def test_each_sampled_token_is_trained_exactly_once_and_never_a_prompt_token(pla
     trained = []
     for sample in samples:
         assert len(sample.ids) == len(sample.mask) == len(sample.logprobs) == len(sample.advantages)
-        assert all((a, p != 0) == ((2.0, True) if m else (0.0, False)) for a, p, m in zip(sample.advantages, sample.logprobs, sample.mask, strict=True))
+        assert all(
+            (a, p != 0) == ((2.0, True) if m else (0.0, False))
+            for a, p, m in zip(sample.advantages, sample.logprobs, sample.mask, strict=True)
+        )
         trained += [(p, i) for p, i, m in zip(sample.logprobs, sample.ids, sample.mask, strict=True) if m]
     sampled = [(p, i) for t in turns for p, i in zip(t.logprobs, t.completion_ids, strict=True)]
     assert trained == sampled
     # Every trained token stands right behind the very prompt that it was sampled from.
     for t in turns:
-        assert any(sample.ids[: len(t.ids)] == t.ids and all(sample.mask[len(t.prompt_ids) : len(t.ids)]) for sample in samples)
+        assert any(
+            sample.ids[: len(t.ids)] == t.ids and all(sample.mask[len(t.prompt_ids) : len(t.ids)]) for sample in samples
+        )
 
 
 def test_what_the_assistant_said_is_learnt_with_advantage_one():
     renderer = tiny_model().renderer
-    talk: list[dict[str, object]] = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "4"}]
+    talk: list[dict[str, object]] = [
+        {"role": "user", "content": "no"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "4"},
+    ]
     [sample] = samples_from_messages(renderer, talk)
     [(wanted, mask)] = renderer.training_branches(talk)
     assert (sample.ids, sample.mask) == (wanted, mask)

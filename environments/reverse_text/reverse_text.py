@@ -12,8 +12,8 @@ SYSTEM_PROMPT = (
     "Answer <reversed_text>the reversed text</reversed_text> and nothing else."
 )
 WORDS = """
-    apple arrow autumn baker beach bear bell bird boat book bread bridge brook brush cabin candle castle cat cedar chair
-    cheese cherry cloud clover coast coin copper corn cottage cricket crow crown dawn deer dog door dove dream duck dust
+    apple arrow autumn baker beach bear bell bird boat book bread bridge brook brush cabin candle castle cat cedar
+    chair cheese cherry cloud clover coast coin copper corn cottage cricket crow crown dawn deer dog door dove dream duck dust
     eagle earth echo elm ember evening falcon farm feather fern field fire fish flame flute fog forest fox frost garden
     gate ghost glass goat gold goose grain grape grass green harbor hare hawk hazel heart hill honey horse house ice iron
     island ivy jade jar kettle king kite lake lamp lantern lark leaf lemon letter light lily linen lion maple market
@@ -23,7 +23,7 @@ WORDS = """
     snow song south sparrow spoon spring star stone storm story stream street summer sun swan table tea thunder tiger
     tower train tree tulip valley velvet village violet violin walnut water wave wheat wheel white willow wind window
     winter wolf wood wool yellow
-""".split()
+""".split()  # noqa: SIM905  nobody wants to read 200 quoted words
 
 
 def lcs_ratio(a: str, b: str) -> float:

@@ -178,7 +178,8 @@ def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool
     rows = demo.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
-    spent = f"{(time.process_time() - cpu) / 60:.1f} CPU-minutes, {(time.time() - started) / 60:.1f} minutes, {torch.get_num_threads()} thread"
+    minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
+    spent = f"{cpu_minutes:.1f} CPU-minutes, {minutes:.1f} minutes, {torch.get_num_threads()} thread"
     console.print(f"this run took {spent}; a run that was continued counts from there")
     if as_json:
         print_json({"rows": rows, "folder": str(folder)})
@@ -186,6 +187,6 @@ def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool
     hint(
         console,
         f"curves: {folder}/*/curves.png",
-        f'repeat any row: rove eval {env} -m {final} -n 1000 -r 1 -T 0 -a \'{{"min_random_move_prob": 0, "max_random_move_prob": 0}}\'',
+        f"repeat any row: rove eval --fresh @ {folder}/eval/ROW/config.toml",
         f"play against it: rove play {env} -m {final}",
     )

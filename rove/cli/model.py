@@ -77,7 +77,7 @@ def command() -> None:
 @command.command("new", context_settings=SETTINGS)
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="llama, lfm2 or qwen3.  [default: llama]")
-@click.option("--size", help="tiny (0.8 M parameters) or small (5 M).  [default: tiny]")
+@click.option("--size", help="tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
 @click.option("--seed", type=int, help="Of the random weights.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")

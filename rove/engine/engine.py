@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 CACHE_BYTES = 2 << 30
-"""A position of a 0.6 B model takes 0.2 MB: counted in positions alone, a cache that suits a tiny model fills a machine."""
+"""Counted in positions, a cache that suits a tiny model fills a machine: one of a 0.6 B model takes 0.2 MB."""
 QUIET_PASSES = 4
 """Passes of the event loop without a new request before a wave starts: code between two model turns needs a few."""
 
@@ -51,7 +51,7 @@ class Engine:
         model: a causal language model prepared by `rove.models.load`.
         stop_ids: tokens that end a generation.
         max_batch: most rows decoded together.
-        max_cached_tokens: positions of finished turns kept for their next turn; as many as fit `CACHE_BYTES` when not given.
+        max_cached_tokens: positions of finished turns kept for their next turn; by default what fits in `CACHE_BYTES`.
     """
 
     def __init__(self, model: Any, stop_ids: Sequence[int], max_batch: int = 256, max_cached_tokens: int | None = None):
@@ -85,16 +85,14 @@ class Engine:
             ConfigError: a sampling argument the embedded engine does not have, or an empty prompt.
         """
         _refuse_unsupported(sampling)
-        if not prompt_ids:
+        if len(prompt_ids) == 0:
             raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
         room = self.context - len(prompt_ids)
         if room < 1:
             raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}")
         row = _Row(
             prompt=list(prompt_ids),
-            known=min(
-                known, len(prompt_ids) - 1
-            ),  # the last token is always computed: its logits are what is sampled from
+            known=min(known, len(prompt_ids) - 1),  # the last one's logits are needed in any case
             temperature=1.0 if sampling.temperature is None else sampling.temperature,
             max_tokens=min(sampling.max_tokens or DEFAULT_MAX_TOKENS, room),
             seed=seed % (1 << 63),  # what an int64 tensor holds
@@ -191,7 +189,6 @@ class Engine:
             if part.kv.shape[4] > cache.kv.shape[4]:
                 cache._grow(part.kv.shape[4] - cache.kv.shape[4])
                 cache.kv[:, :, len(fresh) :, :, : part.kv.shape[4]] = part.kv
-            cache.used = max(cache.used, part.used)
         return rows, cache, torch.cat(logits)
 
     def _new_cache(self, rows: int, capacity: int) -> BatchCache:

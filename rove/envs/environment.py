@@ -23,7 +23,7 @@ Player = Callable[[Messages, State, Any], Any]
 """A scripted player: (messages, state, random.Random) → text or message."""
 
 
-def stop(priority: int = 0) -> Callable[[Any], Any]:
+def stop(priority: Any = 0) -> Any:
     """Mark an async or sync method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
 
     Checked after the model's turn and again after the environment's, highest `priority` first, then by name.
@@ -31,17 +31,17 @@ def stop(priority: int = 0) -> Callable[[Any], Any]:
     return _mark("rove_stop", priority)
 
 
-def cleanup(priority: int = 0) -> Callable[[Any], Any]:
+def cleanup(priority: Any = 0) -> Any:
     """Mark a method `(self, state)` to run after every rollout, whatever happened in it, highest `priority` first."""
     return _mark("rove_cleanup", priority)
 
 
-def teardown(priority: int = 0) -> Callable[[Any], Any]:
+def teardown(priority: Any = 0) -> Any:
     """Mark a method `(self)` to run once, when the run that used the environment ends, highest `priority` first."""
     return _mark("rove_teardown", priority)
 
 
-def _mark(kind: str, priority: Any) -> Callable[[Any], Any]:
+def _mark(kind: str, priority: Any) -> Any:
     if callable(priority):  # used bare: @stop
         setattr(priority, kind, 0)
         return priority

@@ -50,14 +50,13 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:
         return 0
     count = 0
     for module in model.modules():
-        plain = type(module) in (nn.Linear, FastLinear)
-        if (
-            plain
-            and module.bias is None
-            and module.weight.dtype == torch.float32
-            and module.weight.device.type == "cpu"
-        ):  # pyright: ignore
+        if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FastLinear) and _fits(module):
             module.__class__ = FastLinear
-            module.backward_dtype = torch.bfloat16 if bf16_backward else torch.float32  # pyright: ignore
+            setattr(module, "backward_dtype", torch.bfloat16 if bf16_backward else torch.float32)  # noqa: B010
             count += 1
     return count
+
+
+def _fits(module: nn.Linear) -> bool:
+    weight = module.weight
+    return module.bias is None and weight.dtype == torch.float32 and weight.device.type == "cpu"

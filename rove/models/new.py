@@ -36,14 +36,14 @@ WORDS = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 1,
     },
     "small": {
         "hidden_size": 256,
-        "intermediate_size": 768,
+        "intermediate_size": 640,
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
@@ -85,7 +85,7 @@ def new_model(
     Args:
         texts: what the model will read and write.
         arch: "llama", "qwen3" or "lfm2".
-        size: "tiny" (about 0.8 M parameters) or "small" (about 5 M).
+        size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: most tokens the tokenizer may have; 256 bytes and 6 special tokens are always among them.
         seed: of the weights.
 

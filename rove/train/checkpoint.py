@@ -42,8 +42,10 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         weights.update(load_file(file, device=str(loaded.model.device)))
-    outcome = loaded.model.load_state_dict(weights, strict=False)
-    tied = set(getattr(loaded.model, "_tied_weights_keys", None) or ())
-    missing = [name for name in outcome.missing_keys if name not in tied and not name.startswith("lm_head")]
-    if missing or outcome.unexpected_keys:
-        raise RunError(f"{path} holds another model: missing {missing[:3]}, unexpected {outcome.unexpected_keys[:3]}")
+    own: dict[str, torch.Tensor] = loaded.model.state_dict()
+    written = {own[name].data_ptr() for name in weights if name in own}  # of tied weights the file holds one
+    wrong = [name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in written]
+    wrong += [name for name, tensor in weights.items() if name not in own or own[name].shape != tensor.shape]
+    if wrong:
+        raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
+    loaded.model.load_state_dict(weights, strict=False)

@@ -127,17 +127,19 @@ async def train_rl(
     run.cut(last[1] if last else None)
     client.engine.update_weights(start)
     examples = env.get_dataset()
-    for step in range(start, config.steps):
-        metrics = await _one_step(config, step, examples, env, client, trainer, run)
-        client.engine.update_weights(step + 1)
-        run.append_metrics({"step": step + 1, **metrics})
-        if on_step is not None:
-            on_step(step + 1, metrics)
-        if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
-            _checkpoint(config, step + 1, loaded, trainer, run)
-    await env.tear_down()
-    _checkpoint(config, config.steps, loaded, trainer, run)
-    return run.save_final(loaded.save)
+    try:
+        for step in range(start, config.steps):
+            metrics = await _one_step(config, step, examples, env, client, trainer, run)
+            client.engine.update_weights(step + 1)
+            run.append_metrics({"step": step + 1, **metrics})
+            if on_step is not None:
+                on_step(step + 1, metrics)
+            if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
+                _checkpoint(config, step + 1, loaded, trainer, run)
+        _checkpoint(config, config.steps, loaded, trainer, run)
+        return run.save_final(loaded.save)
+    finally:
+        await env.tear_down()
 
 
 async def _one_step(

@@ -87,6 +87,8 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[l
         seen += 1
         if record.scores is None or (config.min_reward is not None and record.scores.reward < config.min_reward):
             continue
+        if not record.completion:  # the model never said anything: its prompt was too long
+            continue
         if 0 <= config.max_examples <= len(kept):
             break
         kept.append([*record.prompt, *record.completion])
@@ -103,7 +105,7 @@ def split(
     """Training conversations (each a list of samples) and validation samples, whole conversations apart."""
     order = list(range(len(talks)))
     random.Random(config.seed).shuffle(order)
-    held_out = max(1, round(len(talks) * config.validation_fraction))
+    held_out = min(max(1, round(len(talks) * config.validation_fraction)), len(talks) - 1)
     samples = [samples_from_messages(renderer, talks[i]) for i in order]
     return samples[held_out:], [sample for talk in samples[:held_out] for sample in talk]
 

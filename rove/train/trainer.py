@@ -94,7 +94,8 @@ class Trainer:
         """One optimizer step.
 
         Returns:
-            `loss`, `entropy`, `ratio_mean`, `ratio_max` (π/μ against the sampler), `logprob_diff_max`, `grad_norm`, `lr`, `tokens`.
+            `loss`, `entropy`, `ratio_mean`, `ratio_max` (π/μ against the sampler), `logprob_diff_max`,
+            `grad_norm`, `lr`, `tokens`.
 
         Raises:
             TrainingError: the gradient is not finite; the weights are left as they were.

@@ -1,0 +1,91 @@
+"""Documentation that runs: every Python block, every command of README."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROVE = Path(sys.executable).with_name("rove")
+
+
+def blocks(file: str, language: str) -> list[str]:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> list[list[str]]:
+    joined = block.replace("\\\n", " ")
+    return [shlex.split(line, comments=True) for line in joined.splitlines() if line.strip()]
+
+
+def run(command: list[str], folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
+    assert command[0] == "rove", command
+    done = subprocess.run([str(ROVE), *command[1:]], cwd=folder, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = "\n".join(blocks("docs/walkthrough.md", "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "walkthrough", "docs/walkthrough.md", 0)
+    assert len(test.examples) > 40
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
+def test_readme_environment_is_twenty_lines_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [code] = blocks("README.md", "python")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    [said] = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
+    assert out.getvalue().strip() == said
+    definition = code.split("\n\n\nenv = ")[0]
+    assert len([line for line in definition.splitlines() if line.strip()]) <= 20
+
+
+def test_readme_start_commands(tmp_path: Path) -> None:
+    [start] = [
+        b for b in blocks("README.md", "bash") if "scripted:teacher" in b and "rove play" in b and "sft" not in b
+    ]
+    for command in commands(start):
+        moves = "\n".join(str(n) for n in range(9)) * 3 if command[1] == "play" else ""
+        run(command, tmp_path, input=moves)
+
+
+SMALLER = {"14000": "150", '{"num_examples": 14000}': '{"num_examples": 150}', "1000": "8", "200": "2"}
+FLAGS = {
+    "sft": ["--epochs", "1"],
+    "rl": ["--batch-size", "16", "-t", "12", "--rollouts-per-example", "4"],
+    "eval": ["-t", "12"],
+    "play": ["-t", "12"],
+}
+
+
+@pytest.mark.slow
+def test_readme_loop_by_hand(tmp_path: Path) -> None:
+    [loop] = [b for b in blocks("README.md", "bash") if "rove sft" in b]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for command in commands(loop):
+        small = [SMALLER.get(word, word) for word in command] + FLAGS.get(command[1], [])
+        moves = "\n".join(str(n) for n in range(9)) * 12 if command[1] == "play" else ""
+        done = subprocess.run(
+            [str(ROVE), *small[1:]], cwd=tmp_path, capture_output=True, text=True, check=False, input=moves, env=env
+        )
+        assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "runs/rl/final/config.json").exists()

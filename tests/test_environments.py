@@ -1,0 +1,480 @@
+"""The example environments: what holds for every one of them, and what each is about."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import roll, says
+
+import rove as vf
+from rove.envs.loading import environment_file, example_environments
+from rove.envs.multi_turn import MultiTurnEnv
+
+NAMES = sorted(example_environments())
+REWARDS = {"double_check": (0.0, 1.0), "reverse_text": (0.0, 1.2), "tictactoe": (-0.1, 1.2)}
+"""The least and the most reward a rollout of each environment can get."""
+PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
+
+
+@functools.cache
+def module(name: str) -> Any:
+    vf.load_environment(name)
+    found: ModuleType = importlib.import_module(name)
+    return found
+
+
+def project(name: str) -> dict[str, Any]:
+    return tomllib.loads((environment_file(name).parent / "pyproject.toml").read_text())
+
+
+# What holds for every environment
+
+
+def test_every_folder_is_an_environment():
+    folders = [
+        path.name for path in environment_file("tictactoe").parents[1].iterdir() if (path / "README.md").exists()
+    ]
+    assert sorted(folders) == NAMES == sorted(REWARDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_package_to_install(name):
+    about = project(name)
+    assert about["project"]["name"] == name.replace("_", "-")
+    assert about["project"]["dependencies"] == ["rove"]
+    assert about["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [f"{name}.py"]
+    assert set(about["tool"]["rove"]["eval"]) == {"num_examples", "rollouts_per_example"}
+    assert len(environment_file(name).read_text().splitlines()) < 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_wheel_holds_the_module_alone(name, tmp_path):
+    pytest.importorskip("hatchling")
+    code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
+    folder = environment_file(name).parent
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    files = [file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file]
+    assert files == [f"{name}.py"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
+    env = vf.load_environment(name)
+    readme = (environment_file(name).parent / "README.md").read_text()
+    assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
+    arguments = list(module(name).load_environment.__annotations__)[:-1]
+    for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.players)]:
+        assert f"`{word}`" in readme, word
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_are_valid(name):
+    for example in vf.load_environment(name, num_examples=20).get_dataset():
+        roles = [message.role for message in example["prompt"]]
+        assert roles == ["system", "user"]
+        assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_the_examples(name):
+    def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
+        return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
+
+    assert len(examples(3)) == 20
+    assert examples(3) == examples(3)
+    assert examples(3) == examples(3, n=30)[:20]  # a longer dataset starts with the shorter one
+    assert examples(3) != examples(4)
+    assert examples(3) != examples(3, "get_eval_dataset")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_the_examples_in_another_process_too(name):
+    code = f"import rove; print(rove.load_environment({name!r}, num_examples=3).get_dataset())"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
+
+
+@pytest.mark.parametrize(("name", "player"), PLAYERS)
+def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
+    env = vf.load_environment(name, num_examples=50)
+    low, high = REWARDS[name]
+    for record in roll(env, says(env.players[player]), rollouts_per_example=2):
+        assert record.error is None, record.error
+        assert record.scores is not None
+        assert low <= record.scores.reward <= high
+        assert env.parser.get_format_reward_func()(record.completion) == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "garbage", ["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99]
+)
+def test_garbage_scores_low_and_breaks_nothing(name, garbage):
+    env = vf.load_environment(name, num_examples=20)
+    low, high = REWARDS[name]
+    for record in roll(env, says(garbage)):
+        assert record.error is None, record.error
+        assert record.scores is not None
+        assert low <= record.scores.reward < (low + high) / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_ends(name):
+    env = vf.load_environment(name, num_examples=1)
+    assert isinstance(env, MultiTurnEnv)
+    [record] = roll(env, says("<think>hm</think>"))
+    assert record.stop_condition
+    assert len(record.steps) <= 8
+
+
+# reverse_text
+
+
+def reverse(**options) -> Any:
+    return vf.load_environment("reverse_text", **options)
+
+
+def test_reverse_text_asks_for_its_phrases_backwards():
+    for example in reverse(num_examples=200, min_words=2, max_words=4).get_dataset():
+        assert example["answer"] == "".join(reversed(example["prompt"][-1].content))
+        assert 2 <= len(example["answer"].split(" ")) <= 4
+
+
+def test_reverse_text_rewards_the_likeness():
+    env = reverse(num_examples=30)
+    assert {record.reward for record in roll(env, says(env.players["oracle"]))} == {1.2}
+    for record in roll(env, says(env.players["copycat"])):
+        assert record.scores is not None
+        assert record.scores.rewards["likeness"] < 1
+        assert record.scores.metrics["exact"] == 0
+    [record] = roll(reverse(num_examples=1), says(lambda messages, state, rng: state["answer"]))  # right, but no tags
+    assert record.reward == 0
+
+
+letters = st.text("abc ", max_size=8)
+
+
+@functools.cache
+def longest_common_subsequence(a: str, b: str) -> int:
+    """Straight from the definition."""
+    if not a or not b:
+        return 0
+    if a[0] == b[0]:
+        return 1 + longest_common_subsequence(a[1:], b[1:])
+    return max(longest_common_subsequence(a[1:], b), longest_common_subsequence(a, b[1:]))
+
+
+@given(letters, letters)
+def test_lcs_ratio_is_that_of_the_definition(a, b):
+    ratio = module("reverse_text").lcs_ratio(a, b)
+    expected = 2 * longest_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
+    assert ratio == expected
+    assert (ratio == 1) == (a == b)
+
+
+@pytest.mark.parametrize("words", [(0, 3), (4, 3), (-1, -1)])
+def test_reverse_text_refuses_impossible_lengths(words):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_words <= max_words"):
+        reverse(min_words=words[0], max_words=words[1])
+
+
+# double_check
+
+
+def double_check(player, count: int = 30) -> list[vf.RolloutRecord]:
+    env = vf.load_environment("double_check", num_examples=count)
+    return roll(env, says(env.players[player] if isinstance(player, str) else player))
+
+
+def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.scores is not None
+    return {**record.scores.rewards, **record.scores.metrics}
+
+
+def test_double_check_doubts_once_and_takes_the_second_answer():
+    for record in double_check("oracle"):
+        assert [m["content"] for m in record.completion if m["role"] == "user"] == ["Are you sure?"]
+        assert scores_of(record) == {"correct": 1, "first_correct": 1, "changed_mind": 0, "num_turns": 2}
+        assert record.stop_condition == "answered_twice"
+    for record in double_check("doubter"):
+        assert scores_of(record) == {"correct": 0, "first_correct": 1, "changed_mind": 1, "num_turns": 2}
+
+
+def test_double_check_rewards_a_slip_put_right():
+    def second_thoughts(messages, state, rng):
+        return f"<answer>{state['answer'] if state['trajectory'] else 'no idea'}</answer>"
+
+    for record in double_check(second_thoughts):
+        assert scores_of(record) == {"correct": 1, "first_correct": 0, "changed_mind": 1, "num_turns": 2}
+
+
+def test_double_checks_answers_are_right():
+    for record in double_check("oracle", count=300):
+        a, sign, b = record.prompt[-1]["content"].removesuffix(" = ?").split()
+        assert int(record.answer) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("42", 42), (" -7 ", -7), ("+7", 7), ("1,024", 1024), ("7 apples", None), ("", None), ("4.0", None)],
+)
+def test_double_check_reads_numbers(text, number):
+    assert module("double_check").whole_number(text) == number
+
+
+# tictactoe
+
+
+def game(**options) -> Any:
+    return vf.load_environment("tictactoe", **{"num_examples": 200, **options})
+
+
+@functools.cache
+def outcome(board: str, player: str) -> int:
+    """1, 0, -1: what X gets when both play well, straight from the rules."""
+    ttt = module("tictactoe")
+    for line in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)):
+        taken = {board[i] for i in line}
+        if taken in ({"X"}, {"O"}):
+            return 1 if taken == {"X"} else -1
+    if "." not in board:
+        return 0
+    other = "O" if player == "X" else "X"
+    outcomes = [outcome(ttt.place(board, i, player), other) for i in range(9) if board[i] == "."]
+    return max(outcomes) if player == "X" else min(outcomes)
+
+
+@functools.cache
+def positions() -> list[tuple[str, str]]:
+    """Every (board, player to move) of every game, whoever starts, that is not over."""
+    ttt = module("tictactoe")
+    found: set[tuple[str, str]] = set()
+    todo = [(ttt.EMPTY, "X"), (ttt.EMPTY, "O")]
+    while todo:
+        board, player = todo.pop()
+        if (board, player) not in found and ttt.result(board) is None:
+            found.add((board, player))
+            other = "O" if player == "X" else "X"
+            todo += [(ttt.place(board, square, player), other) for square in ttt.free_squares(board)]
+    return sorted(found)
+
+
+def test_minimax_never_gives_a_result_away():
+    ttt = module("tictactoe")
+    assert len(positions()) > 8000
+    for board, player in positions():
+        other = "O" if player == "X" else "X"
+        best = ttt.best_moves(board, player)
+        assert best
+        assert all(outcome(ttt.place(board, move, player), other) == outcome(board, player) for move in best)
+
+
+@pytest.mark.parametrize(
+    ("board", "player", "best"),
+    [
+        ("XX.OO....", "X", [2]),  # winning now beats winning later
+        ("XX.OO....", "O", [5]),
+        ("XX..O....", "O", [2]),  # a block
+        ("....X....", "O", [0, 2, 6, 8]),
+        ("X........", "O", [4]),
+        ("O...X...O", "X", [1, 3, 5, 7]),  # a corner would let O fork
+        ("XXOOO.X..", "X", [5]),
+    ],
+)
+def test_best_moves(board, player, best):
+    assert module("tictactoe").best_moves(board, player) == best
+
+
+def test_wins_sooner_and_losses_later_are_better():
+    ttt = module("tictactoe")
+    won_now, won_late = ttt.value("XXXOO....", "O"), ttt.value("XXXOOXO.O", "O")
+    assert won_now > won_late > 0 == ttt.value("XXOOOXXXO", "X")
+    lost_now, lost_late = ttt.value("OOOXX.X..", "X"), ttt.value("OOOXXOX.X", "X")
+    assert lost_now < lost_late < 0
+
+
+@pytest.mark.parametrize("random_move_prob", [0.0, 0.5, 1.0])
+def test_the_optimal_player_never_loses(random_move_prob):
+    env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["optimal"]), rollouts_per_example=3):
+        totals.update(scores_of(record))
+    assert totals["lost"] == totals["invalid_move"] == 0
+    assert totals["won"] + totals["drawn"] == 600
+    if random_move_prob == 0:
+        assert totals["drawn"] == 600
+
+
+def test_nobody_beats_the_perfect_opponent():
+    env = game(max_random_move_prob=0.0)
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["random"]), rollouts_per_example=3):
+        totals.update(scores_of(record))
+    assert totals["won"] == 0
+    assert totals["lost"] > 300
+
+
+open_boards = st.deferred(lambda: st.sampled_from([board for board, player in positions() if player == "O"]))
+probabilities = st.floats(0, 1)
+
+
+@given(open_boards, st.integers(0, 2**32), probabilities)
+@settings(deadline=None)
+def test_the_opponents_reply_is_a_function_of_seed_and_board(board, seed, probability):
+    ttt = module("tictactoe")
+    move = ttt.opponent_move(board, seed, probability)
+    assert move in ttt.free_squares(board)
+    assert ttt.opponent_move(board, seed, probability) == move
+    assert ttt.opponent_move(board, seed, 0.0) in ttt.best_moves(board, "O")
+
+
+def evenly(moves: list[int], squares: list[int]) -> bool:
+    """Whether every square came up as often as chance allows (five standard deviations)."""
+    counts = collections.Counter(moves)
+    share = 1 / len(squares)
+    slack = 5 * (len(moves) * share * (1 - share)) ** 0.5
+    return set(counts) == set(squares) and all(abs(count - len(moves) * share) < slack for count in counts.values())
+
+
+def test_the_opponent_chooses_evenly():
+    ttt = module("tictactoe")
+    board = "....X...."
+    perfect = [ttt.opponent_move(board, seed, 0.0) for seed in range(2000)]
+    assert evenly(perfect, [0, 2, 6, 8])
+    assert evenly([ttt.opponent_move(board, seed, 1.0) for seed in range(2000)], [0, 1, 2, 3, 5, 6, 7, 8])
+    mixed = [ttt.opponent_move(board, seed, 0.5) for seed in range(2000)]
+    assert (
+        0.25 - 0.05 < sum(move % 2 for move in mixed) / 2000 < 0.25 + 0.05
+    )  # half of the moves, of them half at sides
+
+
+def test_siblings_meet_the_same_opponent():
+    """In the same example the same board always gets the same reply: siblings differ by what the model did alone."""
+    replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    env = game(num_examples=30)
+    for record in roll(env, says(env.players["random"]), rollouts_per_example=12):
+        replies[record.example_key, "start"].add(record.prompt[-1]["content"])
+        for step, reply in zip(record.steps, record.completion[1::2], strict=True):
+            asked, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
+            replies[record.example_key, asked + answer].add(reply["content"])
+    assert all(len(seen) == 1 for seen in replies.values())
+    assert len(replies) > 1000
+
+
+def test_half_the_games_the_opponent_starts():
+    env = game(num_examples=1000)
+    started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
+    assert set(started) == {0, 1}
+    assert 450 < sum(started) < 550
+
+
+@given(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_games_in_a_row_hold_every_bucket_of_difficulty_once(num_groups, one, other, seed):
+    low, high = sorted([one, other])
+    options = {"min_random_move_prob": low, "max_random_move_prob": high, "num_groups": num_groups, "seed": seed}
+    env = game(num_examples=3 * num_groups, **options)
+    for examples in (env.get_dataset(), env.get_eval_dataset()):
+        chances = [example["info"]["random_move_prob"] for example in examples]
+        width = (high - low) / num_groups
+        for start in range(0, len(chances), num_groups):
+            for bucket, chance in enumerate(chances[start : start + num_groups]):
+                assert low + bucket * width - 1e-9 <= chance <= low + (bucket + 1) * width + 1e-9
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize(
+    "answer", ["<move>X</move>", "<move>9</move>", "<move>taken</move>", "no move", "<move>01</move>", "<move>²</move>"]
+)
+def test_an_invalid_move_costs_once_and_the_game_goes_on(answer, times):
+    env = game(num_examples=20)
+
+    def stumbling(messages, state, rng):
+        if len(state["trajectory"]) < times:
+            taken = next((i for i in range(9) if state["board"][i] != "."), "X")
+            return answer.replace("taken", str(taken))
+        return env.players["optimal"](messages, state, rng)
+
+    for record in roll(env, says(stumbling)):
+        scores = scores_of(record)
+        assert scores["lost"] == 0
+        assert record.reward == pytest.approx(scores["win"] + 0.2 * scores["format"] - 0.1)
+        told = [message["content"] for message in record.completion if message["role"] == "user"]
+        boards = [text.removeprefix("Invalid move.\n") for text in told[:times]]
+        assert boards == [record.prompt[-1]["content"]] * times  # the board waits for a valid move
+        assert not any(text.startswith("Invalid") for text in told[times:])
+
+
+def test_a_game_has_eight_turns_at_most():
+    for record in roll(game(num_examples=10), says("pass")):
+        assert len(record.steps) == 8
+        assert record.stop_condition == "max_turns_reached"
+        assert scores_of(record)["lost"] == 1
+        assert record.reward == -0.1
+    [short] = roll(game(num_examples=1, max_turns=3), says("pass"))
+    assert len(short.steps) == 3
+
+
+def test_the_last_allowed_move_counts():
+    """A game won with the very last turn is won: the environment sees that move."""
+    env = game(num_examples=40, min_random_move_prob=1.0)
+
+    def late(messages, state, rng):
+        return "pass" if len(state["trajectory"]) < 5 else env.players["optimal"](messages, state, rng)
+
+    last_turn = [record for record in roll(env, says(late)) if len(record.steps) == 8]
+    assert last_turn
+    assert any(scores_of(record)["won"] for record in last_turn)
+
+
+def test_the_end_is_told():
+    env = game(num_examples=60)
+    for record in roll(env, says(env.players["random"])):
+        scores = scores_of(record)
+        said = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
+        [ending] = [text for name, text in said.items() if scores[name]]
+        assert record.completion[-1]["content"].startswith(ending)
+        assert scores["win"] == scores["won"] + 0.5 * scores["drawn"]
+
+
+async def test_a_person_can_take_the_other_seat():
+    """What `rove play` does: the opponent sees the board and its legal moves, and its move is played."""
+    env = game(num_examples=20)
+    asked: list[list[str]] = []
+
+    async def person(board: str, legal: list[str]) -> str:
+        asked.append(legal)
+        assert all(square in board for square in legal)
+        return legal[-1]
+
+    env.opponent = person
+    for record in await vf.generate(env, says(env.players["random"]), max_concurrent=1):
+        assert record.error is None, record.error
+    assert len(asked) > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"min_random_move_prob": 0.5, "max_random_move_prob": 0.2}, "need 0 <= min_random_move_prob"),
+        ({"max_random_move_prob": 1.5}, "need 0 <= min_random_move_prob"),
+        ({"num_groups": 0}, "num_groups is 0; expected 1 or more"),
+    ],
+)
+def test_tictactoe_refuses_impossible_settings(options, complaint):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        game(**options)

@@ -1,0 +1,198 @@
+"""How an environment is found by its name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rove as vf
+from rove.envs.loading import environment_file, example_environments, load_environment
+from rove.errors import ConfigError
+
+MODULE = """
+import rove as vf
+
+ORIGIN = '@'
+
+
+class Env(vf.SingleTurnEnv):
+    origin = ORIGIN
+
+
+def load_environment(num_examples: int = 1, seed: int = 0) -> vf.Environment:
+    return Env(dataset=[{"question": f"{seed}"}] * num_examples)
+"""
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """An empty working directory; modules loaded by a test are forgotten after it."""
+    before = dict(sys.modules)
+    path = list(sys.path)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - set(before):
+        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def put(folder: Path, name: str, origin: str, source: str = MODULE) -> Path:
+    """An environment folder FOLDER/NAME/NAME.py."""
+    file = folder / name / f"{name}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(source.replace("@", origin))
+    return file
+
+
+def install(folder: Path, name: str, origin: str) -> None:
+    """An importable module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(MODULE.replace("@", origin))
+    sys.path.insert(0, str(folder))
+
+
+def origin(env: vf.Environment) -> str:
+    return env.origin  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_nearest_place_wins(workplace):
+    """Place after place is added, from the last that is searched to the first."""
+    given = workplace / "given"
+    with pytest.raises(ConfigError, match="no environment 'toy'"):
+        load_environment("toy", env_dir=given)
+    put(Path("environments"), "toy", "./environments")
+    assert origin(load_environment("toy", env_dir=given)) == "./environments"
+    install(workplace / "site", "toy", "installed")
+    assert origin(load_environment("toy", env_dir=given)) == "installed"
+    put(given, "toy", "--env-dir")
+    assert origin(load_environment("toy", env_dir=given)) == "--env-dir"
+    assert origin(load_environment("toy")) == "installed"  # what was loaded before changes nothing
+    sys.path.remove(str(workplace / "site"))
+    assert origin(load_environment("toy")) == "./environments"
+
+
+def test_an_environment_of_ones_own_hides_the_shipped_one():
+    assert environment_file("tictactoe") == example_environments()["tictactoe"]
+    mine = put(Path("environments"), "tictactoe", "mine")
+    assert environment_file("tictactoe") == mine.resolve()
+
+
+def test_shipped_environments_are_found_from_anywhere():
+    code = "import rove; print(rove.load_environment('reverse-text', num_examples=1).env_id)"
+    root = Path(vf.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "reverse_text\n", done.stderr
+
+
+@pytest.mark.parametrize("env_id", ["my_toy", "my-toy", "ann/my-toy", "ann/my-toy@1.0", "my_toy@latest"])
+def test_owner_version_and_dashes_do_not_matter(env_id, workplace):
+    put(workplace, "my_toy", "here")
+    env = load_environment(env_id, env_dir=workplace, num_examples=2)
+    assert (env.env_id, env.env_args) == ("my_toy", {"num_examples": 2})
+    assert len(env.get_dataset()) == 2
+
+
+@pytest.mark.parametrize("layout", ["toy/toy.py", "toy/__init__.py", "toy.py"])
+def test_an_environment_is_a_file_a_package_or_a_folder_with_a_file(layout, workplace):
+    file = workplace / "given" / layout
+    file.parent.mkdir(parents=True)
+    file.write_text(MODULE.replace("@", layout))
+    assert origin(load_environment("toy", env_dir=workplace / "given")) == layout
+
+
+def test_a_package_may_import_its_own_parts(workplace):
+    folder = workplace / "given" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "words.py").write_text("WORDS = ['a', 'b']")
+    (folder / "__init__.py").write_text("from .words import WORDS\n" + MODULE)
+    load_environment("toy", env_dir=workplace / "given")
+    assert sys.modules["toy"].WORDS == ["a", "b"]
+
+
+def test_the_same_file_is_loaded_once(workplace):
+    put(workplace, "toy", "here")
+    first = load_environment("toy", env_dir=workplace)
+    assert type(load_environment("toy", env_dir=workplace)) is type(first)
+
+
+def test_an_environment_may_have_the_name_of_a_standard_module():
+    put(Path("environments"), "calendar", "mine")
+    standard = sys.modules.get("calendar")
+    try:
+        assert origin(load_environment("calendar")) == "mine"
+    finally:
+        sys.modules.pop("calendar")
+        if standard is not None:
+            sys.modules["calendar"] = standard
+
+
+def test_a_misspelt_name(workplace):
+    put(workplace, "toy", "here")
+    with pytest.raises(ConfigError, match=rf"not an installed module, nor in {workplace}, environments, .*'toy'\?"):
+        load_environment("tooy", env_dir=workplace)
+    with pytest.raises(ConfigError, match="did you mean 'tictactoe'"):
+        load_environment("tictacto")
+
+
+@pytest.mark.parametrize("name", ["sys", "os.path", "", "../toy", "two words"])
+def test_what_cannot_be_an_environment(name):
+    with pytest.raises(ConfigError, match="no environment"):
+        load_environment(name)
+
+
+def test_a_misspelt_argument(workplace):
+    put(workplace, "toy", "here")
+    with pytest.raises(ConfigError, match=r"'toy' has no argument 'num_exmples'; did you mean 'num_examples'\?"):
+        load_environment("toy", env_dir=workplace, num_exmples=3)
+
+
+def test_a_load_environment_that_takes_anything_gets_anything(workplace):
+    source = "import rove as vf\n\ndef load_environment(**kwargs):\n    return vf.load_environment('reverse_text', **kwargs)\n"
+    put(workplace, "toy", "", source)
+    assert len(load_environment("toy", env_dir=workplace, num_examples=2).get_dataset()) == 2
+
+
+def test_a_module_without_load_environment(workplace):
+    put(workplace, "toy", "", "x = 1\n")
+    with pytest.raises(
+        ConfigError, match=r"toy\.py has no load_environment\(\); an environment package must define it"
+    ):
+        load_environment("toy", env_dir=workplace)
+
+
+def test_a_load_environment_that_returns_something_else(workplace):
+    put(workplace, "toy", "", "def load_environment():\n    return 'env'\n")
+    with pytest.raises(ConfigError, match=r"load_environment\(\) of 'toy' returned a str, expected a rove Environment"):
+        load_environment("toy", env_dir=workplace)
+
+
+def test_a_module_that_cannot_be_imported_raises_its_own_error_and_leaves_nothing_behind(workplace):
+    file = put(workplace, "toy", "", "import a_package_that_is_not_there\n")
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        load_environment("toy", env_dir=workplace)
+    assert "toy" not in sys.modules
+    file.write_text(MODULE.replace("@", "repaired"))
+    assert origin(load_environment("toy", env_dir=workplace)) == "repaired"
+
+
+def test_what_the_environment_says_of_itself_is_kept(workplace):
+    source = (
+        "import rove as vf\n\ndef load_environment(n=1):\n"
+        "    env = vf.load_environment('reverse_text')\n    env.env_id, env.env_args = 'own', {'n': 7}\n    return env\n"
+    )
+    put(workplace, "toy", "", source)
+    env = load_environment("toy", env_dir=workplace)
+    assert (env.env_id, env.env_args) == ("own", {"n": 7})
+
+
+def test_examples_are_listed_with_their_files():
+    found = example_environments()
+    assert {"tictactoe", "reverse_text", "double_check"} <= found.keys()
+    assert all(file.is_file() and file.stem == name for name, file in found.items())

@@ -1,0 +1,60 @@
+"""One question, one answer."""
+
+from __future__ import annotations
+
+import pytest
+from toys import Quiz, right, roll, says
+
+import rove as vf
+
+
+def test_the_model_is_asked_once():
+    records = roll(Quiz(3, system_prompt="Be brief."), says(right))
+    assert [record.reward for record in records] == [1.0, 1.0, 1.0]
+    for i, record in enumerate(records):
+        assert record.prompt == [vf.SystemMessage("Be brief."), vf.UserMessage(f"q{i}")]
+        assert record.completion == [vf.AssistantMessage(str(i))]
+        assert len(record.steps) == 1
+        assert (record.stop_condition, record.is_truncated) == ("answered", False)
+        assert record.scores is not None
+        assert record.scores.metrics == {"num_turns": 1.0}
+
+
+def test_env_response_is_never_called():
+    class Silent(Quiz):
+        async def env_response(self, messages, state, **kwargs):
+            raise AssertionError("called")
+
+    [record] = roll(Silent(1), says("0"))
+    assert record.error is None
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_setup_state_is_used_like_in_any_other_environment(returns):
+    class Setup(Quiz):
+        async def setup_state(self, state, **kwargs):
+            new = {"prompt": [vf.UserMessage("another question")], "secret": "42"}
+            if returns:
+                return new
+            state.update(new)
+
+    [record] = roll(Setup(1), says(lambda messages, state, rng: f"{messages[0].content}: {state['secret']}"))
+    assert record.completion[0]["content"] == "another question: 42"
+    assert record.prompt == [vf.UserMessage("another question")]
+
+
+def test_an_error_in_setup_state_is_the_rollouts():
+    class Broken(Quiz):
+        async def setup_state(self, state, **kwargs):
+            raise KeyError("board")
+
+    [record] = roll(Broken(1), says("0"))
+    assert record.error is not None
+    assert (record.error.phase, record.error.type) == ("setup_state", "KeyError")
+    assert record.prompt == [vf.UserMessage("q0")]
+    assert record.steps == []
+
+
+def test_max_turns_is_not_to_be_chosen():
+    with pytest.raises(TypeError, match="max_turns"):
+        Quiz(max_turns=3)

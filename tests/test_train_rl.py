@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from fakes import record_of, tiny_model
+
+import rove as vf
+from rove.errors import ConfigError, RunError
+from rove.models.load import LoadedModel, load_model
+from rove.records import RolloutRecord, StepTokens, Timing
+from rove.runs import Run
+from rove.train.rl import RLConfig, lr_scale, step_plan, train_rl, training_samples
+from rove.train.trainer import Trainer
+
+ROWS = [{"question": f"say {n}"} for n in range(4)]
+
+
+def letters(completion: vf.Messages) -> float:
+    """The share of small letters in what the model said."""
+    text = "".join(m["content"] for m in completion if m["role"] == "assistant")
+    return sum("a" <= c <= "z" for c in text) / max(1, len(text))
+
+
+def one_turn(reward: Any = letters) -> vf.Environment:
+    rubric = vf.Rubric()
+    rubric.add_reward_func(reward, weight=1.0, name="letters")
+    return vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
+
+
+class TwoTurns(vf.MultiTurnEnv):
+    """Asks twice, so that training sees a kept cache and a growing prompt."""
+
+    torn_down = 0
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:
+        return "you say"
+
+    @vf.teardown
+    def count(self) -> None:
+        self.torn_down += 1
+
+
+def two_turns() -> TwoTurns:
+    rubric = vf.Rubric()
+    rubric.add_reward_func(letters, weight=1.0)
+    return TwoTurns(dataset=ROWS, rubric=rubric, max_turns=2)
+
+
+def settings(**fields: Any) -> RLConfig:
+    defaults: dict[str, Any] = {
+        "env": "letters",
+        "model": "models/new",
+        "steps": 5,
+        "batch_size": 16,
+        "rollouts_per_example": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "max_tokens": 4,
+        "checkpoint_every": 2,
+        "threads": 1,
+    }
+    return RLConfig(**{**defaults, **fields})
+
+
+class Killed(Exception):
+    """Stands for a kill -9."""
+
+
+def train(path: Path, config: RLConfig, env: vf.Environment, kill_at: int | None = None) -> LoadedModel:
+    """One process: a fresh model, a run folder that may have been started before."""
+    loaded = tiny_model()
+
+    def on_step(step: int, metrics: Any) -> None:
+        if step == kill_at:
+            raise Killed
+
+    with Run(path) as run:
+        run.start("rl", {}, {})
+        asyncio.run(train_rl(config, env, loaded, run, on_step))
+    return loaded
+
+
+def weights_of(path: Path) -> bytes:
+    return (path / "final" / "model.safetensors").read_bytes()
+
+
+def rollouts_of(path: Path) -> list[RolloutRecord]:
+    """What was written, without its times."""
+    bare = []
+    for record in Run(path).rollouts():
+        steps = [msgspec.structs.replace(step, seconds=0.0) for step in record.steps]
+        bare.append(msgspec.structs.replace(record, steps=steps, timing=Timing()))
+    return bare
+
+
+def metrics_of(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
+
+
+@pytest.mark.parametrize("loss", ["cispo", "grpo"])
+def test_the_reward_rises(tmp_path: Path, loss: str):
+    train(
+        tmp_path, settings(steps=12, batch_size=64, rollouts_per_example=16, loss=loss, checkpoint_every=99), one_turn()
+    )
+    rewards = [m["reward/mean"] for m in metrics_of(tmp_path)]
+    print(f"\n{loss}: reward {rewards[0]:.2f} -> {rewards[-1]:.2f}")
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+
+
+def test_every_step_trains_on_policy(tmp_path: Path):
+    train(tmp_path, settings(temperature=1.25), two_turns())
+    for m in metrics_of(tmp_path):
+        assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
+        assert m["logprob_diff_max"] <= 1e-4
+        assert m["tokens"] > 0
+    for record in rollouts_of(tmp_path):
+        assert record.step is not None
+        assert {step.tokens.policy_version for step in record.steps if step.tokens} == {record.step - 1}
+        assert record.temperature == 1.25
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rl")
+    train(path, settings(), two_turns())
+    return path
+
+
+@pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
+def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
+    for kill_at in kills:
+        env = two_turns()
+        with pytest.raises(Killed):
+            train(tmp_path, settings(), env, kill_at)
+        assert env.torn_down == 1
+        assert not (tmp_path / "final").exists()
+    train(tmp_path, settings(), two_turns())
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+    assert metrics_of(tmp_path) == metrics_of(uninterrupted)
+    assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
+
+
+def test_a_step_that_dies_between_sampling_and_training_is_sampled_again(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[int] = []
+    step = Trainer.step
+
+    def dies(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise Killed
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "step", dies)
+    with pytest.raises(Killed):
+        train(tmp_path, settings(), two_turns())
+    assert (len(rollouts_of(tmp_path)), len(metrics_of(tmp_path))) == (4 * 16, 3)
+    monkeypatch.undo()
+    train(tmp_path, settings(), two_turns())
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+    assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
+
+
+def test_a_finished_run_is_left_as_it_is(uninterrupted: Path):
+    weights, metrics = weights_of(uninterrupted), Run(uninterrupted).metrics()
+    loaded = train(uninterrupted, settings(), two_turns())
+    assert (weights_of(uninterrupted), Run(uninterrupted).metrics()) == (weights, metrics)
+    final = load_model(uninterrupted / "final", device="cpu").model.state_dict()
+    assert all(torch.equal(final[name], tensor) for name, tensor in loaded.model.state_dict().items())
+
+
+def test_old_checkpoints_go(uninterrupted: Path):
+    assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["4", "5"]
+
+
+def test_another_seed_is_another_run(uninterrupted: Path, tmp_path: Path):
+    train(tmp_path, settings(seed=1), two_turns())
+    assert weights_of(tmp_path) != weights_of(uninterrupted)
+
+
+def test_micro_batches_change_nothing_but_rounding(uninterrupted: Path, tmp_path: Path):
+    train(tmp_path, settings(steps=1, micro_batch_tokens=1), two_turns())
+    small, whole = metrics_of(tmp_path)[0], metrics_of(uninterrupted)[0]
+    assert small["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+    assert small["tokens"] == whole["tokens"]
+
+
+def test_a_step_without_any_spread_trains_nothing_and_says_so(tmp_path: Path):
+    loaded = train(tmp_path, settings(steps=2), one_turn(lambda completion: 0.5))
+    fresh = tiny_model().model.state_dict()
+    assert all(torch.equal(fresh[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    for m in metrics_of(tmp_path):
+        assert (m["groups/all"], m["groups/zero_spread"]) == (4.0, 4.0)
+        assert "loss" not in m
+
+
+def test_a_step_in_which_every_rollout_failed_raises_with_the_cause(tmp_path: Path):
+    def broken(completion: vf.Messages) -> float:
+        raise KeyError("the answer key is lost")
+
+    with pytest.raises(RunError, match=r"every rollout of step 1 failed.*letters.*the answer key is lost"):
+        train(tmp_path, settings(), one_turn(broken))
+    assert all(record.error is not None for record in rollouts_of(tmp_path))
+
+
+def test_one_failed_rollout_hurts_no_other(tmp_path: Path):
+    def moody(completion: vf.Messages, state: vf.State) -> float:
+        if state["seed"] % 3 == 0:
+            raise ValueError("not today")
+        return letters(completion)
+
+    train(tmp_path, settings(steps=2), one_turn(moody))
+    failed = [sum(r.error is not None for r in rollouts_of(tmp_path) if r.step == step) for step in (1, 2)]
+    assert 0 < sum(failed) < 32
+    metrics = metrics_of(tmp_path)
+    assert [m["rollouts/failed"] for m in metrics] == failed
+    for step, m in enumerate(metrics, start=1):
+        rewards = [r.reward for r in rollouts_of(tmp_path) if r.step == step and r.reward is not None]
+        assert m["reward/mean"] == pytest.approx(sum(rewards) / len(rewards))
+        assert m["tokens"] > 0
+
+
+TURN = [StepTokens([1], [2, 3], [-0.1, -0.2])]
+
+
+def group(*rewards: float | None, key: str = "a", **fields: Any) -> list[RolloutRecord]:
+    return [record_of(TURN, reward, key=key, index=i, **fields) for i, reward in enumerate(rewards)]
+
+
+def advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
+    return [sample.advantages[-1] for sample in training_samples(records, truncated)[0]]
+
+
+def test_a_group_is_measured_against_its_own_mean():
+    records = [*group(1.0, 0.0, key="a"), *group(4.0, 2.0, 3.0, key="b")]
+    assert advantages(records) == pytest.approx([0.5, -0.5, 1.0, -1.0, 0.0])
+
+
+def test_the_order_rollouts_finished_in_does_not_matter():
+    records = [*group(1.0, 0.0, key="a"), *group(4.0, 2.0, 3.0, key="b", example_id=1)]
+    assert training_samples(records[::-1]) == training_samples(records)
+
+
+def test_groups_without_spread_are_left_out_and_counted():
+    samples, counts = training_samples([*group(1.0, 1.0, key="a"), *group(1.0, 0.0, key="b"), *group(1.0, key="c")])
+    assert len(samples) == 2
+    assert (counts["groups/all"], counts["groups/zero_spread"]) == (3.0, 2.0)
+
+
+def test_failed_rollouts_are_left_out_of_their_groups_mean():
+    records = group(1.0, None, 0.0, None)
+    assert advantages(records) == [0.5, -0.5]
+    assert training_samples(records)[1]["rollouts/failed"] == 2.0
+    lonely = training_samples(group(1.0, None, None))
+    assert (lonely[0], lonely[1]["groups/zero_spread"]) == ([], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("truncated", "expected"), [("keep", [0.5, -0.5, 0.0]), ("zero", [2 / 3, -1 / 3, -1 / 3]), ("mask", [0.5, -0.5])]
+)
+def test_truncated_rollouts(truncated: str, expected: list[float]):
+    records = [*group(1.0, 0.0), record_of(TURN, 0.5, index=2, is_truncated=True)]
+    assert advantages(records, truncated) == pytest.approx(expected)
+    assert training_samples(records, truncated)[1]["rollouts/truncated"] == 1.0
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_share():
+    config = settings(steps=100, warmup_steps=10, final_lr_fraction=0.1)
+    scales = [lr_scale(config, step) for step in range(100)]
+    assert scales[0] == pytest.approx(0.1)
+    assert scales[:10] == sorted(scales[:10])
+    assert scales[9:] == sorted(scales[9:], reverse=True)
+    assert scales[99] == pytest.approx(0.1, abs=0.02)
+    assert [lr_scale(settings(warmup_steps=0, final_lr_fraction=1.0), step) for step in range(5)] == [1.0] * 5
+
+
+def test_the_scheduled_learning_rate_is_the_one_used(uninterrupted: Path):
+    assert [m["lr"] for m in metrics_of(uninterrupted)] == pytest.approx(
+        [1e-2 * lr_scale(settings(), step) for step in range(5)]
+    )
+
+
+def test_steps_walk_through_the_dataset_with_seeds_of_their_own():
+    config = settings(batch_size=12)  # three groups of four a step, four examples in all
+    examples = one_turn().get_dataset()
+    steps = [step_plan(config, step, examples) for step in range(4)]
+    assert [[group[0].example["example_id"] for group in step] for step in steps] == [
+        [0, 1, 2],
+        [3, 0, 1],
+        [2, 3, 0],
+        [1, 2, 3],
+    ]
+    assert all(len(group) == 4 for step in steps for group in step)
+    assert len({group[0].seed for step in steps for group in step}) == 4
+    assert step_plan(config, 2, examples) == steps[2]
+
+
+def test_an_example_that_comes_twice_in_a_step_is_two_groups():
+    examples = one_turn().get_dataset()[:1]
+    groups = step_plan(settings(), 0, examples)
+    assert len({group[0].key for group in groups}) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rollouts_per_example": 1}, "rollouts_per_example"),
+        ({"batch_size": 18}, "multiple"),
+        ({"truncated": "drop"}, "keep, zero or mask"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"steps": 0}, "1 or more"),
+        ({"loss": "ppo"}, "no loss"),
+        ({"max_ratio": 0.2}, "max_ratio"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        settings(**wrong).check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,8 @@ def load(
         kind: a msgspec struct.
         named: values of named flags; None = not given. They win over everything else.
         extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
-            `--flag` alone for true. Later words win over earlier ones; lists are replaced whole, tables are merged.
+            `--flag` alone for true. A value is JSON where it is JSON, else text; a setting that is text takes it as it
+            stands. Later words win over earlier ones; lists are replaced whole, tables are merged.
         bare: the setting that one word without a flag stands for; it wins over files, wherever it stands.
         flags: names of flags that are no settings, to be suggested after a misspelt one.
 
@@ -35,16 +36,16 @@ def load(
     """
     values: dict[str, Any] = {}
     alone: dict[str, Any] = {}
-    switches = {field.name for field in msgspec.structs.fields(kind) if field.type is bool}  # pyright: ignore[reportArgumentType]
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
     words = list(extra)
     while words:
         word = words.pop(0)
         if word.startswith("@"):
             content = read_toml(word[1:] or _next(words, "a file after @"))
-            merge(values, content["config"] if RUN_CONFIG <= content.keys() else content)
+            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
         elif word.startswith("--"):
-            key, value = _flag(word[2:], words, switches)
-            merge(values, _nested(key.replace("-", "_").split("."), value))
+            key, value = _flag(word[2:], words, types)
+            merge(values, _nested(key.split("."), value))
         elif bare and bare not in alone:
             alone[bare] = word
         else:
@@ -85,15 +86,16 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"settings file {path} does not exist") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Put `over` onto `base` in place: tables are merged, everything else is replaced."""
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
-            merge(base[key], value)
+        if isinstance(value, Mapping):  # copied, so that merging more into `base` never changes `over`
+            below = base.get(key)
+            base[key] = merge(below if isinstance(below, dict) else {}, value)
         else:
             base[key] = value
     return base
@@ -113,17 +115,18 @@ def _next(words: list[str], what: str) -> str:
     return words.pop(0)
 
 
-def _flag(word: str, words: list[str], switches: Collection[str]) -> tuple[str, Any]:
-    if "=" in word:
-        key, value = word.split("=", 1)
-        return key, parse_value(value)
-    alone = not words or words[0].startswith(("--", "@"))
-    name, negated = word.replace("-", "_"), word.startswith("no-")
-    if negated and (alone or name[3:] in switches):
-        return word[3:], False
-    if alone or (name in switches and words[0] not in ("true", "false")):  # what follows a switch is no value of it
-        return word, True
-    return word, parse_value(words.pop(0))
+def _flag(word: str, words: list[str], types: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key and the value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
+    key, equals, text = word.partition("=")
+    name = key.replace("-", "_")
+    if not equals:
+        alone = not words or words[0].startswith(("--", "@"))
+        if name.startswith("no_") and (alone or types.get(name[3:]) is bool):
+            return name[3:], False
+        if alone or (types.get(name) is bool and words[0] not in ("true", "false")):
+            return name, True
+        text = words.pop(0)
+    return name, text if types.get(name) in (str, str | None) else parse_value(text)
 
 
 def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Run:
         self.write_json("versions.json", _versions())
         for name in ("rollouts.jsonl", "metrics.jsonl"):
             _heal(self.path / name)
+        for folder in (self.path, self.path / "checkpoints"):
+            _recover_folders(folder)
         return continued
 
     def _acquire(self) -> None:
@@ -195,16 +197,16 @@ class Run:
         write(draft)
         if progress is not None:
             (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(draft, target)
+        _put_in_place(draft, target)
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
         """Write the trained model to `final/`, whole or not at all."""
-        checkpoint = self.save_checkpoint("final", write)
-        target = self.path / "final"
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(checkpoint, target)
+        draft, target = self.path / ".final.draft", self.path / "final"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        write(draft)
+        _put_in_place(draft, target)
         return target
 
     def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
@@ -245,6 +247,26 @@ class Run:
             file = self.path / name
             if file.exists() and file.stat().st_size > size:
                 os.truncate(file, size)
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
+    old = target.with_name(f".{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    os.replace(draft, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover_folders(folder: Path) -> None:
+    """Undo a replacement that was cut short."""
+    for old in folder.glob(".*.old"):
+        target = old.with_name(old.name[1:].removesuffix(".old"))
+        if target.exists():
+            shutil.rmtree(old)
+        else:
+            os.replace(old, target)
 
 
 def _heal(file: Path) -> None:

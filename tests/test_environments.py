@@ -357,9 +357,8 @@ def test_the_opponent_chooses_evenly():
     assert evenly(perfect, [0, 2, 6, 8])
     assert evenly([ttt.opponent_move(board, seed, 1.0) for seed in range(2000)], [0, 1, 2, 3, 5, 6, 7, 8])
     mixed = [ttt.opponent_move(board, seed, 0.5) for seed in range(2000)]
-    assert (
-        0.25 - 0.05 < sum(move % 2 for move in mixed) / 2000 < 0.25 + 0.05
-    )  # half of the moves, of them half at sides
+    sides = sum(move % 2 for move in mixed)  # half of the moves are random, and half of those at a side
+    assert 400 < sides < 600
 
 
 def test_siblings_meet_the_same_opponent():
@@ -397,16 +396,14 @@ def test_games_in_a_row_hold_every_bucket_of_difficulty_once(num_groups, one, ot
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-@pytest.mark.parametrize(
-    "answer", ["<move>X</move>", "<move>9</move>", "<move>taken</move>", "no move", "<move>01</move>", "<move>²</move>"]
-)
-def test_an_invalid_move_costs_once_and_the_game_goes_on(answer, times):
+@pytest.mark.parametrize("move", ["X", "9", "-1", "01", "²", "", "taken"])
+def test_an_invalid_move_costs_once_and_the_game_goes_on(move, times):
     env = game(num_examples=20)
 
     def stumbling(messages, state, rng):
         if len(state["trajectory"]) < times:
             taken = next((i for i in range(9) if state["board"][i] != "."), "X")
-            return answer.replace("taken", str(taken))
+            return f"<move>{taken if move == 'taken' else move}</move>"
         return env.players["optimal"](messages, state, rng)
 
     for record in roll(env, says(stumbling)):

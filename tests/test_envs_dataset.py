@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ def write_jsonl(path, rows):
     return path
 
 
-def hugging_face(rows):
+def hugging_face(rows) -> Any:
     from datasets import Dataset
 
     return Dataset.from_list(rows)
@@ -114,18 +115,18 @@ def test_a_dict_of_datasets_is_no_dataset():
     from datasets import DatasetDict
 
     with pytest.raises(ConfigError, match="a dataset cannot be a DatasetDict"):
-        Rows(DatasetDict(train=hugging_face(ROWS))).take()
+        Rows(DatasetDict({"train": hugging_face(ROWS)})).take()
 
 
 @pytest.mark.parametrize("bad", ["q2", None, ["q2"]])
 @pytest.mark.parametrize("source", [list, iter])
 def test_a_row_that_is_no_dict_is_named(bad, source):
-    with pytest.raises(ConfigError, match="dataset row 2 is a (str|NoneType|list), expected a dict"):
+    with pytest.raises(ConfigError, match=r"dataset row 2 is a (str|NoneType|list), expected a dict"):
         Rows(source([*ROWS[:2], bad, *ROWS[3:]])).take()
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(ConfigError, match="nothing.jsonl does not exist"):
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl does not exist"):
         Rows(tmp_path / "nothing.jsonl").take()
 
 
@@ -133,7 +134,7 @@ def test_a_missing_file(tmp_path):
 def test_a_bad_line_of_a_file_is_named(line, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "q0"}\n\n' + line + "\n")
-    with pytest.raises(ConfigError, match="rows.jsonl, line 3: "):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 3: "):
         Rows(file).take()
 
 
@@ -200,7 +201,7 @@ def test_a_row_that_asks_nothing_is_refused(row):
 
 @pytest.mark.parametrize("prompt", [[{"role": "robot", "content": "hi"}], [{"content": "hi"}], 5])
 def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt):
-    with pytest.raises(ConfigError, match="not (a )?chat message"):
+    with pytest.raises(ConfigError, match=r"not (a )?chat message"):
         build_example({"prompt": prompt}, 3)
 
 

@@ -154,7 +154,9 @@ def test_a_misspelt_argument(workplace):
 
 
 def test_a_load_environment_that_takes_anything_gets_anything(workplace):
-    source = "import rove as vf\n\ndef load_environment(**kwargs):\n    return vf.load_environment('reverse_text', **kwargs)\n"
+    source = (
+        "import rove\n\ndef load_environment(**kwargs):\n    return rove.load_environment('reverse_text', **kwargs)\n"
+    )
     put(workplace, "toy", "", source)
     assert len(load_environment("toy", env_dir=workplace, num_examples=2).get_dataset()) == 2
 
@@ -184,8 +186,8 @@ def test_a_module_that_cannot_be_imported_raises_its_own_error_and_leaves_nothin
 
 def test_what_the_environment_says_of_itself_is_kept(workplace):
     source = (
-        "import rove as vf\n\ndef load_environment(n=1):\n"
-        "    env = vf.load_environment('reverse_text')\n    env.env_id, env.env_args = 'own', {'n': 7}\n    return env\n"
+        "import rove\n\ndef load_environment(n=1):\n    env = rove.load_environment('reverse_text')\n"
+        "    env.env_id, env.env_args = 'own', {'n': 7}\n    return env\n"
     )
     put(workplace, "toy", "", source)
     env = load_environment("toy", env_dir=workplace)

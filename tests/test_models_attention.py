@@ -76,11 +76,12 @@ def test_scaling_is_the_models_own():
 
 
 def test_gradients_are_those_of_the_reference():
-    wanted, got = ([x.requires_grad_() for x in inputs(2, 5, 5)] for _ in range(2))
-    reference(*wanted, causal(5, 5)).square().sum().backward()
-    attend(*got, None).square().sum().backward()
-    for theirs, ours in zip(wanted, got, strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    q, k, v = (x.requires_grad_() for x in inputs(2, 5, 5))
+    wanted = torch.autograd.grad(reference(q, k, v, causal(5, 5)).square().sum(), [q, k, v])
+    for mask in (None, causal(5, 5).expand(3, 1, 5, 5)):
+        got = torch.autograd.grad(attend(q, k, v, mask).square().sum(), [q, k, v])
+        for ours, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,10 +130,11 @@ def test_messages_come_back_as_messages(record):
 def growing(turns: int) -> RolloutRecord:
     """A conversation in which every turn sees all that was said before."""
     steps: list[TrajectoryStep] = []
-    said: list[Message] = []
+    said: list[Any] = []
     seen: list[int] = []
     for turn in range(turns):
-        prompt, answer = [*said, UserMessage(f"question {turn:04}")], [AssistantMessage(f"answer {turn:04}")]
+        prompt: list[Any] = [*said, UserMessage(f"question {turn:04}")]
+        answer: list[Any] = [AssistantMessage(f"answer {turn:04}")]
         tokens = StepTokens([*seen, 1, 2, 3], [4, 5], [-0.5, -0.5])
         steps.append(TrajectoryStep(prompt, answer, tokens=tokens))
         said, seen = prompt + answer, tokens.ids

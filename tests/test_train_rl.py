@@ -108,7 +108,6 @@ def test_the_reward_rises(tmp_path: Path, loss: str):
         tmp_path, settings(steps=12, batch_size=64, rollouts_per_example=16, loss=loss, checkpoint_every=99), one_turn()
     )
     rewards = [m["reward/mean"] for m in metrics_of(tmp_path)]
-    print(f"\n{loss}: reward {rewards[0]:.2f} -> {rewards[-1]:.2f}")
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 

@@ -131,9 +131,6 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
     assert {s.temperature for s in samples} == {temperature}
     assert trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
     seen = Trainer(loaded.model, 0.0).step(micro_batches(samples, 2000), LOSS, trained_tokens(samples))
-    print(
-        f"\n{arch} T={temperature}: max |log π - log μ| {seen['logprob_diff_max']:.1e}, |mean ratio - 1| {abs(seen['ratio_mean'] - 1):.1e}"
-    )
     assert seen["tokens"] == trained_tokens(samples)
     assert seen["logprob_diff_max"] <= 1e-4
     assert abs(seen["ratio_mean"] - 1) <= 1e-5

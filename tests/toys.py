@@ -31,7 +31,7 @@ class Quiz(vf.SingleTurnEnv):
 
 
 class Talk(vf.MultiTurnEnv):
-    """Says "go on" after every turn, until `turns` turns are over (if given); writes its life down in `state["log"]`."""
+    """Says "go on" after every turn until `turns` are over (if given); writes its life down in `state["log"]`."""
 
     def __init__(self, turns: int | None = None, count: int = 1, **kwargs: Any):
         super().__init__(**{"dataset": rows(count), **kwargs})
@@ -57,7 +57,7 @@ class Talk(vf.MultiTurnEnv):
 
 
 def says(answer: str | Callable[[vf.Messages, vf.State, random.Random], Any], **options: Any) -> vf.ScriptedClient:
-    """A client that always says the same, or what a player says."""
+    """A client that says the same whatever it is asked, or what a player says."""
     player = answer if callable(answer) else lambda messages, state, rng: answer
     return vf.ScriptedClient(player, **options)
 

@@ -13,16 +13,16 @@ SYSTEM_PROMPT = (
 )
 WORDS = """
     apple arrow autumn baker beach bear bell bird boat book bread bridge brook brush cabin candle castle cat cedar
-    chair cheese cherry cloud clover coast coin copper corn cottage cricket crow crown dawn deer dog door dove dream duck dust
-    eagle earth echo elm ember evening falcon farm feather fern field fire fish flame flute fog forest fox frost garden
-    gate ghost glass goat gold goose grain grape grass green harbor hare hawk hazel heart hill honey horse house ice iron
-    island ivy jade jar kettle king kite lake lamp lantern lark leaf lemon letter light lily linen lion maple market
-    meadow melon mill mirror moon morning moss mountain mouse music needle nest night north oak ocean olive orange owl
-    paper path peach pear pearl pebble pepper piano pine plum pond poppy quail queen quiet rabbit rain raven red reed
-    ribbon river road robin rock roof rope rose sail salt sand sea seed shadow sheep shell ship silver sky sleep smoke
-    snow song south sparrow spoon spring star stone storm story stream street summer sun swan table tea thunder tiger
-    tower train tree tulip valley velvet village violet violin walnut water wave wheat wheel white willow wind window
-    winter wolf wood wool yellow
+    chair cheese cherry cloud clover coast coin copper corn cottage cricket crow crown dawn deer dog door dove dream
+    duck dust eagle earth echo elm ember evening falcon farm feather fern field fire fish flame flute fog forest fox
+    frost garden gate ghost glass goat gold goose grain grape grass green harbor hare hawk hazel heart hill honey
+    horse house ice iron island ivy jade jar kettle king kite lake lamp lantern lark leaf lemon letter light lily
+    linen lion maple market meadow melon mill mirror moon morning moss mountain mouse music needle nest night north
+    oak ocean olive orange owl paper path peach pear pearl pebble pepper piano pine plum pond poppy quail queen
+    quiet rabbit rain raven red reed ribbon river road robin rock roof rope rose sail salt sand sea seed shadow
+    sheep shell ship silver sky sleep smoke snow song south sparrow spoon spring star stone storm story stream
+    street summer sun swan table tea thunder tiger tower train tree tulip valley velvet village violet violin walnut
+    water wave wheat wheel white willow wind window winter wolf wood wool yellow
 """.split()  # noqa: SIM905  nobody wants to read 200 quoted words
 
 

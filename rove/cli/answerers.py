@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from rove.clients.scripted import ScriptedClient
@@ -29,7 +30,7 @@ def make_client(
 
     Raises:
         ConfigError: no such player or folder.
-        MissingKeyError: OpenAI's own endpoint without a key.
+        MissingKeyError: OpenAI's own endpoint without a key, or another variable was named and is not set.
     """
     if model.startswith(SCRIPTED):
         name = model.removeprefix(SCRIPTED)
@@ -86,9 +87,10 @@ def _embedded(model: str) -> Client:
 
 
 def _key(variable: str) -> str | None:
-    import os
-
-    return os.environ.get(variable) or None
+    key = os.environ.get(variable)
+    if not key and variable != "OPENAI_API_KEY":  # that key must not go where another one was meant for
+        raise MissingKeyError(f"environment variable {variable} is not set, which was to hold the API key")
+    return key or None
 
 
 class needs_train_extra:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,9 +37,10 @@ def console_for(json: bool) -> Console:
     return console if console.is_terminal else Console(stderr=json, highlight=False, width=WIDTH)
 
 
-def settings(kind: type[T], ctx: click.Context, **named: Any) -> T:
-    """A command's settings from its named flags and its remaining words."""
-    return load(kind, named, _long_flags(ctx.args))
+def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
+    """A command's settings from its named flags and its remaining words; a bare word is the setting `bare`."""
+    flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    return load(kind, named, _long_flags(ctx.args), bare, flags)
 
 
 def _long_flags(words: list[str]) -> list[str]:
@@ -87,6 +90,41 @@ def short(model: str) -> str:
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
     click.echo(msgspec.json.encode(value).decode())
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, but Ctrl-C is never kept waiting.
+
+    asyncio alone cancels at the next await, which is as far away as a wave of sampled tokens or a training step takes. Here
+    Ctrl-C cancels while the loop waits, and interrupts Python code where it stands. Either way everything that runs is
+    cancelled and cleans up.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        interrupted = False
+
+        def interrupt(*_: object) -> None:
+            nonlocal interrupted
+            first, interrupted = not interrupted, True
+            if not first or asyncio.current_task(loop) is not None:
+                raise KeyboardInterrupt
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            loop.set_exception_handler(lambda *_: None)  # what was cut off has nothing more to say
+            if interrupted:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

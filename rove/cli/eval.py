@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import click
@@ -10,8 +9,20 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import make_client, model_identity
-from rove.cli.common import SETTINGS, console_for, hint, json_object, print_json, progress, run_folder, settings, short
+from rove.cli.common import (
+    SETTINGS,
+    console_for,
+    hint,
+    json_object,
+    print_json,
+    progress,
+    run_async,
+    run_folder,
+    settings,
+    short,
+)
 from rove.envs.loading import load_environment
+from rove.errors import ConfigError
 from rove.evaluate import evaluate
 from rove.records import RolloutRecord
 from rove.runs import Run
@@ -53,15 +64,29 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Throw an earlier run of this folder away."""
     fail_fast: bool = False
 
+    def check(self) -> None:
+        """Refuse impossible settings before any work is done.
+
+        Raises:
+            ConfigError: a setting is out of range.
+        """
+        if self.num_examples < 1 and self.num_examples != -1:
+            raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
+        for name in ("rollouts_per_example", "max_concurrent"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; expected 1 or more")
+
 
 def identity(config: EvalConfig) -> dict[str, Any]:
     """What must be the same for a run to be continued; how many examples may grow."""
-    names = ("env", "env_args", "max_tokens", "temperature", "sampling", "base_url", "seed", "train")
+    names = ("env", "env_dir", "env_args", "max_tokens", "temperature", "sampling", "base_url", "seed", "train")
     return {name: getattr(config, name) for name in names} | {"model": model_identity(config.model)}
 
 
 def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress; an earlier run of the same identity is continued."""
+    config.check()
     env = load_environment(config.env, config.env_dir, **config.env_args)
     client = make_client(
         config.model,
@@ -76,13 +101,18 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
     if config.save:
         same = identity(config)
         run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
-        run.start("eval", msgspec.to_builtins(config), same, config.fresh)
+        plain = msgspec.to_builtins(config)
+        del plain["fresh"]  # `@ config.toml` of this folder continues the run
+        run.start("eval", plain, same, config.fresh)
     examples = env.get_dataset(config.num_examples) if config.train else env.get_eval_dataset(config.num_examples)
     count = rewards = failed = 0
 
     def on_record(record: RolloutRecord) -> None:
         nonlocal count, rewards, failed
         count += 1
+        if record.error is not None and not failed:
+            said = f"first failure, in {record.error.phase}: {record.error.type}: {record.error.message}"
+            console.print(said, soft_wrap=True, markup=False)
         failed += record.error is not None
         rewards += record.reward or 0.0
         scored = count - failed
@@ -114,7 +144,7 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
         with progress(
             console, f"{config.env} · {short(config.model)}", len(examples) * config.rollouts_per_example
         ) as tell:
-            return asyncio.run(go()), run
+            return run_async(go()), run
     finally:
         if run is not None:
             run.close()
@@ -124,23 +154,19 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
     """The table, the counts, and what to do next."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
     console.print(counts_line(summary), soft_wrap=True)
-    if summary["failed"] and run is not None:
-        first = next((r.error for r in run.rollouts() if r.error is not None), None)
-        if first is not None:
-            console.print(
-                f"first failure, in {first.phase}: {first.type}: {first.message}", soft_wrap=True, markup=False
-            )
     next_steps = []
     if run is not None:
         next_steps.append(
             f"rollouts: {run.path}/rollouts.jsonl; the same command again runs only what is missing or failed"
         )
-    next_steps.append(f"play it: rove play {config.env} -m {config.model}")
+    where = "".join(
+        f" {flag} {value}" for flag, value in (("--env-dir", config.env_dir), ("-b", config.base_url)) if value
+    )
+    next_steps.append(f"play it: rove play {config.env} -m {config.model}{where}")
     hint(console, *next_steps)
 
 
-@click.command(context_settings=SETTINGS)
-@click.argument("env", required=False)
+@click.command(context_settings=SETTINGS, options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...")
 @click.option("-m", "--model", help="scripted:NAME, a model folder, or a model's name at -b.")
 @click.option("-n", "--num-examples", type=int, help="Examples; -1 = all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=int, help="Rollouts of each example.  [default: 3]")
@@ -162,7 +188,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, **named: An
     Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)
-    config = settings(EvalConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    config = settings(EvalConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
     summary, run = run_eval(config, console)
     if as_json:
         print_json({**summary, "run": str(run.path) if run else None})

@@ -68,9 +68,8 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point: errors rove raises itself become one line and exit status 2; Ctrl-C becomes 130."""
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        status = cli(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)  # click returns what a command gave to Exit
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, settings
+from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings
 from rove.clients.scripted import ScriptedClient
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
@@ -57,9 +58,12 @@ def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
-    texts = asyncio.run(environment_text(config))
+    texts = run_async(environment_text(config))
     loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed)
-    save_new_model(path, loaded)
+    draft = path.with_name(f".{path.name}.draft")  # renamed when it is whole: a kill leaves no half model behind
+    shutil.rmtree(draft, ignore_errors=True)
+    save_new_model(draft, loaded)
+    os.replace(draft, path)
     return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from rove.cli.answerers import make_client
-from rove.cli.common import hint, json_object
+from rove.cli.common import hint, json_object, run_async
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.envs.multi_turn import MultiTurnEnv
@@ -34,9 +34,9 @@ class Person:
         new = request.messages[self._shown :] if len(request.messages) > self._shown else request.messages
         for message in new:
             if message["role"] != "assistant":
-                self.console.print(f"[cyan]{message['role']}[/cyan]\n{text_of(message)}")
+                self.console.print(f"[cyan]{message['role']}[/cyan]\n{escape(text_of(message))}")
         self._shown = len(request.messages)
-        return Response(AssistantMessage(await ask("you> ")))
+        return Response(AssistantMessage(ask("you> ")))
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -55,7 +55,7 @@ class Narrated:
     async def respond(self, request: Request) -> Response:
         """Pass the request on and print the answer."""
         response = await self.client.respond(request)
-        self.console.print(f"[magenta]{self.name}[/magenta] {text_of(response.message)}", markup=True)
+        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(text_of(response.message))}")
         return response
 
     async def close(self) -> None:
@@ -63,10 +63,13 @@ class Narrated:
         await self.client.close()
 
 
-async def ask(prompt: str) -> str:
-    """A line from the terminal; the end of input stops the program like Ctrl-C."""
+def ask(prompt: str) -> str:
+    """A line from the terminal; the end of input stops the program like Ctrl-C.
+
+    It blocks the event loop, in which nothing else has to go on: Ctrl-C could not end a thread that waits for input.
+    """
     try:
-        return (await asyncio.to_thread(input, prompt)).strip()
+        return input(prompt).strip()
     except EOFError:
         raise KeyboardInterrupt from None
 
@@ -75,22 +78,27 @@ def take_seat(env: MultiTurnEnv, console: Console) -> None:
     """Give the environment's other seat to whoever sits at the terminal."""
 
     async def opponent(view: str, legal: list[str]) -> str:
-        console.print(view)
+        console.print(view, markup=False)
         while True:
-            move = await ask(f"your move ({', '.join(legal)})> ")
+            move = ask(f"your move ({', '.join(legal)})> ")
             if move in legal:
                 return move
-            console.print(f"'{move}' is not one of them")
+            console.print(f"'{move}' is not one of them", markup=False)
 
     env.opponent = opponent
 
 
-async def play(env: Environment, client: Client, sampling: Sampling, seed: int) -> RolloutRecord:
+async def play(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
     """One rollout with the given client on an example chosen by `seed`."""
-    examples = env.get_eval_dataset(1000)
-    example = random.Random(seed).choice(examples)
-    records = [r async for r in run_groups(env, client, plan([example], 1, seed), sampling=sampling, max_concurrent=1)]
-    return records[0]
+    example = random.Random(seed).choice(env.get_eval_dataset(1000))
+    groups = plan([example], 1, seed)
+    try:
+        rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1)
+        (record,) = [record async for record in rollouts]
+        return record
+    finally:
+        await client.close()
+        await env.tear_down()
 
 
 @click.command()
@@ -98,6 +106,7 @@ async def play(env: Environment, client: Client, sampling: Sampling, seed: int) 
 @click.option("-m", "--model", help="Model to play against; without it you take the model's own seat.")
 @click.option("--watch", is_flag=True, help="Only watch the model play the environment.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option("--env-dir", help="Folder to look for ENV in first.")
 @click.option(
     "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
 )
@@ -112,6 +121,7 @@ def command(
     model: str | None,
     watch: bool,
     env_args: str | None,
+    env_dir: str | None,
     temperature: float,
     max_tokens: int | None,
     base_url: str | None,
@@ -120,26 +130,29 @@ def command(
 ) -> None:
     """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
     console = Console(highlight=False)
-    env = load_environment(env_id, **(json_object(env_args, "-a") or {}))
+    env = load_environment(env_id, env_dir, **(json_object(env_args, "-a") or {}))
     if model is None:
         if watch:
             raise ConfigError("--watch needs a model to watch: -m MODEL")
         client: Client = Person(console)
     else:
         client = Narrated(make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console)
-        if not watch:
-            if not (isinstance(env, MultiTurnEnv) and env.two_player):
-                raise ConfigError(
-                    f"'{env_id}' has no second seat; watch the model with --watch, or take its seat without -m"
-                )
+        if not watch and isinstance(env, MultiTurnEnv) and env.two_player:
             take_seat(env, console)
+        elif not watch:
+            console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
     chosen = random.randrange(1 << 30) if seed is None else seed
-    record = asyncio.run(play(env, client, Sampling(temperature=temperature, max_tokens=max_tokens), chosen))
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    try:
+        record = run_async(play(env, client, model or "", sampling, chosen))
+    except KeyboardInterrupt:
+        click.secho(f"\nyou left the game; the same game again: --seed {chosen}", fg="yellow", err=True)
+        raise click.exceptions.Exit(130) from None
     for message in record.completion[-1:]:
         if message["role"] != "assistant":
-            console.print(text_of(message))
+            console.print(text_of(message), markup=False)
     if record.error is not None:
-        console.print(f"[red]{record.error.phase}: {record.error.message}[/red]")
+        console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")
     elif record.scores is not None:
         who = "you" if model is None else "the model"
         values = {**record.scores.rewards, **record.scores.metrics}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,17 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import model_identity, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, json_object, print_json, progress, run_folder, settings
+from rove.cli.common import (
+    SETTINGS,
+    console_for,
+    hint,
+    json_object,
+    print_json,
+    progress,
+    run_async,
+    run_folder,
+    settings,
+)
 from rove.envs.loading import load_environment
 from rove.runs import Run
 from rove.viewer.tables import curves_table
@@ -52,7 +61,7 @@ def run_rl(
             tell(step, _words(metrics))
 
         with progress(console, f"rl {config.env}", config.steps) as tell:
-            final = asyncio.run(train_rl(config, env, loaded, run, on_step))
+            final = run_async(train_rl(config, env, loaded, run, on_step))
         last = run.metrics()[-1]
         run.write_json("summary.json", {"steps": config.steps, "last": last})
     return final, run
@@ -85,8 +94,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS)
-@click.argument("env", required=False)
+@click.command(context_settings=SETTINGS, options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...")
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
@@ -110,7 +118,7 @@ def command(
     with needs_train_extra():
         from rove.train.rl import RLConfig
     console = console_for(as_json)
-    config = settings(RLConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
     final, run = run_rl(config, console, run_dir, fresh)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})

@@ -79,7 +79,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(context_settings=SETTINGS, options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...")
 @click.option("--data", help="Run folder whose rollouts are learnt from.")
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")

@@ -39,6 +39,10 @@ def sample(
     Returns:
         ids [B] and their log-probabilities [B] under the distribution sampled from.
     """
+    device = logits.device
+    if device.type == "mps":  # it has no float64
+        ids, logprobs = sample(logits.cpu(), temperature.cpu(), seeds.cpu(), position.cpu())
+        return ids.to(device), logprobs.to(device)
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     cumulative = logprobs.double().exp().cumsum(-1)

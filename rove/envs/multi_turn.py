@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
 from rove.envs.environment import Environment, Turn, stop
@@ -50,8 +50,8 @@ class MultiTurnEnv(Environment):
         monitor.add_metric(num_turns)
         self.add_rubric(monitor)
 
-    async def setup_state(self, state: State, **kwargs: Any) -> State | None:
-        """Prepare the rollout's state; change it in place, or return it."""
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
+        """Prepare the rollout's state: change it in place, or return what is to be added to it."""
         return state
 
     two_player: ClassVar[bool] = False

@@ -51,8 +51,8 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -169,7 +170,8 @@ def test_reading_starts_nothing(tmp_path):
 
 def in_another_process(code: str, path: Path) -> subprocess.CompletedProcess:
     script = f"import os\nfrom rove.runs import Run\nrun = Run({str(path)!r})\n{code}"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env)
 
 
 def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):

@@ -50,8 +50,6 @@ def doubter(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 class DoubleCheckEnv(vf.MultiTurnEnv):
     """Doubts the first answer, takes the second."""
 
-    players = {"oracle": oracle, "doubter": doubter}  # noqa: RUF012
-
     @vf.stop
     def answered_twice(self, state: vf.State) -> bool:
         """The answer after the doubt is the one that counts."""
@@ -88,4 +86,5 @@ def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
+        players={"oracle": oracle, "doubter": doubter},
     )

@@ -60,12 +60,6 @@ def copycat(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return _in_tags(messages[-1].content)
 
 
-class ReverseTextEnv(vf.SingleTurnEnv):
-    """One phrase, one answer."""
-
-    players = {"oracle": oracle, "copycat": copycat}  # noqa: RUF012
-
-
 def _rows(count: int, seed: str, min_words: int, max_words: int) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
@@ -90,10 +84,11 @@ def load_environment(num_examples: int = 1000, seed: int = 0, min_words: int = 2
     rubric.add_reward_func(likeness, weight=1.0)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2, name="format")
     rubric.add_metric(exact)
-    return ReverseTextEnv(
+    return vf.SingleTurnEnv(
         dataset=lambda: _rows(num_examples, f"{seed}:train", min_words, max_words),
         eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", min_words, max_words),
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
+        players={"oracle": oracle, "copycat": copycat},
     )

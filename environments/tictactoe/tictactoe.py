@@ -111,7 +111,6 @@ def teacher_player(messages: vf.Messages, state: vf.State, rng: random.Random) -
 class TicTacToeEnv(vf.MultiTurnEnv):
     """The model is X; O is scripted, or a person under `rove play`."""
 
-    players = {"random": random_player, "optimal": optimal_player, "teacher": teacher_player}  # noqa: RUF012
     two_player = True
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
@@ -213,5 +212,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
+        players={"random": random_player, "optimal": optimal_player, "teacher": teacher_player},
         max_turns=max_turns,
     )

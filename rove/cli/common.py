@@ -19,6 +19,8 @@ from rove.errors import ConfigError
 from rove.runs import fingerprint
 
 RUNS = Path("runs")
+CURVES = "curves.png"
+"""Written last: a training run is complete when its folder has it."""
 WIDTH = 100
 """Columns when the output is no terminal."""
 LINES = 5

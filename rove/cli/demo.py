@@ -69,16 +69,14 @@ class Demo:
         self._row("base", str(model))
         self._say("3", "SFT on the teacher's games that were not lost")
         sft = convert(SFTConfig, {"data": str(data), "model": str(model), "seed": self.seed, **self.recipe.sft})
-        trained, run = run_sft(sft, self.console, self.folder / "sft")
-        self._curves(run)
+        trained, _ = run_sft(sft, self.console, self.folder / "sft")
         self._row("+ SFT", str(trained))
         for number, stage in enumerate(self.recipe.rl, start=1):
             values = dict(stage)
             name = values.pop("name")
             self._say(str(3 + number), f"{name}: the model plays and learns")
             config = convert(RLConfig, {"env": self.env, "model": str(trained), "seed": self.seed, **values})
-            trained, run = run_rl(config, self.console, self.folder / f"rl{number}")
-            self._curves(run)
+            trained, _ = run_rl(config, self.console, self.folder / f"rl{number}")
             self._row(f"+ {name}", str(trained))
         self._row("the same at T = 1", str(trained), temperature=1.0)
         return self.rows
@@ -109,11 +107,6 @@ class Demo:
             merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
             seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values)[0]
         self.rows.append({"name": name, "model": model, "opponents": seen})
-
-    def _curves(self, run: Any) -> None:
-        from rove.viewer.plots import plot_run
-
-        plot_run(run.metrics(), run.path / "curves.png", str(run.path))
 
 
 def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:

@@ -40,13 +40,12 @@ def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
 
     rubric = vf.Rubric([correct], [1.0], parser=parser)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
-    env = vf.SingleTurnEnv(
+    return vf.SingleTurnEnv(
         dataset=lambda: _rows(num_examples, seed),
         system_prompt=f"Answer the question. Write it as\\n{{parser.get_format_str()}}",
         rubric=rubric,
+        players={{"oracle": oracle}},
     )
-    env.players = {{"oracle": oracle}}
-    return env
 '''
 
 MULTI_TURN = '''"""{title}: a guessing game; say here what yours is."""
@@ -66,8 +65,6 @@ def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 class GuessEnv(vf.MultiTurnEnv):
     """The model guesses a number; the environment answers "higher" or "lower"."""
-
-    players = {{"oracle": oracle}}  # noqa: RUF012
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state.update(low=1, high=100, solved=False)
@@ -106,6 +103,7 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8)
         system_prompt="Guess the number. Answer <guess>number</guess>",
         parser=parser,
         rubric=vf.Rubric([solved], [1.0], parser=parser),
+        players={{"oracle": oracle}},
         max_turns=max_turns,
     )
 '''

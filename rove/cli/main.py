@@ -68,7 +68,7 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point: errors rove raises itself become one line and exit status 2; Ctrl-C becomes 130."""
     try:
-        status = cli(standalone_mode=False)
+        status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns what a command gave to Exit
     except click.ClickException as error:
         error.show()
@@ -77,7 +77,7 @@ def main() -> None:
         click.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except (KeyboardInterrupt, click.Abort):
-        click.secho("\nstopped; the same command continues where it was", fg="yellow", err=True)
+        click.secho("stopped; the same command continues where it was", fg="yellow", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

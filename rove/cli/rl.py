@@ -12,6 +12,7 @@ from rich.console import Console
 
 from rove.cli.answerers import model_identity, needs_train_extra
 from rove.cli.common import (
+    CURVES,
     SETTINGS,
     console_for,
     hint,
@@ -39,6 +40,7 @@ def run_rl(
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
     from rove.train.rl import train_rl
+    from rove.viewer.plots import plot_run
 
     config.check()
     env = load_environment(config.env, **config.env_args)
@@ -48,7 +50,7 @@ def run_rl(
     with run:
         run.start("rl", plain, identity, fresh)
         final = run.path / "final"
-        if run.summary() is not None and final.is_dir():
+        if run.summary() is not None and final.is_dir() and (run.path / CURVES).exists():
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
         if config.batch_size < SMALL_BATCH:
@@ -62,8 +64,9 @@ def run_rl(
 
         with progress(console, f"rl {config.env}", config.steps) as tell:
             final = run_async(train_rl(config, env, loaded, run, on_step))
-        last = run.metrics()[-1]
-        run.write_json("summary.json", {"steps": config.steps, "last": last})
+        metrics = run.metrics()
+        run.write_json("summary.json", {"steps": config.steps, "last": metrics[-1]})
+        plot_run(metrics, run.path / CURVES, str(run.path))
     return final, run
 
 
@@ -78,17 +81,14 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
-    """The curves, the plot and what to do next."""
-    from rove.viewer.plots import plot_run
-
+    """The curves, and what to do next."""
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
     others = ["length/mean", "entropy", "ratio_mean", "ratio_max", "grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *others], f"RL in {config.env}"))
-    plot_run(metrics, run.path / "curves.png", str(run.path))
     hint(
         console,
-        f"curves: {run.path}/curves.png",
+        f"curves: {run.path / CURVES}",
         f"evaluate it: rove eval {config.env} -m {final} -n 200 -r 1 -T 0",
         f"play against it: rove play {config.env} -m {final}",
     )

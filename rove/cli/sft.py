@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import model_identity, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, progress, run_folder, settings
+from rove.cli.common import CURVES, SETTINGS, console_for, hint, print_json, progress, run_folder, settings
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
@@ -27,17 +27,19 @@ def run_sft(
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
     from rove.train.sft import train_sft
+    from rove.viewer.plots import plot_run
 
     config.check()
     data = Run(config.data)
     data.config()
     plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING} | {"model": model_identity(config.model)}
+    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
+    identity |= {"model": model_identity(config.model), "data": _data_identity(data)}
     run = Run(run_folder(run_dir, "sft", config.model, identity=identity))
     with run:
         run.start("sft", plain, identity, fresh)
         final = run.path / "final"
-        if run.summary() is not None and final.is_dir():
+        if run.summary() is not None and final.is_dir() and (run.path / CURVES).exists():
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
         loaded = load_model(config.model)
@@ -49,7 +51,14 @@ def run_sft(
 
         with progress(console, "sft", config.epochs * _steps_per_epoch(config, data)) as tell:
             final = train_sft(config, data.rollouts(), loaded, run, on_step)
+        plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
+
+
+def _data_identity(data: Run) -> str:
+    """The data's folder, and how much it holds: a run is not continued on other data than it was started on."""
+    file = data.path / "rollouts.jsonl"
+    return f"{data.path}#{file.stat().st_size if file.exists() else 0}"
 
 
 def _steps_per_epoch(config: SFTConfig, data: Run) -> int:
@@ -60,9 +69,7 @@ def _steps_per_epoch(config: SFTConfig, data: Run) -> int:
 
 
 def print_sft(final: Path, run: Run, console: Console) -> None:
-    """The curves, the plot and what to do next."""
-    from rove.viewer.plots import plot_run
-
+    """The curves, and what to do next."""
     metrics = run.metrics()
     console.print(curves_table(metrics, ["loss", "validation_loss", "entropy", "grad_norm"], "SFT"))
     summary = run.summary() or {}
@@ -70,10 +77,9 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
         f"{summary.get('conversations')} conversations, lowest validation loss {summary.get('validation_loss', 0):.4f} "
         f"at step {summary.get('best_step')} of {summary.get('steps')}"
     )
-    plot_run(metrics, run.path / "curves.png", str(run.path))
     hint(
         console,
-        f"curves: {run.path}/curves.png",
+        f"curves: {run.path / CURVES}",
         f"evaluate it: rove eval ENV -m {final}",
         f"train it further: rove rl ENV -m {final}",
     )

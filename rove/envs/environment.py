@@ -7,7 +7,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.errors import ConfigError, nearest
@@ -69,14 +69,12 @@ class Environment(ABC):
         parser: the rubric's parser when not given.
         rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
         sampling_args: default sampling, under OpenAI's names.
+        players: scripted players the environment ships, found with `-m scripted:NAME`.
         env_id, env_args: how it was loaded; set by `load_environment`.
 
     Raises:
         ConfigError: no dataset, or an unknown keyword (with the nearest known one).
     """
-
-    players: ClassVar[Mapping[str, Player]] = {}
-    """Scripted players the environment ships, found with `-m scripted:NAME`."""
 
     def __init__(
         self,
@@ -87,6 +85,7 @@ class Environment(ABC):
         parser: Parser | None = None,
         rubric: Rubric | RubricGroup | None = None,
         sampling_args: Mapping[str, Any] | None = None,
+        players: Mapping[str, Player] | None = None,
         env_id: str = "",
         env_args: Mapping[str, Any] | None = None,
         **unknown: Any,
@@ -102,6 +101,7 @@ class Environment(ABC):
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
         self.parser: Parser = parser or self.rubric.parser or Parser()
         self.sampling_args = dict(sampling_args or {})
+        self.players = dict(players or {})
         self.env_id = env_id
         self.env_args = dict(env_args or {})
         self._stops = _marked(self, "rove_stop")

@@ -1,0 +1,160 @@
+"""`rove sft`, `rove rl` and `rove demo`: what they leave in the run folder, and that a complete run is left alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from commands import Rove, in_this_process, lines
+from rich.console import Console
+
+from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.model import ModelConfig, run_model_new
+from rove.runs import Run
+
+MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new model and a few of the teacher's games: model/ and games/."""
+    folder = tmp_path_factory.mktemp("made")
+    run_model_new(ModelConfig(env="tictactoe", output=str(folder / "model"), games=20))
+    games = EvalConfig(
+        env="tictactoe",
+        model="scripted:teacher",
+        num_examples=40,
+        rollouts_per_example=1,
+        run_dir=str(folder / "games"),
+    )
+    run_eval(games, Console(file=io.StringIO()))
+    return folder
+
+
+def sft(made: Path, *more: str) -> list[str]:
+    words = f"sft --data {made}/games -m {made}/model --epochs 2 --batch-size 16 --validate_every 2 --threads 1"
+    return [*words.split(), *more]
+
+
+def rl(made: Path, *more: str) -> list[str]:
+    words = f"rl tictactoe -m {made}/model --steps 2 --batch-size 8 -r 4 -t 4 --checkpoint_every 1 --threads 1"
+    return [*words.split(), *more]
+
+
+def contents(run: Path) -> dict[str, tuple[int, bytes]]:
+    """When each file of a run was last written, and what it holds; but for what every start writes anew."""
+    ours = [path for path in run.rglob("*") if path.is_file() and path.name not in ("config.toml", "versions.json")]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in ours}
+
+
+def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+    done = rove(*sft(made, "--min-reward", "0.6", "--json"))
+    assert done.status == 0
+    summary = json.loads(done.out)
+    final = Path(summary["model"])
+    run = final.parent
+    assert run.parent == Path("runs")
+    assert set(os.listdir(final)) >= MODEL_FILES
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    metrics = Run(run).metrics()
+    assert [m["step"] for m in metrics] == list(range(1, summary["steps"] + 1))
+    measured = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
+    assert summary["validation_loss"] == min(measured.values()) == measured[summary["best_step"]]
+    good = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
+    assert summary["conversations"] + summary["held_out"] == good < 40
+    assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
+
+
+def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+    done = rove(*rl(made, "--json"))
+    assert done.status == 0
+    assert "batch_size 8: below 256 rollouts per step training is unstable" in done.err
+    summary = json.loads(done.out)
+    final = Path(summary["model"])
+    run = Run(final.parent)
+    assert set(os.listdir(final)) >= MODEL_FILES
+    assert (run.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert summary["steps"] == 2
+    assert summary["last"] == run.metrics()[-1]
+    places = [(record.step, record.example_key, record.rollout_index) for record in run.rollouts()]
+    assert len(places) == len(set(places)) == 16
+    for model in (final, run.path / "checkpoints" / "1"):
+        assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
+
+
+@pytest.mark.parametrize("command", [sft, rl])
+def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
+    words = command(made, "--run-dir", "runs/mine")
+    first = rove(*words)
+    assert first.status == 0
+    assert "curves: runs/mine/curves.png" in first.out
+    before = contents(Path("runs/mine"))
+    again = rove(*words)
+    assert again.status == 0
+    assert "runs/mine is complete; --fresh to train again" in again.out
+    assert contents(Path("runs/mine")) == before
+    fresh = rove(*words, "--fresh")
+    assert "is complete" not in fresh.out
+    after = contents(Path("runs/mine"))
+    final = "runs/mine/final/model.safetensors"
+    assert after[final][0] > before[final][0]
+    assert after[final][1] == before[final][1]
+
+
+def test_what_stands_in_for_a_setting_of_the_run_cannot_change_under_it(rove: Rove, made: Path):
+    assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
+    before = contents(Path("runs/mine"))
+    other = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
+    assert other.status == 1
+    assert "  learning_rate: there 0.0003, now 0.01" in other.err.splitlines()
+    assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
+    assert contents(Path("runs/mine")) == before
+
+
+def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
+    play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
+    words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
+    assert rove(*play, "-n", "20").status == 0
+    assert rove(*words).status == 0
+    assert rove(*play, "-n", "30").status == 0
+    assert len(lines("games")) == 30
+    refused = rove(*words)
+    assert refused.status == 1
+    assert "data: there 'games#" in refused.err
+
+
+def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, made: Path):
+    done = rove(*sft(made, "--min-reward", "7"))
+    assert done.status == 2
+    assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
+
+
+@pytest.mark.slow
+def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove):
+    done = rove("demo", "tictactoe", "--smoke", "--json")
+    assert done.status == 0
+    shown = json.loads(done.out)
+    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
+    assert [row["name"] for row in shown["rows"]] == names
+    for row in shown["rows"]:
+        for summary in row["opponents"].values():
+            assert (summary["scored"], summary["failed"]) == (8, 0)
+        assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
+    folder = Path(shown["folder"])
+    assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
+    before = contents(folder)
+    again = rove("demo", "tictactoe", "--smoke", "--json")
+    assert json.loads(again.out) == shown
+    assert {p: c for p, c in contents(folder).items() if "summary" not in p} == {
+        p: c for p, c in before.items() if "summary" not in p
+    }
+    row = rove("eval", "@", str(folder / "eval" / "--SFT-random" / "config.toml"), "--json")
+    assert row.status == 0

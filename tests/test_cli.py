@@ -536,6 +536,17 @@ def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
         for step in record.steps:
             assert step.tokens is not None
             assert 1 <= len(step.tokens.completion_ids) <= 6
-    refused = rove("model", "new", "--env", "tictactoe", "-o", "models/mine")
+
+
+def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
+    new = ("model", "new", "--env", "reverse_text", "--games", "5", "-o", "models/mine")
+    draft = Path("models/.mine.draft")  # what a kill leaves
+    draft.mkdir(parents=True)
+    (draft / "config.json").write_text("{")
+    (draft / "junk").touch()
+    assert rove(*new).status == 0
+    assert sorted(os.listdir("models")) == ["mine"]
+    assert "junk" not in os.listdir("models/mine")
+    refused = rove(*new)
     assert refused.status == 2
     assert "models/mine is not empty" in refused.err

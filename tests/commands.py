@@ -49,7 +49,7 @@ def in_this_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def in_its_own(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Starts `rove WORDS…` in `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "rove.cli.main", *words],
+        [Path(sys.executable).with_name("rove"), *words],
         cwd=folder,
         env={key: value for key, value in os.environ.items() if key not in KEYS},
         stdout=subprocess.PIPE,

@@ -78,7 +78,7 @@ def test_starting_costs_little_and_loads_nothing_heavy(work: str, request: pytes
     script = BARE.format(work=work, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     seconds, heavy = json.loads(done.stdout.splitlines()[-1])
-    print(f"\n{request.node.callspec.id}: {seconds:.3f} CPU-seconds")  # noqa: T201
+    print(f"\n{request.node.callspec.id}: {seconds:.3f} CPU-seconds")
     assert heavy == []
     assert seconds < 1.0
 
@@ -356,9 +356,7 @@ def knows(messages, state, rng):
 
 def load_environment(num_examples: int = 4, seed: int = 0):
     rows = [{"question": f"[bold]{i}[/red]?", "answer": str(i)} for i in range(num_examples)]
-    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right], [1.0]))
-    env.players = {"knows": knows}
-    return env
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right], [1.0]), players={"knows": knows})
 """
 
 

@@ -377,7 +377,9 @@ class _Matrix:
 
 
 @pytest.mark.parametrize(
-    "value", [None, math.nan, math.inf, -math.inf, "1.0", [1.0], {"a": 1.0}, 1j, 10**400, _Matrix(), object()], ids=repr
+    "value",
+    [None, math.nan, math.inf, -math.inf, "1.0", [1.0], {"a": 1.0}, 1j, 10**400, _Matrix(), object()],
+    ids=lambda v: type(v).__name__,
 )
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_what_is_no_finite_number_is_an_error(value, weight):

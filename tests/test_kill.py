@@ -151,39 +151,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TRAINING = {
-    "sft": [
-        "sft",
-        "--data",
-        "games",
-        "-m",
-        "model",
-        "--epochs",
-        "2",
-        "--batch-size",
-        "8",
-        "--validate_every",
-        "4",
-        "--threads",
-        "1",
-    ],
-    "rl": [
-        "rl",
-        "tictactoe",
-        "-m",
-        "model",
-        "--steps",
-        "8",
-        "--batch-size",
-        "32",
-        "-r",
-        "8",
-        "-t",
-        "12",
-        "--checkpoint_every",
-        "2",
-        "--threads",
-        "1",
-    ],
+    name: text.split()
+    for name, text in {
+        "sft": "sft --data games -m model --epochs 2 --batch-size 8 --validate_every 4 --threads 1",
+        "rl": "rl tictactoe -m model --steps 8 --batch-size 32 -r 8 -t 12 --checkpoint_every 2 --threads 1",
+    }.items()
 }
 
 

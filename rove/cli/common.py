@@ -97,9 +97,9 @@ def print_json(value: Any) -> None:
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, but Ctrl-C is never kept waiting.
 
-    asyncio alone cancels at the next await, which is as far away as a wave of sampled tokens or a training step takes. Here
-    Ctrl-C cancels while the loop waits, and interrupts Python code where it stands. Either way everything that runs is
-    cancelled and cleans up.
+    asyncio alone cancels `main` at its next await, which is as far away as a wave of sampled tokens or a training step
+    takes. Here Ctrl-C cancels everything that waits, interrupts Python code where it stands, and then lets all of it clean
+    up. A second Ctrl-C cuts that short.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -111,10 +111,14 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
         def interrupt(*_: object) -> None:
             nonlocal interrupted
-            first, interrupted = not interrupted, True
-            if not first or asyncio.current_task(loop) is not None:
+            if interrupted:
                 raise KeyboardInterrupt
-            task.cancel()
+            interrupted = True
+            current = asyncio.current_task(loop)
+            for other in asyncio.all_tasks(loop) - {current}:
+                other.cancel()
+            if current is not None:
+                raise KeyboardInterrupt
             loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
         before = signal.signal(signal.SIGINT, interrupt)
@@ -122,9 +126,11 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             loop.set_exception_handler(lambda *_: None)  # what was cut off has nothing more to say
-            if interrupted:
-                raise KeyboardInterrupt from error
-            raise
+            if not interrupted:
+                raise
+            if rest := asyncio.all_tasks(loop):
+                loop.run_until_complete(asyncio.wait(rest))
+            raise KeyboardInterrupt from error
         finally:
             signal.signal(signal.SIGINT, before)
 

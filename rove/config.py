@@ -76,6 +76,18 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
         raise ConfigError(f"settings: {error}") from error
 
 
+def check_positive(settings: Any, *names: str) -> None:
+    """Refuse settings that are given but not above 0.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} is {value}; expected more than 0")
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The content of a TOML file.
 

@@ -21,10 +21,10 @@ OnRecord = Callable[[RolloutRecord], None]
 async def generate(
     env: Environment,
     client: Client,
+    model: str = "",
     *,
     num_examples: int = -1,
     rollouts_per_example: int = 1,
-    model: str = "",
     sampling_args: Mapping[str, Any] | None = None,
     max_concurrent: int | None = None,
     seed: int = 0,
@@ -36,9 +36,9 @@ async def generate(
     """Roll a model out in an environment.
 
     Args:
+        model: name of the model, for endpoints that serve several.
         num_examples: the first so many rows of the dataset; -1 = all.
         rollouts_per_example: siblings per example.
-        model: name of the model, for endpoints that serve several.
         sampling_args: under OpenAI's names; they go over the environment's own.
         max_concurrent: rollouts at a time; what the client likes when not given.
         seed: of everything random; the same seed, data and answers give the same rollouts.
@@ -54,7 +54,7 @@ async def generate(
         client = importlib.import_module("rove.clients.openai").as_client(client)
     examples = (env.get_dataset if train else env.get_eval_dataset)(num_examples)
     groups = plan(examples, rollouts_per_example, seed)
-    kept = finished_rollouts(run.rollouts()) if run is not None else {}
+    kept = run.finished() if run is not None else {}
     if env.rubric.has_group_rewards:  # a group is scored together, so it is run together
         missing = [group for group in groups if any((job.key, job.index) not in kept for job in group)]
     else:
@@ -62,10 +62,12 @@ async def generate(
     again = {(job.key, job.index) for group in missing for job in group}
     done = {(job.key, job.index) for group in groups for job in group} - again
     records = {key: record for key, record in kept.items() if key in done}
+    if run is not None and again:
+        run.reopen()
     for record in records.values():
         if on_record is not None:
             on_record(record)
-    sampling = Sampling.from_args({**env.sampling_args, **(sampling_args or {})})
+    sampling = Sampling.from_args(env.sampling_args, sampling_args)
     rollouts = run_groups(
         env, client, missing, model=model, sampling=sampling, max_concurrent=max_concurrent, fail_fast=fail_fast
     )
@@ -82,12 +84,7 @@ async def generate(
     return [records[job.key, job.index] for group in groups for job in group]
 
 
-def finished_rollouts(records: Iterable[RolloutRecord]) -> dict[tuple[str, int], RolloutRecord]:
-    """The last record of every rollout that was scored; failed ones are left out, so that they are run again."""
-    return {(r.example_key, r.rollout_index): r for r in records if r.error is None}
-
-
-async def evaluate(env: Environment, client: Client, **options: Any) -> dict[str, Any]:
+async def evaluate(env: Environment, client: Client, model: str = "", **options: Any) -> dict[str, Any]:
     """`generate`, summed up: reward and metrics with 95 % intervals over the scored rollouts, failures counted apart.
 
     Args:
@@ -97,12 +94,12 @@ async def evaluate(env: Environment, client: Client, **options: Any) -> dict[str
         a summary (see `rove.statistics.Tally.summary`).
     """
     tally = Tally()
-    for record in await generate(env, client, **options):
+    for record in await generate(env, client, model, **options):
         tally.add(record)
     summary = tally.summary()
     run = options.get("run")
     if run is not None:
-        run.write_json("summary.json", summary)
+        run.finish(summary)
     return summary
 
 

@@ -19,6 +19,9 @@ class Message(dict[str, Any]):
             return self.get(name)
         raise AttributeError(f"a message has no field '{name}'; its fields are {sorted(FIELDS | self.keys())}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
 
 class SystemMessage(Message):
     """Instructions to the model."""

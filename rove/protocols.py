@@ -28,15 +28,20 @@ class Sampling(msgspec.Struct, frozen=True):
     """Further fields for an endpoint's request body, unchanged."""
 
     @staticmethod
-    def from_args(args: Mapping[str, Any] | None) -> Sampling:
-        """From a dict with OpenAI's names (`max_completion_tokens` too); None values are dropped, unknown names go to `extra`.
+    def from_args(*args: Mapping[str, Any] | None) -> Sampling:
+        """From dicts with OpenAI's names (`max_completion_tokens` too), later ones over earlier ones.
+
+        None means not given; unknown names go to `extra`.
 
         Raises:
             ConfigError: a value has the wrong type or is out of range.
         """
-        given = {key: value for key, value in (args or {}).items() if value is not None}
-        if "max_completion_tokens" in given:
-            given["max_tokens"] = given.pop("max_completion_tokens")
+        given: dict[str, Any] = {}
+        for one in args:
+            told = {key: value for key, value in (one or {}).items() if value is not None}
+            if "max_completion_tokens" in told:
+                told["max_tokens"] = told.pop("max_completion_tokens")
+            given |= told
         if isinstance(given.get("stop"), str):
             given["stop"] = [given["stop"]]
         extra = dict(given.pop("extra", {}) or {}) | dict(given.pop("extra_body", {}) or {})
@@ -44,7 +49,7 @@ class Sampling(msgspec.Struct, frozen=True):
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"sampling arguments {dict(args or {})}: {error}") from error
+            raise ConfigError(f"sampling arguments {given}: {error}") from error
         if sampling.temperature is not None and sampling.temperature < 0:
             raise ConfigError(f"temperature is {sampling.temperature}; expected 0 (greedy) or more")
         if sampling.max_tokens is not None and sampling.max_tokens < 1:
@@ -61,8 +66,6 @@ class Request(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] | None = None
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenising the past again."""
-    previous_message: dict[str, Any] | None = None
-    """The message those tokens were read as."""
     seed: int = 0
     """Seed of this request's own random stream (rollout seed and turn)."""
     state: State | None = None

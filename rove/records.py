@@ -114,7 +114,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     error: ErrorInfo | None
     usage: Usage = Usage()
     timing: Timing = Timing()
-    temperature: float = 1.0
+    temperature: float | None = None
+    """Sampling temperature, where one was asked for."""
     step: int | None = None
     """Training step that sampled it; None outside RL."""
     schema_version: int = SCHEMA_VERSION

@@ -62,7 +62,6 @@ def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
             model=model,
             tools=state.get("tools"),
             previous=last.tokens if last else None,
-            previous_message=last.completion[-1] if last else None,
             seed=derive_seed(state["seed"], len(trajectory)),
             state=state,
         )
@@ -111,7 +110,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
 
 
 async def _play(env: Environment, state: State, turn: Turn) -> None:
-    limit = asyncio.timeout(getattr(env, "timeout_seconds", None))
+    limit = asyncio.timeout(env.timeout_seconds)
     try:
         async with limit:
             await env.run(state, turn)
@@ -128,7 +127,7 @@ def _contained(*states: State) -> Iterator[None]:
     """Turn what goes wrong in this block into the states' error. Only a cancellation of this very task goes on."""
     try:
         yield
-    except (Exception, asyncio.CancelledError) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # code under test may call exit()
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
@@ -183,13 +182,13 @@ def make_record(
         answer=job.example["answer"],
         info=job.example["info"],
         steps=steps,
-        stop_condition=state["stop_condition"],
-        is_truncated=state["is_truncated"],
+        stop_condition=None if state["stop_condition"] is None else str(state["stop_condition"]),
+        is_truncated=bool(state["is_truncated"]),
         scores=scores,
         error=state["error"],
         usage=sum((s.usage for s in steps), Usage()),
         timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
-        temperature=1.0 if temperature is None else temperature,
+        temperature=temperature,
         step=step,
     )
 
@@ -247,6 +246,9 @@ async def run_groups(
                 yield record
         await workers
     finally:
+        workers.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # seen, even if nobody asks any more
         for task in tasks:  # one by one: when a worker fails, gather leaves the others running
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,6 @@ runs/<name>/
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -29,7 +28,25 @@ import tomli_w
 from rove.errors import RunError
 from rove.records import RolloutRecord, decode_record, encode_record
 
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not noticed there
+    fcntl = None
+
 PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
+
+
+OWNED = (
+    "rollouts.jsonl",
+    "metrics.jsonl",
+    "summary.json",
+    "versions.json",
+    "curves.png",
+    "checkpoints",
+    "final",
+    "config.toml",
+)
+"""What a run folder consists of, the file that makes it one last."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -59,10 +76,10 @@ class Run:
             fresh: throw away what is there.
 
         Raises:
-            RunError: another process writes here, the folder holds a run of another identity, or `fresh` would throw
-                away something that is no run.
+            RunError: another process writes here, the folder holds a run of another identity, or something that is no run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        self._refuse_foreign()
         self._acquire()
         file = self.path / "config.toml"
         if fresh:
@@ -83,14 +100,34 @@ class Run:
                     "or --fresh to throw the old one away"
                 )
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
-        self.write_json("versions.json", _versions())
+        self._add_versions()
         for name in ("rollouts.jsonl", "metrics.jsonl"):
             _heal(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             _recover_folders(folder)
         return continued
 
+    def _refuse_foreign(self) -> None:
+        """Never write into, or empty, a folder that somebody else fills."""
+        there = [child.name for child in self.path.iterdir() if not child.name.startswith(".")]
+        file = self.path / "config.toml"
+        ours = file.exists() and {"kind", "identity", "config"} <= msgspec.toml.decode(file.read_bytes()).keys()
+        if there and not ours:
+            raise RunError(
+                f"{self.path} is no run folder and not empty (it has {', '.join(sorted(there)[:4])}); give another --run-dir"
+            )
+
+    def _add_versions(self) -> None:
+        """Remember every set of versions that has written here, the first one first."""
+        file = self.path / "versions.json"
+        known = msgspec.json.decode(file.read_bytes(), type=list) if file.exists() else []
+        now = _versions()
+        if now not in known:
+            self.write_json("versions.json", [*known, now])
+
     def _acquire(self) -> None:
+        if fcntl is None:
+            return
         self._lock = (self.path / ".lock").open("ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,13 +139,9 @@ class Run:
             ) from error
 
     def _clear(self) -> None:
-        there = [child for child in self.path.iterdir() if child.name not in (".lock", ".config.toml.draft")]
-        there.sort(key=lambda child: child.name == "config.toml")  # last: until all is gone it stays a run folder
-        if there and there[-1].name != "config.toml":
-            self.close()
-            raise RunError(f"{self.path} is not a run folder (it has no config.toml), so --fresh will not empty it")
-        for child in there:
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
+        for name in OWNED:
+            target = self.path / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files and let others write."""
@@ -151,6 +184,10 @@ class Run:
         """Every step's metrics kept so far, oldest first."""
         return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
 
+    def finished(self) -> dict[tuple[str, int], RolloutRecord]:
+        """The last record of every rollout that was scored, by example key and sibling; failed ones are left out."""
+        return {(r.example_key, r.rollout_index): r for r in self.rollouts() if r.error is None}
+
     def _lines(self, name: str) -> Iterator[bytes]:
         file = self.path / name
         if file.exists():
@@ -169,6 +206,14 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as indented JSON."""
         self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary: the run is complete."""
+        self.write_json("summary.json", summary)
+
+    def reopen(self) -> None:
+        """Take the summary away: there is more to do."""
+        (self.path / "summary.json").unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a completed run; None while it is not complete."""

@@ -52,6 +52,7 @@ def in_its_own(folder: Path, *words: str) -> subprocess.Popen[str]:
         [Path(sys.executable).with_name("rove"), *words],
         cwd=folder,
         env={key: value for key, value in os.environ.items() if key not in KEYS},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

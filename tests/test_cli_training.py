@@ -69,7 +69,7 @@ def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     measured = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
     assert summary["validation_loss"] == min(measured.values()) == measured[summary["best_step"]]
     good = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
-    assert summary["conversations"] + summary["held_out"] == good < 40
+    assert summary["conversations"] + summary["held_out_samples"] == good < 40
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
@@ -128,7 +128,8 @@ def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     assert len(lines("games")) == 30
     refused = rove(*words)
     assert refused.status == 1
-    assert "data: there 'games#" in refused.err
+    assert "  data: there '" in refused.err
+    assert "learning_rate" not in refused.err
 
 
 def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, made: Path):

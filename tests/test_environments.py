@@ -55,7 +55,6 @@ def test_it_is_a_package_to_install(name):
     assert about["project"]["name"] == name.replace("_", "-")
     assert about["project"]["dependencies"] == ["rove"]
     assert about["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [f"{name}.py"]
-    assert set(about["tool"]["rove"]["eval"]) == {"num_examples", "rollouts_per_example"}
     assert len(environment_file(name).read_text().splitlines()) < 250
 
 

@@ -8,7 +8,7 @@ import pytest
 from toys import Quiz, right, roll, says
 
 import rove as vf
-from rove.evaluate import all_text, finished_rollouts
+from rove.evaluate import all_text
 from rove.runs import Run
 
 
@@ -182,10 +182,14 @@ def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
         assert run.summary() == summary
 
 
-def test_the_last_success_of_a_rollout_counts():
+def test_the_last_success_of_a_rollout_counts(tmp_path):
     records = roll(Quiz(1), says(Flaky(0))) + roll(Quiz(1), says("wrong")) + roll(Quiz(1), says(right))
-    assert list(finished_rollouts(records).values()) == records[2:]
-    assert finished_rollouts(records[:1]) == {}
+    with started(tmp_path) as run:
+        run.append_rollout(records[0])
+        assert run.finished() == {}
+        for record in records[1:]:
+            run.append_rollout(record)
+        assert list(run.finished().values()) == records[2:]
 
 
 # Datasets

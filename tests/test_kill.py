@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -33,11 +34,13 @@ async def slow(messages, state, rng):
     return str(rng.random())
 
 async def waits(messages, state, rng):
-    """Answers in an hour."""
+    """Answers in an hour; "waiting" is there as soon as everybody waits."""
+    asyncio.get_running_loop().call_later(0.1, Path("waiting").touch)
     await asyncio.sleep(3600)
 
 def blocks(messages, state, rng):
     """Answers in an hour and lets nothing else happen until then."""
+    Path("waiting").touch()
     time.sleep(3600)
 
 def value(completion):
@@ -47,10 +50,14 @@ class Slow(vf.SingleTurnEnv):
     async def setup_state(self, state, **kwargs):
         Path("opened").open("a").write("x")
 
-    @vf.cleanup
-    async def close(self, state):
-        await asyncio.sleep(0)
+    @vf.cleanup(priority=1)
+    def close(self, state):
         Path("closed").open("a").write("x")
+
+    @vf.cleanup
+    async def lock_up(self, state):
+        await asyncio.sleep(0.1)
+        Path("locked").open("a").write("x")
 
 def load_environment(num_examples: int = 30, seed: int = 0):
     rows = [{"question": f"q{i}", "answer": ""} for i in range(num_examples)]
@@ -130,10 +137,26 @@ def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Si
 def test_ctrl_c_ends_what_would_take_an_hour_and_cleans_up(tmp_path: Path, player: str):
     environment(tmp_path / "environments", "slow", SLOW)
     process = in_its_own(tmp_path, "eval", "slow", "-m", f"scripted:{player}", "-n", "4", "-r", "1")
-    opened = tmp_path / "opened"
-    many = {"waits": 4, "blocks": 1}[player]
-    stop(process, signal.SIGINT, lambda: opened.exists() and opened.stat().st_size >= many)
-    assert (tmp_path / "closed").read_text() == opened.read_text()
+    stop(process, signal.SIGINT, (tmp_path / "waiting").exists)
+    many = {"waits": "xxxx", "blocks": "x"}[player]
+    assert (tmp_path / "opened").read_text() == many
+    assert (tmp_path / "closed").read_text() == many
+    if player == "waits":  # what was interrupted while it ran has no time for more than this
+        assert (tmp_path / "locked").read_text() == many
+
+
+def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
+    process = in_its_own(tmp_path, "play", "tictactoe", "--seed", "1")
+    assert process.stdout is not None
+    shown = ""
+    while not shown.endswith("you> "):
+        shown += process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert (process.returncode, err.strip()) == (130, "you left the game; the same game again: --seed 1")
 
 
 # Training
@@ -182,6 +205,24 @@ def test_training_ends_with_the_same_weights_to_the_bit(made: Path, name: str, s
     assert bare(run) == bare(made / name)
     assert set(places(run).values()) == ({1} if name == "rl" else set())
     assert "is complete" in finish(made, *words)
+
+
+def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
+    words = ("demo", "tictactoe", "--smoke", "--json", "--run-dir", "demo")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    moments = {
+        "data/rollouts.jsonl": signal.SIGINT,
+        "sft/metrics.jsonl": signal.SIGKILL,
+        "rl1/rollouts.jsonl": signal.SIGKILL,
+        "rl2/metrics.jsonl": signal.SIGINT,
+    }
+    for file, kind in moments.items():
+        stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count(kept) >= 1)
+    assert json.loads(finish(killed, *words)) == json.loads(finish(whole, *words))
+    weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def untimed(run: Path) -> list[dict[str, object]]:

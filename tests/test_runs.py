@@ -78,9 +78,24 @@ def test_fresh_throws_the_old_run_away(tmp_path):
 
 def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunError, match="is not a run folder"):
+    with pytest.raises(RunError, match="is no run folder"):
         start(tmp_path, fresh=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
+    (tmp_path / "config.toml").write_text('title = "my site"')
+    for fresh in (False, True):
+        with pytest.raises(RunError, match="is no run folder"):
+            start(tmp_path, fresh=fresh)
+    assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
+
+
+def test_fresh_deletes_only_what_a_run_consists_of(tmp_path):
+    start(tmp_path).close()
+    (tmp_path / "notes.md").write_text("mine")
+    start(tmp_path, fresh=True).close()
+    assert (tmp_path / "notes.md").read_text() == "mine"
 
 
 def test_fresh_is_fine_where_nothing_is(tmp_path):

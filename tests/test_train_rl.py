@@ -14,8 +14,8 @@ from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
-from rove.train.rl import RLConfig, lr_scale, step_plan, train_rl, training_samples
-from rove.train.trainer import Trainer
+from rove.train.rl import RLConfig, step_plan, train_rl, training_samples
+from rove.train.trainer import Trainer, lr_scale
 
 ROWS = [{"question": f"say {n}"} for n in range(4)]
 
@@ -114,8 +114,8 @@ def test_the_reward_rises(tmp_path: Path, loss: str):
 def test_every_step_trains_on_policy(tmp_path: Path):
     train(tmp_path, settings(temperature=1.25), two_turns())
     for m in metrics_of(tmp_path):
-        assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
-        assert m["logprob_diff_max"] <= 1e-4
+        assert m["ratio/mean"] == pytest.approx(1, abs=1e-5)
+        assert m["logprob_diff/max"] <= 1e-4
         assert m["tokens"] > 0
     for record in rollouts_of(tmp_path):
         assert record.step is not None
@@ -186,7 +186,7 @@ def test_another_seed_is_another_run(uninterrupted: Path, tmp_path: Path):
 def test_micro_batches_change_nothing_but_rounding(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(steps=1, micro_batch_tokens=1), two_turns())
     small, whole = metrics_of(tmp_path)[0], metrics_of(uninterrupted)[0]
-    assert small["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+    assert small["optim/grad_norm"] == pytest.approx(whole["optim/grad_norm"], rel=1e-4)
     assert small["tokens"] == whole["tokens"]
 
 
@@ -249,7 +249,7 @@ def test_the_order_rollouts_finished_in_does_not_matter():
 def test_groups_without_spread_are_left_out_and_counted():
     samples, counts = training_samples([*group(1.0, 1.0, key="a"), *group(1.0, 0.0, key="b"), *group(1.0, key="c")])
     assert len(samples) == 2
-    assert (counts["groups/all"], counts["groups/zero_spread"]) == (3.0, 2.0)
+    assert (counts["groups/all"], counts["groups/zero_spread"], counts["groups/too_few"]) == (3.0, 1.0, 1.0)
 
 
 def test_failed_rollouts_are_left_out_of_their_groups_mean():
@@ -257,7 +257,7 @@ def test_failed_rollouts_are_left_out_of_their_groups_mean():
     assert advantages(records) == [0.5, -0.5]
     assert training_samples(records)[1]["rollouts/failed"] == 2.0
     lonely = training_samples(group(1.0, None, None))
-    assert (lonely[0], lonely[1]["groups/zero_spread"]) == ([], 1.0)
+    assert (lonely[0], lonely[1]["groups/zero_spread"], lonely[1]["groups/too_few"]) == ([], 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -270,18 +270,18 @@ def test_truncated_rollouts(truncated: str, expected: list[float]):
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_share():
-    config = settings(steps=100, warmup_steps=10, final_lr_fraction=0.1)
-    scales = [lr_scale(config, step) for step in range(100)]
+    scales = [lr_scale(step, 100, 10, 0.1) for step in range(100)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[:10] == sorted(scales[:10])
     assert scales[9:] == sorted(scales[9:], reverse=True)
     assert scales[99] == pytest.approx(0.1, abs=0.02)
-    assert [lr_scale(settings(warmup_steps=0, final_lr_fraction=1.0), step) for step in range(5)] == [1.0] * 5
+    assert [lr_scale(step, 5, 0, 1.0) for step in range(5)] == [1.0] * 5
 
 
 def test_the_scheduled_learning_rate_is_the_one_used(uninterrupted: Path):
-    assert [m["lr"] for m in metrics_of(uninterrupted)] == pytest.approx(
-        [1e-2 * lr_scale(settings(), step) for step in range(5)]
+    config = settings()
+    assert [m["optim/lr"] for m in metrics_of(uninterrupted)] == pytest.approx(
+        [1e-2 * lr_scale(step, 5, config.warmup_steps, config.final_lr_fraction) for step in range(5)]
     )
 
 
@@ -313,7 +313,7 @@ def test_an_example_that_comes_twice_in_a_step_is_two_groups():
         ({"batch_size": 18}, "multiple"),
         ({"truncated": "drop"}, "keep, zero or mask"),
         ({"temperature": 0.0}, "temperature"),
-        ({"steps": 0}, "1 or more"),
+        ({"steps": 0}, "more than 0"),
         ({"loss": "ppo"}, "no loss"),
         ({"max_ratio": 0.2}, "max_ratio"),
     ],

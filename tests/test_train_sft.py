@@ -65,7 +65,7 @@ def train(
     """One process: a fresh model, a run folder that may have been started before."""
     loaded = tiny_model()
 
-    def on_step(step: int, metrics: Any) -> None:
+    def on_step(step: int, total: int, metrics: Any) -> None:
         if seen is not None:
             seen[step] = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
         if step == kill_at:
@@ -164,7 +164,7 @@ def test_only_the_newest_checkpoint_and_the_best_are_kept(uninterrupted: Path):
 
 
 def test_the_learning_rate_rises_and_falls(uninterrupted: Path):
-    rates = [m["lr"] for m in Run(uninterrupted).metrics()]
+    rates = [m["optim/lr"] for m in Run(uninterrupted).metrics()]
     assert rates[0] < rates[1] > rates[2]
     assert rates[1:] == sorted(rates[1:], reverse=True)
 

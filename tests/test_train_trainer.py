@@ -132,9 +132,9 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
     assert trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
     seen = Trainer(loaded.model, 0.0).step(micro_batches(samples, 2000), LOSS, trained_tokens(samples))
     assert seen["tokens"] == trained_tokens(samples)
-    assert seen["logprob_diff_max"] <= 1e-4
-    assert abs(seen["ratio_mean"] - 1) <= 1e-5
-    assert seen["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert seen["logprob_diff/max"] <= 1e-4
+    assert abs(seen["ratio/mean"] - 1) <= 1e-5
+    assert seen["ratio/max"] == pytest.approx(1, abs=1e-4)
 
 
 async def test_the_wrong_temperature_would_show():
@@ -143,7 +143,7 @@ async def test_the_wrong_temperature_would_show():
     samples = [s for record in records for s in samples_from_record(record, 1.0)]
     wrong = [Sample(s.ids, s.mask, s.logprobs, s.advantages, 1.0) for s in samples]
     seen = Trainer(loaded.model, 0.0).step(micro_batches(wrong, 2000), LOSS, trained_tokens(wrong))
-    assert seen["logprob_diff_max"] > 0.1
+    assert seen["logprob_diff/max"] > 0.1
 
 
 def test_a_step_moves_the_policy_the_way_of_the_advantage():
@@ -154,7 +154,7 @@ def test_a_step_moves_the_policy_the_way_of_the_advantage():
         before = token_logprobs(loaded.model, batch)[0]
     batch = batch._replace(logprobs=torch.zeros_like(batch.logprobs).masked_scatter(batch.mask, before))
     seen = Trainer(loaded.model, 1e-3).step([batch], LOSS, trained_tokens(samples))
-    assert seen["ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert seen["ratio/mean"] == pytest.approx(1, abs=1e-5)
     with torch.no_grad():
         moved = token_logprobs(loaded.model, batch)[0] - before
     assert (moved * batch.advantages[batch.mask]).sum() > 0
@@ -167,8 +167,8 @@ def test_metrics_of_a_step_do_not_depend_on_how_it_is_cut():
         for b in (10_000, 70)
     ]
     assert seen[0] == pytest.approx(seen[1], rel=1e-4)
-    assert seen[0]["lr"] == 5e-4
-    assert seen[0]["ratio_max"] >= seen[0]["ratio_mean"] > 0
+    assert seen[0]["optim/lr"] == 5e-4
+    assert seen[0]["ratio/max"] >= seen[0]["ratio/mean"] > 0
 
 
 def test_the_gradient_is_cut_to_the_norm_that_is_allowed():
@@ -177,7 +177,7 @@ def test_the_gradient_is_cut_to_the_norm_that_is_allowed():
     for most in (1e-3, 1e9):
         loaded = tiny_model()
         trainer = Trainer(loaded.model, 0.0, max_grad_norm=most)
-        norm = trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))["grad_norm"]
+        norm = trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))["optim/grad_norm"]
         grads.append(torch.cat([p.grad.flatten() for p in loaded.model.parameters()]))
         assert norm == pytest.approx(grads[-1].norm().item() if most > 1 else norm)
     assert grads[0].norm().item() == pytest.approx(1e-3, rel=1e-3)

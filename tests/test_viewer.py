@@ -68,7 +68,9 @@ def test_numbers_for_people() -> None:
     assert [number(0), number(0.12345), number(math.nan)] == ["0", "0.123", "–"]
 
 
-METRICS = [{"step": i, "reward/mean": i / 10, "reward/win": 0.5, "entropy": 1.0 / (i + 1)} for i in range(1, 6)]
+METRICS = [
+    {"step": i, "reward/mean": i / 10, "reward/win": 0.5, "entropy/all/mean": 1.0 / (i + 1)} for i in range(1, 6)
+]
 
 
 def test_curves_table_leaves_out_what_was_not_measured() -> None:
@@ -78,7 +80,7 @@ def test_curves_table_leaves_out_what_was_not_measured() -> None:
 
 
 def test_plot_has_a_panel_per_measured_group(tmp_path: Path) -> None:
-    assert [title for title, _ in panels(METRICS)] == ["reward", "reward functions", "entropy"]
+    assert [title for title, _ in panels(METRICS)] == ["reward", "reward functions", "entropy/all/mean"]
     file = plot_run(METRICS, tmp_path / "curves.png", "run")
     assert file.read_bytes().startswith(b"\x89PNG")
 

@@ -64,7 +64,7 @@ def test_request_body_leaves_out_what_is_not_set():
 
 def test_request_body_keeps_our_own_things_at_home():
     tokens = StepTokens([1], [2], [-0.5])
-    request = Request([], previous=tokens, previous_message=AssistantMessage("x"), seed=5, state=State(secret=1))
+    request = Request([], previous=tokens, seed=5, state=State(secret=1))
     assert request_body(request) == {"messages": []}
 
 
@@ -86,7 +86,7 @@ def test_request_body_holds_exactly_what_was_asked(messages: list[Message], samp
     body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
     assert None not in body.values()
     assert all(None not in message.values() for message in body["messages"])
-    assert not {"state", "previous", "previous_message"} & (body.keys() - sampling.extra.keys())
+    assert not {"state", "previous"} & (body.keys() - sampling.extra.keys())
     assert msgspec.json.decode(msgspec.json.encode(body)) == body
     assert Sampling.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from rove.clients.scripted import ScriptedClient
 from rove.envs.environment import Environment
+from rove.envs.loading import environment_file
 from rove.errors import ConfigError, MissingKeyError, nearest
 from rove.protocols import Client
 
@@ -63,17 +65,31 @@ def is_folder(model: str) -> bool:
 
 
 def model_identity(model: str) -> str:
-    """A model's name, and for a folder what tells its weights from others (sizes, first and last bytes)."""
-    if not Path(model).is_dir():
+    """A model's name; for a folder what tells its weights and its words from others, wherever it lies."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
         return model
+    return "folder#" + _digest(
+        file for pattern in ("*.safetensors", "tokenizer*.json", "chat_template*") for file in folder.glob(pattern)
+    )
+
+
+def environment_identity(env_id: str, env_dir: str | None) -> str:
+    """An environment's name and what tells its code from others: scores of an older version are not its scores."""
+    file = environment_file(env_id, env_dir)
+    return f"{env_id}#{_digest(file.parent.rglob('*.py') if file.name == '__init__.py' else [file])}"
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Hash of files by name, size and at most their first and last megabyte."""
     digest = hashlib.blake2b(digest_size=6)
-    for file in sorted(Path(model).glob("*.safetensors")):
+    for file in sorted(files):
         size = file.stat().st_size
         with file.open("rb") as content:
-            digest.update(str(size).encode() + content.read(1 << 20))
+            digest.update(f"{file.name} {size} ".encode() + content.read(1 << 20))
             content.seek(max(0, size - (1 << 20)))
             digest.update(content.read())
-    return f"{model}#{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _embedded(model: str) -> Client:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ from rove.runs import fingerprint
 
 RUNS = Path("runs")
 CURVES = "curves.png"
-"""Written last: a training run is complete when its folder has it."""
+"""The plot of a training run, in its folder."""
 WIDTH = 100
 """Columns when the output is no terminal."""
 LINES = 5
@@ -98,8 +99,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, but Ctrl-C is never kept waiting.
 
     asyncio alone cancels `main` at its next await, which is as far away as a wave of sampled tokens or a training step
-    takes. Here Ctrl-C cancels everything that waits, interrupts Python code where it stands, and then lets all of it clean
-    up. A second Ctrl-C cuts that short.
+    takes. Here Ctrl-C also interrupts Python code where it stands. Then `main` cleans up; another Ctrl-C cuts that short.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -109,14 +109,17 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         task = loop.create_task(main)
         interrupted = False
 
+        def hush() -> None:
+            loop.set_exception_handler(lambda *_: None)  # what is cut off has nothing more to say
+
         def interrupt(*_: object) -> None:
             nonlocal interrupted
-            if interrupted:
-                raise KeyboardInterrupt
             interrupted = True
+            hush()
             current = asyncio.current_task(loop)
             for other in asyncio.all_tasks(loop) - {current}:
-                other.cancel()
+                if other is task or not _has_started(other):
+                    other.cancel()
             if current is not None:
                 raise KeyboardInterrupt
             loop.call_soon_threadsafe(lambda: None)  # wakes the loop
@@ -125,29 +128,40 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            loop.set_exception_handler(lambda *_: None)  # what was cut off has nothing more to say
+            hush()
             if not interrupted:
                 raise
-            if rest := asyncio.all_tasks(loop):
-                loop.run_until_complete(asyncio.wait(rest))
+            if not task.done():
+                loop.run_until_complete(asyncio.wait([task]))
             raise KeyboardInterrupt from error
         finally:
             signal.signal(signal.SIGINT, before)
 
 
+def _has_started(task: asyncio.Task[Any]) -> bool:
+    coroutine = task.get_coro()
+    return not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
+
+
+class Tell(Protocol):
+    """Reports progress: how many are done, what to say, and how many there are if that was not known before."""
+
+    def __call__(self, count: int, words: str, total: int | None = None) -> None:
+        """Show it."""
+        ...
+
+
 @contextmanager
-def progress(console: Console, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A live bar with a few words beside it; without a terminal, a line now and then.
-
-    Yields:
-        a function to call with (how many are done, what to say).
-    """
+def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
+    """A live bar with a few words beside it; without a terminal, a line now and then."""
     if not console.is_terminal:
-        every = max(1, total // LINES)
+        known = total
 
-        def tell(count: int, words: str) -> None:
-            if count % every == 0 or count == total:
-                console.print(f"{title} {count}/{total}  {words}")
+        def tell(count: int, words: str, total: int | None = None) -> None:
+            nonlocal known
+            known = total or known
+            if count % max(1, known // LINES) == 0 or count == known:
+                console.print(f"{title} {count}/{known}  {words}", soft_wrap=True)
 
         yield tell
         return
@@ -159,10 +173,10 @@ def progress(console: Console, title: str, total: int, done: int = 0) -> Iterato
         TimeRemainingColumn(),
     )
     with Progress(*columns, TextColumn("{task.fields[words]}"), console=console) as bar:
-        task = bar.add_task(title, total=total, completed=done, words="")
+        task = bar.add_task(title, total=total or None, words="")
 
-        def show(count: int, words: str) -> None:
-            bar.update(task, completed=count, words=words)
+        def show(count: int, words: str, total: int | None = None) -> None:
+            bar.update(task, completed=count, words=words, total=total)
 
         yield show
 

@@ -79,6 +79,7 @@ class Demo:
             trained, _ = run_rl(config, self.console, self.folder / f"rl{number}")
             self._row(f"+ {name}", str(trained))
         self._row("the same at T = 1", str(trained), temperature=1.0)
+        (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
 
     def _say(self, number: str, text: str) -> None:

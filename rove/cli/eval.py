@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import make_client, model_identity
+from rove.cli.answerers import environment_identity, make_client, model_identity
 from rove.cli.common import (
     SETTINGS,
     console_for,
@@ -24,9 +24,9 @@ from rove.cli.common import (
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
 from rove.evaluate import evaluate
-from rove.records import RolloutRecord
+from rove.records import ErrorInfo, RolloutRecord
 from rove.runs import Run
-from rove.viewer.tables import counts_line, summary_table
+from rove.viewer.tables import counts_line, number, summary_table
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,8 +80,9 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def identity(config: EvalConfig) -> dict[str, Any]:
     """What must be the same for a run to be continued; how many examples may grow."""
-    names = ("env", "env_dir", "env_args", "max_tokens", "temperature", "sampling", "base_url", "seed", "train")
-    return {name: getattr(config, name) for name in names} | {"model": model_identity(config.model)}
+    names = ("env_args", "max_tokens", "temperature", "sampling", "base_url", "seed", "train")
+    who = {"model": model_identity(config.model), "env": environment_identity(config.env, config.env_dir)}
+    return {name: getattr(config, name) for name in names} | who
 
 
 def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run | None]:
@@ -104,6 +105,9 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
         plain = msgspec.to_builtins(config)
         del plain["fresh"]  # `@ config.toml` of this folder continues the run
         run.start("eval", plain, same, config.fresh)
+        kept = len(run.finished())
+        if kept:
+            console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run")
     examples = env.get_dataset(config.num_examples) if config.train else env.get_eval_dataset(config.num_examples)
     count = rewards = failed = 0
 
@@ -111,14 +115,16 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
         nonlocal count, rewards, failed
         count += 1
         if record.error is not None and not failed:
-            said = f"first failure, in {record.error.phase}: {record.error.type}: {record.error.message}"
+            place = place_of(record.error)
+            said = f"first failure, in {record.error.phase}: {record.error.type}: {record.error.message}{place}"
             console.print(said, soft_wrap=True, markup=False)
         failed += record.error is not None
         rewards += record.reward or 0.0
         scored = count - failed
         tell(
             count,
-            f"reward {rewards / scored if scored else 0:.3f}" + (f"  [red]{failed} failed[/red]" if failed else ""),
+            f"reward {number(rewards / scored) if scored else '–'}"
+            + (f"  [red]{failed} failed[/red]" if failed else ""),
         )
 
     async def go() -> dict[str, Any]:
@@ -126,9 +132,9 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
             return await evaluate(
                 env,
                 client,
+                config.model,
                 num_examples=config.num_examples,
                 rollouts_per_example=config.rollouts_per_example,
-                model=config.model,
                 sampling_args={**config.sampling, "max_tokens": config.max_tokens, "temperature": config.temperature},
                 max_concurrent=config.max_concurrent,
                 seed=config.seed,
@@ -150,6 +156,12 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
             run.close()
 
 
+def place_of(error: ErrorInfo) -> str:
+    """Where in whose file an error was raised, for people who write environments."""
+    places = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
+    return f" ({places[-1]})" if places else ""
+
+
 def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
     """The table, the counts, and what to do next."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
@@ -166,7 +178,11 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
     hint(console, *next_steps)
 
 
-@click.command(context_settings=SETTINGS, options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog="All settings: " + ", ".join(EvalConfig.__struct_fields__) + ".",
+    context_settings=SETTINGS,
+    options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("-m", "--model", help="scripted:NAME, a model folder, or a model's name at -b.")
 @click.option("-n", "--num-examples", type=int, help="Examples; -1 = all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=int, help="Rollouts of each example.  [default: 3]")
@@ -194,3 +210,5 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, **named: An
         print_json({**summary, "run": str(run.path) if run else None})
     else:
         print_summary(config, summary, run, console)
+    if summary["failed"] and not summary["scored"]:
+        ctx.exit(1)

@@ -66,7 +66,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> None:
-    """Entry point: errors rove raises itself become one line and exit status 2; Ctrl-C becomes 130."""
+    """Entry point: rove's own errors become one line, exit status 2 for a wrong setting, else 1; Ctrl-C becomes 130."""
     try:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns what a command gave to Exit

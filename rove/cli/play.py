@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,6 +22,14 @@ from rove.records import RolloutRecord
 from rove.rollout import plan, run_groups
 
 
+def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console) -> int:
+    """Print what the environment said since message `shown`; returns how many messages have been shown now."""
+    for message in messages[shown if len(messages) > shown else 0 :]:
+        if message["role"] != "assistant":
+            console.print(f"[cyan]{message['role']}[/cyan]\n{escape(text_of(message))}")
+    return len(messages)
+
+
 class Person:
     """A client that shows what the environment says and asks whoever sits at the terminal."""
 
@@ -31,11 +41,7 @@ class Person:
 
     async def respond(self, request: Request) -> Response:
         """Show what is new in the conversation and read a line."""
-        new = request.messages[self._shown :] if len(request.messages) > self._shown else request.messages
-        for message in new:
-            if message["role"] != "assistant":
-                self.console.print(f"[cyan]{message['role']}[/cyan]\n{escape(text_of(message))}")
-        self._shown = len(request.messages)
+        self._shown = show_new(request.messages, self._shown, self.console)
         return Response(AssistantMessage(ask("you> ")))
 
     async def close(self) -> None:
@@ -43,17 +49,21 @@ class Person:
 
 
 class Narrated:
-    """A client whose answers are shown as they come."""
+    """A client whose answers are shown as they come, with what the environment says if `both` is set."""
 
     max_concurrent = 1
 
-    def __init__(self, client: Client, name: str, console: Console):
+    def __init__(self, client: Client, name: str, console: Console, both: bool):
         self.client = client
         self.name = name
         self.console = console
+        self.both = both
+        self._shown = 0
 
     async def respond(self, request: Request) -> Response:
         """Pass the request on and print the answer."""
+        if self.both:
+            self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)
         self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(text_of(response.message))}")
         return response
@@ -136,9 +146,12 @@ def command(
             raise ConfigError("--watch needs a model to watch: -m MODEL")
         client: Client = Person(console)
     else:
-        client = Narrated(make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console)
-        if not watch and isinstance(env, MultiTurnEnv) and env.two_player:
-            take_seat(env, console)
+        seat = env if not watch and isinstance(env, MultiTurnEnv) and env.two_player else None
+        client = Narrated(
+            make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console, both=seat is None
+        )
+        if seat is not None:
+            take_seat(seat, console)
         elif not watch:
             console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
     chosen = random.randrange(1 << 30) if seed is None else seed
@@ -150,6 +163,7 @@ def command(
         raise click.exceptions.Exit(130) from None
     for message in record.completion[-1:]:
         if message["role"] != "assistant":
+            console.print("[cyan]the model is told[/cyan]" if model is not None else "[cyan]user[/cyan]")
             console.print(text_of(message), markup=False)
     if record.error is not None:
         console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")

@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import model_identity, needs_train_extra
+from rove.cli.answerers import environment_identity, model_identity, needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
@@ -30,7 +30,7 @@ from rove.viewer.tables import curves_table
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
-BOOKKEEPING = {"threads", "checkpoint_every", "keep_checkpoints"}
+BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints"}
 SMALL_BATCH = 256
 
 
@@ -43,20 +43,24 @@ def run_rl(
     from rove.viewer.plots import plot_run
 
     config.check()
-    env = load_environment(config.env, **config.env_args)
+    env = load_environment(config.env, config.env_dir, **config.env_args)
     plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING} | {"model": model_identity(config.model)}
+    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
+    identity |= {"model": model_identity(config.model), "env": environment_identity(config.env, config.env_dir)}
     run = Run(run_folder(run_dir, config.env, "rl", config.model, identity=identity))
     with run:
         run.start("rl", plain, identity, fresh)
         final = run.path / "final"
-        if run.summary() is not None and final.is_dir() and (run.path / CURVES).exists():
+        if run.summary() is not None:
+            if not (run.path / CURVES).exists():
+                plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
-        if config.batch_size < SMALL_BATCH:
-            console.print(
-                f"[yellow]batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable[/yellow]"
-            )
+        for warning in warnings_of(config):
+            console.print(f"[yellow]{warning}[/yellow]")
+        last = run.last_checkpoint()
+        if last is not None:
+            console.print(f"continuing {run.path} after step {last[1].step}")
         loaded = load_model(config.model)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -64,10 +68,21 @@ def run_rl(
 
         with progress(console, f"rl {config.env}", config.steps) as tell:
             final = run_async(train_rl(config, env, loaded, run, on_step))
-        metrics = run.metrics()
-        run.write_json("summary.json", {"steps": config.steps, "last": metrics[-1]})
-        plot_run(metrics, run.path / CURVES, str(run.path))
+        plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
+
+
+def warnings_of(config: RLConfig) -> list[str]:
+    """What is allowed but rarely wise."""
+    found: list[str] = []
+    if config.batch_size < SMALL_BATCH:
+        found.append(f"batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable")
+    groups, buckets = config.batch_size // config.rollouts_per_example, config.env_args.get("num_groups", 1)
+    if groups % buckets:
+        found.append(
+            f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
+        )
+    return found
 
 
 def _words(metrics: Mapping[str, float]) -> str:
@@ -75,7 +90,7 @@ def _words(metrics: Mapping[str, float]) -> str:
     parts += [
         f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
     ]
-    parts.append(f"entropy {metrics.get('entropy', 0):.3f}")
+    parts.append(f"entropy {metrics.get('entropy/all/mean', 0):.3f}")
     parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
 
@@ -84,7 +99,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """The curves, and what to do next."""
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
-    others = ["length/mean", "entropy", "ratio_mean", "ratio_max", "grad_norm", "groups/zero_spread"]
+    others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *others], f"RL in {config.env}"))
     hint(
         console,

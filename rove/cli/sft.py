@@ -39,18 +39,23 @@ def run_sft(
     with run:
         run.start("sft", plain, identity, fresh)
         final = run.path / "final"
-        if run.summary() is not None and final.is_dir() and (run.path / CURVES).exists():
+        if run.summary() is not None:
+            if not (run.path / CURVES).exists():
+                plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
+        last = run.last_checkpoint()
+        if last is not None:
+            console.print(f"continuing {run.path} after step {last[1].step}")
         loaded = load_model(config.model)
         words = {"loss": "–", "validation_loss": "–"}
+        with progress(console, "sft") as tell:
 
-        def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
-            tell(step, f"loss {words['loss']}  validation {words['validation_loss']}")
+            def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
+                words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
+                tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
-        with progress(console, "sft", config.epochs * _steps_per_epoch(config, data)) as tell:
-            final = train_sft(config, data.rollouts(), loaded, run, on_step)
+            final = train_sft(config, data.finished().values(), loaded, run, on_step)
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 
@@ -58,20 +63,13 @@ def run_sft(
 def _data_identity(data: Run) -> str:
     """The data's folder, and how much it holds: a run is not continued on other data than it was started on."""
     file = data.path / "rollouts.jsonl"
-    return f"{data.path}#{file.stat().st_size if file.exists() else 0}"
-
-
-def _steps_per_epoch(config: SFTConfig, data: Run) -> int:
-    from rove.train.sft import conversations
-
-    kept = len(conversations(data.rollouts(), config))
-    return max(1, int(kept * (1 - config.validation_fraction)) // config.batch_size)
+    return f"{data.path.resolve()}#{file.stat().st_size if file.exists() else 0}"
 
 
 def print_sft(final: Path, run: Run, console: Console) -> None:
     """The curves, and what to do next."""
     metrics = run.metrics()
-    console.print(curves_table(metrics, ["loss", "validation_loss", "entropy", "grad_norm"], "SFT"))
+    console.print(curves_table(metrics, ["loss", "validation_loss", "entropy/all/mean", "optim/grad_norm"], "SFT"))
     summary = run.summary() or {}
     console.print(
         f"{summary.get('conversations')} conversations, lowest validation loss {summary.get('validation_loss', 0):.4f} "

@@ -18,7 +18,7 @@ import torch
 
 from rove.engine.kv_cache import BatchCache, KVStore
 from rove.engine.sampling import sample
-from rove.errors import ConfigError, OverlongPromptError
+from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.protocols import Generation, Sampling
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class Engine:
         alive = list(range(len(rows)))
         position = torch.zeros_like(seeds)
         while True:
-            ids, logprobs = sample(logits, temperature, seeds, position)
+            ids, logprobs = _sample(logits, temperature, seeds, position)
             alive = self._take(rows, alive, ids.tolist(), logprobs.tolist(), cache)
             if not alive:
                 return
@@ -284,7 +284,7 @@ class Engine:
         for position in range(max(row.max_tokens for row in rows)):
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
-            sampled, logprobs = sample(out.logits[:, -1], temperature, seeds, torch.full_like(seeds, position))
+            sampled, logprobs = _sample(out.logits[:, -1], temperature, seeds, torch.full_like(seeds, position))
             values = list(zip(sampled.tolist(), logprobs.tolist(), strict=True))
             alive -= {i for i in alive if self._ended(rows[i], *values[i])}
             if not alive:
@@ -298,6 +298,17 @@ def _has_only_attention(model: Any) -> bool:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     ours = getattr(config, "_attn_implementation", None) == "rove"
     return ours and kinds == {"full_attention"} and config.model_type in {"llama", "qwen2", "qwen3", "mistral"}
+
+
+def _sample(
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, position: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, logprobs = sample(logits, temperature, seeds, position)
+    if not bool(torch.isfinite(logprobs).all()):
+        raise ModelError(
+            "the model's probabilities are not finite numbers: its weights are damaged, or training diverged"
+        )
+    return ids, logprobs
 
 
 def _by_length(rows: list[_Row]) -> Iterator[list[_Row]]:

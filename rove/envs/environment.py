@@ -99,8 +99,11 @@ class Environment(ABC):
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
-        self.parser: Parser = parser or self.rubric.parser or Parser()
+        if parser is not None and not self.rubric.has_own_parser:
+            self.rubric.parser = parser
+        self.parser: Parser = parser or self.rubric.parser
         self.sampling_args = dict(sampling_args or {})
+        self.timeout_seconds: float | None = None
         self.players = dict(players or {})
         self.env_id = env_id
         self.env_args = dict(env_args or {})
@@ -130,25 +133,25 @@ class Environment(ABC):
         mine = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
         self.rubric = RubricGroup([*mine, rubric])
 
-    async def generate(self, client: Any, **options: Any) -> list[Any]:
+    async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """See `rove.generate`."""
-        return await importlib.import_module("rove.evaluate").generate(self, client, **options)
+        return await importlib.import_module("rove.evaluate").generate(self, client, model, **options)
 
-    async def evaluate(self, client: Any, **options: Any) -> dict[str, Any]:
+    async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """See `rove.evaluate`."""
-        return await importlib.import_module("rove.evaluate").evaluate(self, client, **options)
+        return await importlib.import_module("rove.evaluate").evaluate(self, client, model, **options)
 
     def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
         """See `rove.make_dataset`."""
         return importlib.import_module("rove.evaluate").make_dataset(records, **options)
 
-    def generate_sync(self, client: Any, **options: Any) -> list[Any]:
+    def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """`generate` for code that is not async."""
-        return asyncio.run(self.generate(client, **options))
+        return asyncio.run(self.generate(client, model, **options))
 
-    def evaluate_sync(self, client: Any, **options: Any) -> dict[str, Any]:
+    def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """`evaluate` for code that is not async."""
-        return asyncio.run(self.evaluate(client, **options))
+        return asyncio.run(self.evaluate(client, model, **options))
 
     async def check_stops(self, state: State) -> bool:
         """Run the stop conditions; the first that holds becomes `state["stop_condition"]`."""

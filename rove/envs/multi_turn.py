@@ -72,7 +72,7 @@ class MultiTurnEnv(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Set the state up, then let model and environment take turns until something stops them."""
         await self._set_up(state)
-        messages: Messages = list(state["prompt"])
+        messages: Messages = as_messages(state["prompt"])
         start = len(messages)
         while True:
             messages.append(await turn(state, messages))

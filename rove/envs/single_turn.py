@@ -6,7 +6,7 @@ from typing import Any
 
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.messages import Messages
+from rove.messages import Messages, as_messages
 from rove.state import State
 
 
@@ -19,9 +19,10 @@ class SingleTurnEnv(MultiTurnEnv):
     async def run(self, state: State, turn: Turn) -> None:
         """Set the state up and ask once."""
         await self._set_up(state)
-        prompt: Messages = list(state["prompt"])
+        prompt: Messages = as_messages(state["prompt"])
         state["completion"] = [await turn(state, prompt)]
-        state["stop_condition"] = "answered"
+        if not await self.check_stops(state):
+            state["stop_condition"] = "answered"
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Never called: a single-turn environment has nothing to answer."""

@@ -48,11 +48,14 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:
     """Turn the model's fp32 bias-free CPU linear layers into fast ones, in place; returns how many there are."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return 0
+    # Without bf16 products in hardware they are emulated, several times slower than fp32.
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    dtype = torch.bfloat16 if bf16_backward and has_bf16 else torch.float32
     count = 0
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FastLinear) and _fits(module):
             module.__class__ = FastLinear
-            setattr(module, "backward_dtype", torch.bfloat16 if bf16_backward else torch.float32)  # noqa: B010
+            setattr(module, "backward_dtype", dtype)  # noqa: B010
             count += 1
     return count
 

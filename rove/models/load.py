@@ -54,6 +54,10 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
+        if not folder.exists():
+            raise ConfigError(
+                f"no model '{path}': no such folder, nor a model in the local Hugging Face cache"
+            ) from error
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")

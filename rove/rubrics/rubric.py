@@ -96,7 +96,7 @@ class Rubric:
     Args:
         funcs: reward functions; more can be added with `add_reward_func` and `add_metric`. Default: none.
         weights: one per function. Default: 1.0 each.
-        parser: injected as `parser`. Default: a plain `Parser`.
+        parser: injected as `parser`. Default: that of the environment, else a plain `Parser`.
 
     Raises:
         ConfigError: the weights do not match the functions, or a function cannot be added (see `add_reward_func`).
@@ -109,6 +109,7 @@ class Rubric:
         parser: Parser | None = None,
     ):
         self.parser: Any = parser or Parser()
+        self.has_own_parser = parser is not None
         self.class_objects: dict[str, Any] = {}
         self._functions: list[_Function] = []
         funcs = list(funcs or ())
@@ -149,7 +150,7 @@ class Rubric:
         if name in _RESERVED:
             raise ConfigError(f"class object '{name}' would hide the rollout's own; names taken: {sorted(_RESERVED)}")
         if name == "parser":
-            self.parser = obj
+            self.parser, self.has_own_parser = obj, True
         else:
             self.class_objects[name] = obj
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from rove.config import check_positive
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, RunError
@@ -25,7 +26,7 @@ from rove.train.batch import micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.losses import make_loss
 from rove.train.samples import Sample, samples_from_record
-from rove.train.trainer import Trainer
+from rove.train.trainer import Trainer, lr_scale
 
 
 class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,12 +66,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch_tokens: int = 8192
     """Padded tokens per forward pass; changes memory and speed, never the gradient."""
     bf16_backward: bool = False
-    """Matrix products of the backward pass in bf16 on a CPU: about a third faster; everything else stays fp32."""
+    """Matrix products of the backward pass in bf16 on a CPU: everything else stays fp32.
+    Ignored where the CPU has no bf16 products; where it has, a step takes about a fifth less."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
-    checkpoint_every: int = 20
+    env_dir: str | None = None
+    checkpoint_every: int = 10
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
     seed: int = 0
@@ -91,8 +94,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
         if self.temperature <= 0:
             raise ConfigError(f"temperature is {self.temperature}; RL samples, so it must be more than 0")
-        if self.steps < 1 or self.checkpoint_every < 1 or self.micro_batch_tokens < 1:
-            raise ConfigError("steps, checkpoint_every and micro_batch_tokens must be 1 or more")
+        check_positive(
+            self,
+            "steps",
+            "learning_rate",
+            "max_tokens",
+            "micro_batch_tokens",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "threads",
+        )
         make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
 
 
@@ -126,7 +137,7 @@ async def train_rl(
         start = last[1].step
     run.cut(last[1] if last else None)
     client.engine.update_weights(start)
-    examples = env.get_dataset()
+    examples = env.get_dataset(config.steps * (config.batch_size // config.rollouts_per_example))
     try:
         for step in range(start, config.steps):
             metrics = await _one_step(config, step, examples, env, client, trainer, run)
@@ -137,7 +148,9 @@ async def train_rl(
             if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
                 _checkpoint(config, step + 1, loaded, trainer, run)
         _checkpoint(config, config.steps, loaded, trainer, run)
-        return run.save_final(loaded.save)
+        final = run.save_final(loaded.save)
+        run.finish({"steps": config.steps, "last": run.metrics()[-1]})
+        return final
     finally:
         await env.tear_down()
 
@@ -177,7 +190,7 @@ async def _one_step(
             make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
             divisor=trained_tokens(samples),
             entropy_bonus=config.entropy_bonus,
-            lr_scale=lr_scale(config, step),
+            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
         )
     times = {"time/sampling": sampled - started, "time/training": time.perf_counter() - sampled}
     return {**_rollout_metrics(records), **counts, **trained, **times}
@@ -188,12 +201,6 @@ def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -
     width = config.batch_size // config.rollouts_per_example
     chosen = [examples[(step * width + i) % len(examples)] for i in range(width)]
     return plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step))
-
-
-def lr_scale(config: RLConfig, step: int) -> float:
-    """Linear warm-up to 1, then linear decay to `final_lr_fraction` at the last step."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    return warm * (1 - (1 - config.final_lr_fraction) * step / config.steps)
 
 
 def training_samples(
@@ -207,19 +214,23 @@ def training_samples(
     for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
         groups.setdefault(record.example_key, []).append(record)
     samples: list[Sample] = []
-    skipped = 0
+    spreadless = too_few = 0
     for group in groups.values():
         scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
         rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
+        if len(scored) < 2:
+            too_few += 1
+            continue
         advantages = group_advantages(rewards)
         if advantages is None:
-            skipped += 1
+            spreadless += 1
             continue
         for record, advantage in zip(scored, advantages, strict=True):
             samples += samples_from_record(record, advantage)
     counts = {
         "groups/all": float(len(groups)),
-        "groups/zero_spread": float(skipped),
+        "groups/zero_spread": float(spreadless),
+        "groups/too_few": float(too_few),
         "rollouts/failed": float(sum(r.scores is None for r in records)),
         "rollouts/truncated": float(sum(r.is_truncated for r in records)),
     }

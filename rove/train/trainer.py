@@ -15,18 +15,24 @@ from rove.errors import Error
 from rove.train.batch import Batch
 from rove.train.losses import Loss
 
+SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "ratio_max", "difference_max")
+
 
 class TrainingError(Error):
     """Training cannot go on: the loss or the gradient is not a number."""
 
 
-def token_logprobs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy [N] of the batch's trained tokens, under each row's sampling temperature, in fp32."""
+def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy [N] of the batch's trained tokens, under each row's sampling temperature, in fp32.
+
+    Without `entropy_gradient` the entropy is only measured, which keeps several [N, V] tensors out of the backward pass.
+    """
     logits = model(input_ids=batch.ids, use_cache=False).logits
     target = batch.mask[:, 1:]
     temperature = batch.temperature[:, None].expand_as(target)[target]
     logprobs = (logits[:, :-1][target].float() / temperature[:, None]).log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(1, batch.ids[:, 1:][target][:, None])[:, 0], entropy
 
 
@@ -65,27 +71,14 @@ class Trainer:
         Returns:
             sums over the trained tokens, to be divided by their number.
         """
-        sums: dict[str, float] = {}
+        sums = dict.fromkeys(SUMS, 0.0)
         for batch in batches:
-            logprobs, entropy = token_logprobs(self.model, batch)
+            logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
             target = batch.mask[:, 1:]
             sampler, advantages = batch.logprobs[:, 1:][target], batch.advantages[:, 1:][target]
             total = (loss(logprobs, sampler, advantages) - entropy_bonus * entropy).sum() / divisor
             total.backward()
-            with torch.no_grad():
-                difference = logprobs.detach() - sampler
-                seen = {
-                    "loss": total.item() * divisor,
-                    "entropy": entropy.sum().item(),
-                    "ratio": difference.exp().sum().item(),
-                }
-                _add(sums, seen, tokens=len(logprobs))
-                sums["ratio_max"] = max(
-                    sums.get("ratio_max", 0.0), difference.max().exp().item() if len(difference) else 0.0
-                )
-                sums["difference_max"] = max(
-                    sums.get("difference_max", 0.0), difference.abs().max().item() if len(difference) else 0.0
-                )
+            _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - sampler)
         return sums
 
     def step(
@@ -94,8 +87,8 @@ class Trainer:
         """One optimizer step.
 
         Returns:
-            `loss`, `entropy`, `ratio_mean`, `ratio_max` (π/μ against the sampler), `logprob_diff_max`,
-            `grad_norm`, `lr`, `tokens`.
+            `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ against the sampler), `mismatch_kl/all/mean` (its k3
+            estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
 
         Raises:
             TrainingError: the gradient is not finite; the weights are left as they were.
@@ -110,16 +103,17 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * lr_scale
         self.optimizer.step()
-        tokens = max(1.0, sums.get("tokens", 0))
+        tokens = max(1.0, sums["tokens"])
         return {
-            "loss": sums.get("loss", 0.0) / tokens,
-            "entropy": sums.get("entropy", 0.0) / tokens,
-            "ratio_mean": sums.get("ratio", 0.0) / tokens,
-            "ratio_max": sums.get("ratio_max", 0.0),
-            "logprob_diff_max": sums.get("difference_max", 0.0),
-            "grad_norm": norm,
-            "lr": self.learning_rate * lr_scale,
-            "tokens": sums.get("tokens", 0),
+            "loss": sums["loss"] / tokens,
+            "entropy/all/mean": sums["entropy"] / tokens,
+            "ratio/mean": sums["ratio"] / tokens,
+            "ratio/max": sums["ratio_max"],
+            "mismatch_kl/all/mean": sums["kl"] / tokens,
+            "logprob_diff/max": sums["difference_max"],
+            "optim/grad_norm": norm,
+            "optim/lr": self.learning_rate * lr_scale,
+            "tokens": sums["tokens"],
         }
 
     @torch.no_grad()
@@ -134,6 +128,22 @@ class Trainer:
         return total / max(1.0, tokens)
 
 
-def _add(sums: dict[str, float], seen: dict[str, float], tokens: int) -> None:
-    for name, value in {**seen, "tokens": tokens}.items():
-        sums[name] = sums.get(name, 0.0) + value
+@torch.no_grad()
+def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, difference: torch.Tensor) -> None:
+    """Add a batch to the sums; `difference` [N] = log π − log μ of its trained tokens."""
+    if not len(difference):
+        return
+    ratio = difference.exp()
+    sums["tokens"] += len(difference)
+    sums["loss"] += loss
+    sums["entropy"] += entropy.sum().item()
+    sums["ratio"] += ratio.sum().item()
+    sums["kl"] += (ratio - 1 - difference).sum().item()
+    sums["ratio_max"] = max(sums["ratio_max"], ratio.max().item())
+    sums["difference_max"] = max(sums["difference_max"], difference.abs().max().item())
+
+
+def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """Factor of the learning rate: a linear rise to 1, and a linear fall to `final_fraction` at the last step."""
+    warm = min(1.0, (step + 1) / max(1, warmup_steps))
+    return warm * (1 - (1 - final_fraction) * step / steps)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 
 def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]]:
@@ -23,9 +20,9 @@ def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]
         ("metrics", sorted(n for n in names if n.startswith("metrics/") and n != "metrics/num_turns")),
         ("invalid moves", ["reward/invalid_move"]),
         ("lengths (tokens, turns)", ["length/mean", "metrics/num_turns"]),
-        ("entropy", ["entropy"]),
-        ("ratio to the sampler", ["ratio_mean", "ratio_max"]),
-        ("gradient norm", ["grad_norm"]),
+        ("entropy/all/mean", ["entropy/all/mean"]),
+        ("ratio to the sampler", ["ratio/mean", "ratio/max"]),
+        ("gradient norm", ["optim/grad_norm"]),
         ("groups without spread", ["groups/zero_spread"]),
         ("loss", ["loss", "validation_loss"]),
         ("seconds per step", ["time/sampling", "time/training", "time/step"]),
@@ -37,7 +34,8 @@ def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> 
     """Draw every panel of a run over its steps and write the PNG."""
     chosen = panels(metrics)
     rows = (len(chosen) + 2) // 3
-    figure, axes = plt.subplots(rows, 3, figsize=(15, 3.4 * rows), squeeze=False)
+    figure = Figure(figsize=(15, 3.4 * rows))
+    axes = figure.subplots(rows, 3, squeeze=False)
     for axis in axes.flat[len(chosen) :]:
         axis.axis("off")
     for axis, (name, wanted) in zip(axes.flat, chosen, strict=False):
@@ -51,5 +49,4 @@ def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> 
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
-    plt.close(figure)
     return path

@@ -55,7 +55,8 @@ def counts_line(summary: Mapping[str, Any]) -> str:
         parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]")
     if summary["truncated"]:
         parts.append(f"{summary['truncated']} truncated")
-    parts.append("ended by " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
+    if summary["stops"]:
+        parts.append("ended by " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
     return "; ".join(parts)
 
 

@@ -47,7 +47,7 @@ def request_body(request: Request) -> dict[str, Any]:
 
     What is None or not set is left out, in the body and in each message, but not deeper: a null inside a tool's
     schema has a meaning. `sampling.extra` is merged in last and wins. The length limit is sent as `max_tokens`, the
-    name every compatible server knows. `state`, `previous`, `previous_message` and `seed` of the request stay here;
+    name every compatible server knows. `state`, `previous` and `seed` of the request stay here;
     `sampling.seed` is sent.
     """
     sampling = request.sampling

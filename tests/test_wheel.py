@@ -1,0 +1,120 @@
+"""The wheel, with its core dependencies only, in an empty directory of a machine that has nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NO_NETWORK = """
+import os, sys
+
+def refuse(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        os.write(2, f"network: {event} {args}\\n".encode())
+        os._exit(99)
+
+sys.addaudithook(refuse)
+"""
+
+
+class Machine(NamedTuple):
+    """A virtual environment with the wheel in it, and an empty home."""
+
+    bin: Path
+    home: Path
+    wheel: Path
+
+    def run(self, *words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+        """Run one of its programs with nothing but PATH and HOME set and the network forbidden; also its CPU-seconds."""
+        env = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), "PYTHONPATH": str(self.home / "hook")}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, env=env, capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("machine")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    [wheel] = folder.glob("rove-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    inside = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*inside, "install", str(wheel)], check=True, env=clean)
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(NO_NETWORK)
+    return Machine(folder / "venv" / "bin", folder, wheel)
+
+
+def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
+    names = zipfile.ZipFile(machine.wheel).namelist()
+    for env in ("tictactoe", "reverse_text", "double_check"):
+        assert f"rove/_environments/{env}/{env}.py" in names
+    assert "rove/_environments/tictactoe/demo.toml" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+
+
+def test_the_guard_against_the_network_works(machine: Machine, tmp_path: Path):
+    words = ("rove", "eval", "tictactoe", "-b", "http://127.0.0.1:9/v1", "-m", "x", "--max-retries", "0")
+    assert machine.run(*words, cwd=tmp_path)[0].returncode == 99
+
+
+def test_the_first_command_needs_no_setting_no_network_and_no_torch(machine: Machine, tmp_path: Path):
+    done, _ = machine.run("rove", "eval", "tictactoe", "-m", "scripted:teacher", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "15 of 15 rollouts scored" in done.stdout
+    assert done.stderr == ""
+    installed = machine.run("python", "-m", "pip", "list", "--format", "json", cwd=tmp_path)[0].stdout
+    packages = {package["name"].lower().replace("_", "-") for package in json.loads(installed)}
+    assert packages >= {"rove", "aiohttp", "click", "msgspec", "rich", "tomli-w"}
+    assert not packages & {"torch", "transformers", "tokenizers", "datasets", "numpy", "openai", "pydantic"}
+
+
+def test_the_first_rollout_is_scored_within_two_cpu_seconds(machine: Machine, tmp_path: Path):
+    words = ("rove", "eval", "tictactoe", "-m", "scripted:teacher", "-n", "1", "-r", "1", "--json")
+    machine.run("rove", "--help", cwd=tmp_path)  # writes the bytecode, once
+    done, seconds = machine.run(*words, cwd=tmp_path)
+    assert json.loads(done.stdout)["scored"] == 1
+    print(f"\nfrom the wheel, one whole command with one rollout: {seconds:.2f} CPU-seconds")
+    assert seconds < 2.0
+
+
+@pytest.mark.parametrize("env", ["reverse-text", "double_check"])
+def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env: str):
+    done, _ = machine.run("rove", "eval", env, "-m", "scripted:oracle", "-n", "2", "-r", "1", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["scored"] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rl", "tictactoe", "-m", "somewhere"],
+        ["sft", "--data", "runs/x", "-m", "somewhere"],
+        ["model", "new", "--env", "tictactoe"],
+        ["eval", "tictactoe", "-m", "./somewhere"],
+        ["demo", "tictactoe"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_what_needs_more_says_what_to_install(machine: Machine, tmp_path: Path, words: list[str]):
+    (tmp_path / "somewhere").mkdir()
+    done, _ = machine.run("rove", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "install rove's train extra (pip install 'rove[train]')" in done.stderr
+    assert "Traceback" not in done.stderr

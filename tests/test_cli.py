@@ -547,3 +547,25 @@ def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
     refused = rove(*new)
     assert refused.status == 2
     assert "models/mine is not empty" in refused.err
+
+
+def test_an_edited_environment_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+import rove as vf
+def load_environment():
+    return vf.SingleTurnEnv(
+        dataset=[{"question": "?"}], rubric=vf.Rubric([right], [WEIGHT]), players={"p": lambda messages, state, rng: "x"}
+    )
+def right():
+    return 1.0
+"""
+    file = tmp_path / "environments" / "edited.py"
+    file.parent.mkdir()
+    rewards = []
+    for weight in ("1.0", "0.25"):
+        file.write_text(code.replace("WEIGHT", weight))
+        command = [sys.executable, "-m", "rove.cli.main", "eval", "edited", "-m", "scripted:p", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rewards.append(json.loads(done.stdout)["reward"]["mean"])
+    assert rewards == [1.0, 0.25]

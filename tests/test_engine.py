@@ -10,7 +10,7 @@ import torch
 from fakes import generate_naively, tiny_model
 
 from rove.engine.engine import CACHE_BYTES, Engine
-from rove.errors import ConfigError, OverlongPromptError
+from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import LoadedModel
 from rove.protocols import Generation, InferenceEngine, Sampling
 
@@ -374,3 +374,12 @@ async def test_the_default_cache_is_bounded_in_bytes():
 
 def test_it_is_an_inference_engine():
     assert isinstance(engine_of(tiny_model()), InferenceEngine)
+
+
+def test_weights_that_are_no_numbers_are_an_error_not_a_token() -> None:
+    loaded = tiny_model()
+    engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids))
+    with torch.no_grad():
+        next(loaded.model.parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        asyncio.run(engine.generate([7, 8, 9], Sampling(max_tokens=3)))

@@ -277,3 +277,17 @@ def test_the_shortcuts_do_what_the_functions_do():
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     assert env.make_dataset(records) == vf.make_dataset(records)
     assert env.evaluate_sync(says(right)) == asyncio.run(vf.evaluate(env, says(right)))
+
+
+def test_the_parser_of_the_environment_reaches_a_rubric_that_has_none() -> None:
+    given = []
+
+    def look(parser: vf.Parser) -> float:
+        given.append(parser)
+        return 1.0
+
+    mine, own = vf.XMLParser(["a"], answer_field="a"), vf.XMLParser(["b"], answer_field="b")
+    for rubric in (vf.Rubric([look]), vf.Rubric([look], parser=own)):
+        env = vf.SingleTurnEnv(dataset=[{"question": "?"}], parser=mine, rubric=rubric)
+        env.evaluate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
+    assert given == [mine, own]

@@ -229,3 +229,31 @@ def test_all_text():
         *("Be brief.", "q0", "hi"),
         *("Be brief.", "q1", "hi"),
     ]
+
+
+def test_sampling_of_the_environment_holds_where_the_caller_says_nothing() -> None:
+    seen = []
+
+    class Listening:
+        max_concurrent = 1
+
+        async def respond(self, request):
+            seen.append(request.sampling)
+            return vf.Response(vf.AssistantMessage("x"))
+
+        async def close(self):
+            pass
+
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "?"}], sampling_args={"max_completion_tokens": 100, "temperature": 0.5}
+    )
+    for args in (None, {"temperature": None, "max_tokens": 5}):
+        env.generate_sync(Listening(), "some-model", sampling_args=args)
+    assert [(s.max_tokens, s.temperature) for s in seen] == [(100, 0.5), (5, 0.5)]
+
+
+def test_the_model_is_the_second_positional_argument() -> None:
+    summary = vf.SingleTurnEnv(dataset=[{"question": "?"}]).evaluate_sync(
+        vf.ScriptedClient(lambda messages, state, rng: "x"), "name", num_examples=1
+    )
+    assert summary["scored"] == 1

@@ -125,3 +125,10 @@ def test_text_of(content, text):
 
 def test_text_of_a_message_without_content():
     assert text_of({"role": "assistant", "tool_calls": [CALL]}) == ""
+
+
+def test_setting_a_field_by_attribute_sets_what_goes_over_the_wire() -> None:
+    message = UserMessage("old")
+    message.content = "new"
+    assert message["content"] == message.content == "new"
+    assert dict(message) == {"role": "user", "content": "new"}

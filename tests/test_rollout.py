@@ -520,3 +520,25 @@ def test_records_name_the_training_step():
     env = Quiz(1)
     [record] = asyncio.run(collect(env, says("0"), plan(examples_of(env), 1), step=7))
     assert record.step == 7
+
+
+def test_code_that_calls_exit_fails_its_own_rollout_only() -> None:
+    def leaves(answer: str) -> float:
+        if answer == "1":
+            raise SystemExit(3)
+        return 1.0
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": str(n)} for n in range(3)], rubric=vf.Rubric([leaves]))
+    records = env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
+    assert [record.reward for record in records] == [1.0, None, 1.0]
+    assert records[1].error is not None
+    assert (records[1].error.type, records[1].error.phase) == ("SystemExit", "reward leaves")
+
+
+def test_a_record_survives_what_an_environment_puts_into_its_state() -> None:
+    class Odd(vf.SingleTurnEnv):
+        async def setup_state(self, state: vf.State, **kwargs: object) -> None:
+            state["is_truncated"] = 1
+
+    [record] = Odd(dataset=[{"question": "?"}]).generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
+    assert record.is_truncated is True

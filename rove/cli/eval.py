@@ -85,6 +85,19 @@ def identity(config: EvalConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | who
 
 
+def start_run(config: EvalConfig, console: Console) -> Run:
+    """The run folder of these settings, new or continued."""
+    same = identity(config)
+    run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
+    plain = msgspec.to_builtins(config)
+    del plain["fresh"]  # `@ config.toml` of this folder continues the run
+    run.start("eval", plain, same, config.fresh)
+    kept = len(run.finished())
+    if kept:
+        console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
+    return run
+
+
 def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress; an earlier run of the same identity is continued."""
     config.check()
@@ -98,16 +111,7 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
         config.timeout,
         config.max_retries,
     )
-    run = None
-    if config.save:
-        same = identity(config)
-        run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
-        plain = msgspec.to_builtins(config)
-        del plain["fresh"]  # `@ config.toml` of this folder continues the run
-        run.start("eval", plain, same, config.fresh)
-        kept = len(run.finished())
-        if kept:
-            console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run")
+    run = start_run(config, console) if config.save else None
     examples = env.get_dataset(config.num_examples) if config.train else env.get_eval_dataset(config.num_examples)
     count = rewards = failed = 0
 

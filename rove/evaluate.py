@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,7 +11,7 @@ from rove.envs.environment import Environment
 from rove.messages import text_of
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
-from rove.rollout import plan, run_groups
+from rove.rollout import Job, plan, run_groups
 from rove.runs import Run
 from rove.statistics import Tally
 
@@ -55,10 +55,7 @@ async def generate(
     examples = (env.get_dataset if train else env.get_eval_dataset)(num_examples)
     groups = plan(examples, rollouts_per_example, seed)
     kept = run.finished() if run is not None else {}
-    if env.rubric.has_group_rewards:  # a group is scored together, so it is run together
-        missing = [group for group in groups if any((job.key, job.index) not in kept for job in group)]
-    else:
-        missing = [[job for job in group if (job.key, job.index) not in kept] for group in groups]
+    missing = _missing(groups, kept.keys(), together=env.rubric.has_group_rewards)
     again = {(job.key, job.index) for group in missing for job in group}
     done = {(job.key, job.index) for group in groups for job in group} - again
     records = {key: record for key, record in kept.items() if key in done}
@@ -82,6 +79,13 @@ async def generate(
     finally:
         await env.tear_down()
     return [records[job.key, job.index] for group in groups for job in group]
+
+
+def _missing(groups: list[list[Job]], kept: Container[tuple[str, int]], together: bool) -> list[list[Job]]:
+    """The jobs still to run; a group that is scored together is run together."""
+    if together:
+        return [group for group in groups if any((job.key, job.index) not in kept for job in group)]
+    return [[job for job in group if (job.key, job.index) not in kept] for group in groups]
 
 
 async def evaluate(env: Environment, client: Client, model: str = "", **options: Any) -> dict[str, Any]:

@@ -94,9 +94,9 @@ class Demo:
             print_model(config, *run_model_new(config), self.console)
         return path
 
-    def _eval(self, folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> tuple[dict[str, Any], Path]:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
-        summary, _ = run_eval(config, self.console)
+        summary, _ = run_eval(config, self.console, title)
         return summary, folder
 
     def _row(self, name: str, model: str, **over: Any) -> None:
@@ -106,7 +106,8 @@ class Demo:
             values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
             slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
             merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
-            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values)[0]
+            title = f"{name} against {opponent['name']}"
+            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)[0]
         self.rows.append({"name": name, "model": model, "opponents": seen})
 
 

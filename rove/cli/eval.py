@@ -98,8 +98,8 @@ def start_run(config: EvalConfig, console: Console) -> Run:
     return run
 
 
-def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run | None]:
-    """Evaluate, with progress; an earlier run of the same identity is continued."""
+def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
+    """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
     config.check()
     env = load_environment(config.env, config.env_dir, **config.env_args)
     client = make_client(
@@ -151,9 +151,8 @@ def run_eval(config: EvalConfig, console: Console) -> tuple[dict[str, Any], Run 
             await client.close()
 
     try:
-        with progress(
-            console, f"{config.env} · {short(config.model)}", len(examples) * config.rollouts_per_example
-        ) as tell:
+        title = title or f"{config.env} · {short(config.model)}"
+        with progress(console, title, len(examples) * config.rollouts_per_example) as tell:
             return run_async(go()), run
     finally:
         if run is not None:

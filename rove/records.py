@@ -1,7 +1,8 @@
 """What a rollout leaves behind: frozen, versioned, one JSON line each.
 
 In memory every step holds its whole prompt. On disk a step that extends the step before it holds only what was added, so
-that a rollout of T turns takes O(T) space; `encode_record` and `decode_record` are exact inverses.
+that a rollout of T turns takes O(T) space; `decode_record` gives back what `encode_record` was
+given, but for values JSON cannot hold.
 """
 
 from __future__ import annotations

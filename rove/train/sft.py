@@ -52,8 +52,10 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Stop after so many measurements without a new minimum."""
     micro_batch_tokens: int = 8192
     bf16_backward: bool = False
-    """Matrix products of the backward pass in bf16 on a CPU: everything else stays fp32.
-    Ignored where the CPU has no bf16 products; where it has, a step takes about a fifth less."""
+    """Matrix products of the backward pass in bf16 on a CPU; everything else stays fp32.
+
+    Ignored where the CPU has no bf16 products; where it has, a step takes about a fifth less time.
+    """
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0

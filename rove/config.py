@@ -73,6 +73,8 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):  # of a struct's own check
+            raise error.__cause__ from None
         raise ConfigError(f"settings: {error}") from error
 
 

@@ -8,6 +8,8 @@ Error
 │   │   └── EmptyModelResponseError
 │   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
 ├── InfraError              the endpoint or the machine failed, after bounded retries
+├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
+├── TooManyErrorsError      so many rollouts failed that going on makes no sense
 └── RunError                a run folder cannot be used as asked
 """
 
@@ -56,6 +58,17 @@ class InfraError(Error):
     def __init__(self, message: str, attempts: Iterable[str] = ()):
         super().__init__(message)
         self.attempts = list(attempts)
+
+
+class LimitReachedError(Error):
+    """A rollout has used up what it may use: it ends with this error's message as stop condition, scored as it stands."""
+
+    truncated = False
+    """Whether what was cut off would have gone on."""
+
+
+class TooManyErrorsError(Error):
+    """So many rollouts failed that going on makes no sense; what is finished is kept."""
 
 
 class RunError(Error):

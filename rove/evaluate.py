@@ -3,19 +3,157 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import aclosing
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
+
+from rove.config import check_positive, convert
+from rove.data.filters import Filter
+from rove.data.rows import dataset_row
 from rove.envs.environment import Environment
+from rove.errors import ConfigError, TooManyErrorsError
 from rove.messages import text_of
-from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord
-from rove.rollout import Job, plan, run_groups
+from rove.protocols import Client, Limits, Sampling
+from rove.records import Outcome, RolloutRecord, Usage
+from rove.rollout import Allowance, Job, plan, run_groups
 from rove.runs import Run
-from rove.statistics import Tally
+from rove.statistics import Price, Tally
 
-OnRecord = Callable[[RolloutRecord], None]
+OnRecord = Callable[[RolloutRecord | Outcome], None]
+SHARE_FROM = 20
+"""Rollouts before a share of errors says anything."""
+
+_KeptT = TypeVar("_KeptT", RolloutRecord, Outcome)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to run an evaluation: the keyword arguments of `generate` and `evaluate`.
+
+    Raises:
+        ConfigError: a value is out of range, or a budget or a cost is limited without a price.
+    """
+
+    num_examples: int = -1
+    """The first so many rows of the dataset; -1 = all."""
+    rollouts_per_example: int = 1
+    """Siblings per example."""
+    sampling_args: dict[str, Any] = {}
+    """Under OpenAI's names; they go over the environment's own."""
+    max_concurrent: int | None = None
+    """Rollouts at a time; what the client likes when not given."""
+    max_scoring: int | None = None
+    """Rollouts scored at a time; None = as many as run."""
+    limits: Limits = Limits()
+    """What one rollout may use."""
+    price: Price | None = None
+    """What tokens cost: for `limits.max_cost`, `budget` and the summary."""
+    budget: float | None = None
+    """What the whole run may cost, earlier sessions and failed rollouts included. When it is spent no further rollout is
+    started; those that run are finished."""
+    max_errors: float | None = None
+    """Stop when more rollouts failed than this: a count if 1 or more, else a share of those finished (looked at from the
+    20th on). What is finished is kept."""
+    fail_fast: bool = False
+    """Raise at the first failed rollout instead of recording it."""
+    seed: int = 0
+    """Of everything random; the same seed, data and answers give the same rollouts."""
+    train: bool = False
+    """Use the training rows instead of the evaluation rows."""
+    pass_threshold: float = 1.0
+    """A rollout passes, for pass@k, when its reward is at least this."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "rollouts_per_example", "max_concurrent", "max_scoring", "budget", "max_errors")
+        if self.num_examples < 1 and self.num_examples != -1:
+            raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
+
+
+class _Evaluation:
+    """One evaluation under way: what is kept already, what is left to run, what came of it."""
+
+    def __init__(self, env: Environment, client: Client, model: str, options: Options, run: Run | None):
+        self.env = env
+        self.client = client
+        self.model = model
+        self.options = options
+        self.run = run
+        if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
+            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        self.kept, used = run.kept() if run is not None else ({}, Usage())
+        self.price = options.price or Price(0.0, 0.0)
+        self.spent = self.price.of(used)
+        self.not_run = 0
+        self._errors: Counter[str] = Counter()
+        self._done = 0
+
+    async def finish(
+        self,
+        read: Callable[[Run, int], _KeptT],
+        on_kept: Callable[[_KeptT], None],
+        on_new: Callable[[RolloutRecord], None],
+    ) -> None:
+        """Run what is missing; `on_kept` gets what is kept of this plan, by `read`, and `on_new` what is run."""
+        options = self.options
+        rollouts = run_groups(
+            self.env,
+            self.client,
+            self._missing(read, on_kept),
+            model=self.model,
+            sampling=Sampling.from_args(self.env.sampling_args, options.sampling_args),
+            max_concurrent=options.max_concurrent,
+            max_scoring=options.max_scoring,
+            allowance=Allowance(options.limits, options.price),
+            fail_fast=options.fail_fast,
+        )
+        limiter = getattr(self.client, "limiter", None)
+        if limiter is not None and self.run is not None:
+            run = self.run
+            limiter.on_change = lambda change: run.append_limit(change._asdict())
+        try:
+            async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
+                async for record in rollouts:
+                    if self.run is not None:
+                        self.run.append_rollout(record)
+                    self.spent += self.price.of(record.usage)
+                    on_new(record)
+                    self._check_errors(record)
+        finally:
+            await self.env.tear_down()
+
+    def _missing(self, read: Callable[[Run, int], _KeptT], on_kept: Callable[[_KeptT], None]) -> Iterator[list[Job]]:
+        """The groups still to run; one that is scored together is run together."""
+        options, together = self.options, self.env.rubric.has_group_rewards
+        examples = self.env.examples(options.num_examples, options.train)
+        for group in plan(examples, options.rollouts_per_example, options.seed):
+            missing = [job for job in group if (job.key, job.index) not in self.kept]
+            again = group if missing and together else missing
+            for job in group:
+                if self.run is not None and job not in again:
+                    on_kept(read(self.run, self.kept[job.key, job.index]))
+            if options.budget is not None and self.spent >= options.budget:
+                self.not_run += len(again)
+            elif again:
+                if self.run is not None:
+                    self.run.reopen()
+                yield again
+
+    def _check_errors(self, record: RolloutRecord) -> None:
+        self._done += 1
+        most = self.options.max_errors
+        if record.error is None or most is None:
+            return
+        self._errors[f"{record.error.phase}: {record.error.type}: {record.error.message}"] += 1
+        failed = self._errors.total()
+        if failed > most if most >= 1 else self._done >= SHARE_FROM and failed > most * self._done:
+            [(worst, times)] = self._errors.most_common(1)
+            raise TooManyErrorsError(
+                f"{failed} of {self._done} rollouts failed, more than max_errors = {most:g} allows; "
+                f"{times} of them with\n  {worst}\nWhat is finished is kept; the same command runs the rest"
+            )
 
 
 async def generate(
@@ -23,110 +161,125 @@ async def generate(
     client: Client,
     model: str = "",
     *,
-    num_examples: int = -1,
-    rollouts_per_example: int = 1,
-    sampling_args: Mapping[str, Any] | None = None,
-    max_concurrent: int | None = None,
-    seed: int = 0,
-    train: bool = False,
-    fail_fast: bool = False,
-    run: Run | None = None,
+    run: Run | str | Path | None = None,
     on_record: OnRecord | None = None,
+    **options: Any,
 ) -> list[RolloutRecord]:
     """Roll a model out in an environment.
 
     Args:
+        client: who answers; an `openai.AsyncOpenAI` object is accepted too.
         model: name of the model, for endpoints that serve several.
-        num_examples: the first so many rows of the dataset; -1 = all.
-        rollouts_per_example: siblings per example.
-        sampling_args: under OpenAI's names; they go over the environment's own.
-        max_concurrent: rollouts at a time; what the client likes when not given.
-        seed: of everything random; the same seed, data and answers give the same rollouts.
-        train: use the training rows instead of the evaluation rows.
-        fail_fast: raise at the first failed rollout instead of recording it.
-        run: a started run folder; every finished rollout is kept there, and those already kept are not run again.
-        on_record: called with every record, those already kept first.
+        run: a run folder, or a started `Run`; every finished rollout is kept there, and those already kept are not run
+            again. A folder of another identity is refused (see `run_identity`).
+        on_record: called with every record.
+        options: see `Options`.
 
     Returns:
         one record per rollout, in the order of examples and siblings.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        RunError: the folder cannot be used.
+        TooManyErrorsError, RolloutError: as the options say.
     """
-    if not isinstance(client, Client):
-        client = importlib.import_module("rove.clients.openai").as_client(client)
-    examples = (env.get_dataset if train else env.get_eval_dataset)(num_examples)
-    groups = plan(examples, rollouts_per_example, seed)
-    kept = run.finished() if run is not None else {}
-    missing = _missing(groups, kept.keys(), together=env.rubric.has_group_rewards)
-    again = {(job.key, job.index) for group in missing for job in group}
-    done = {(job.key, job.index) for group in groups for job in group} - again
-    records = {key: record for key, record in kept.items() if key in done}
-    if run is not None and again:
-        run.reopen()
-    for record in records.values():
-        if on_record is not None:
-            on_record(record)
-    sampling = Sampling.from_args(env.sampling_args, sampling_args)
-    rollouts = run_groups(
-        env, client, missing, model=model, sampling=sampling, max_concurrent=max_concurrent, fail_fast=fail_fast
-    )
-    try:
-        async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
-            async for record in rollouts:
-                if run is not None:
-                    run.append_rollout(record)
-                records[record.example_key, record.rollout_index] = record
-                if on_record is not None:
-                    on_record(record)
-    finally:
-        await env.tear_down()
-    return [records[job.key, job.index] for group in groups for job in group]
+    tell = on_record or (lambda record: None)
+    records: list[RolloutRecord] = []
+
+    def keep(record: RolloutRecord) -> None:
+        records.append(record)
+        tell(record)
+
+    with _opened(run, env, client, model, options) as evaluation:
+        await evaluation.finish(Run.record_at, keep, keep)
+    return sorted(records, key=lambda record: (record.example_id, record.rollout_index))
 
 
-def _missing(groups: list[list[Job]], kept: Container[tuple[str, int]], together: bool) -> list[list[Job]]:
-    """The jobs still to run; a group that is scored together is run together."""
-    if together:
-        return [group for group in groups if any((job.key, job.index) not in kept for job in group)]
-    return [[job for job in group if (job.key, job.index) not in kept] for group in groups]
-
-
-async def evaluate(env: Environment, client: Client, model: str = "", **options: Any) -> dict[str, Any]:
+async def evaluate(
+    env: Environment,
+    client: Client,
+    model: str = "",
+    *,
+    run: Run | str | Path | None = None,
+    on_record: OnRecord | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """`generate`, summed up: reward and metrics with 95 % intervals over the scored rollouts, failures counted apart.
 
-    Args:
-        options: those of `generate`.
+    Keeps no text in memory, however many rollouts there are. Arguments and errors: those of `generate`; what is kept
+    already is given to `on_record` as an `Outcome`.
 
     Returns:
-        a summary (see `rove.statistics.Tally.summary`).
+        a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that the budget did not allow.
     """
-    tally = Tally()
-    for record in await generate(env, client, model, **options):
-        tally.add(record)
-    summary = tally.summary()
-    run = options.get("run")
-    if run is not None:
-        run.finish(summary)
+    tell = on_record or (lambda record: None)
+    with _opened(run, env, client, model, options) as evaluation:
+        tally = Tally(price=evaluation.options.price, pass_threshold=evaluation.options.pass_threshold)
+
+        def count(record: RolloutRecord | Outcome) -> None:
+            tally.add(record)
+            tell(record)
+
+        await evaluation.finish(Run.outcome_at, count, count)
+        summary = {**tally.summary(), "not_run": evaluation.not_run}
+        if evaluation.run is not None and not evaluation.not_run:
+            evaluation.run.finish(summary)
     return summary
 
 
-def make_dataset(records: Iterable[RolloutRecord], min_reward: float | None = None) -> list[dict[str, Any]]:
+def run_identity(env: Environment, client: Any, model: str, options: Options) -> dict[str, Any]:
+    """What must be the same for a run to be continued: who answered, what was asked, how it was sampled.
+
+    The environment counts with its version and code, a model folder with its weights. How many examples and siblings
+    there are may change: what is missing is run.
+    """
+    return {
+        **env.identity,
+        "model": model,
+        **getattr(client, "identity", {}),
+        "sampling": msgspec.structs.asdict(Sampling.from_args(env.sampling_args, options.sampling_args)),
+        "limits": msgspec.structs.asdict(options.limits),
+        "seed": options.seed,
+        "train": options.train,
+    }
+
+
+@contextmanager
+def _opened(
+    run: Run | str | Path | None, env: Environment, client: Any, model: str, values: dict[str, Any]
+) -> Iterator[_Evaluation]:
+    options = convert(Options, {name: value for name, value in values.items() if value is not None})
+    if not isinstance(client, Client):
+        client = importlib.import_module("rove.clients.openai").as_client(client)
+    if run is None or isinstance(run, Run):
+        yield _Evaluation(env, client, model, options, run)
+        return
+    with Run(run) as folder:
+        config = {"env": env.env_id, "env_args": env.env_args, "model": model, **msgspec.structs.asdict(options)}
+        folder.start("eval", config, run_identity(env, client, model, options))
+        yield _Evaluation(env, client, model, options, folder)
+
+
+def make_dataset(
+    records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
+) -> list[dict[str, Any]]:
     """Scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
 
     Args:
-        min_reward: leave out those below.
+        min_reward: leave out those below. Default: none.
+        filter: leave out those for which this expression, like "metrics.win > 0 and not is_truncated", is false (see
+            `rove.data.filters.Filter`). Default: none.
+
+    Raises:
+        ConfigError: the filter is no expression, or has a name that does not exist.
     """
+    passes = Filter(filter) if filter is not None else None
     rows: list[dict[str, Any]] = []
     for record in records:
         if record.scores is None or (min_reward is not None and record.scores.reward < min_reward):
             continue
-        rows.append(
-            {
-                "prompt": [dict(m) for m in record.prompt],
-                "completion": [dict(m) for m in record.completion],
-                "reward": record.scores.reward,
-                "answer": record.answer,
-                "info": record.info,
-                "metrics": {**record.scores.rewards, **record.scores.metrics},
-            }
-        )
+        if passes is None or passes(record):
+            rows.append(dataset_row(record, record.scores))
     return rows
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from rove.config import check_positive
 from rove.errors import ConfigError
 from rove.messages import Message
 from rove.records import StepTokens, Usage
@@ -57,6 +58,28 @@ class Sampling(msgspec.Struct, frozen=True):
         return sampling
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rollout may use, whatever its environment allows. None = no limit.
+
+    A rollout that meets a limit ends with that stop condition and is scored as it stands.
+
+    Raises:
+        ConfigError: a limit is not above 0.
+    """
+
+    max_turns: int | None = None
+    """Answers of the model."""
+    max_total_tokens: int | None = None
+    """Prompt and completion tokens of all its answers; checked before every further one."""
+    max_cost: float | None = None
+    """Price of these tokens, in the currency of the price table; checked likewise."""
+    timeout_seconds: float | None = None
+    """Wall time."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, *self.__struct_fields__)
+
+
 class Request(msgspec.Struct, frozen=True):
     """One question to a model: the whole conversation, and the exact tokens of the last turn."""
 
@@ -81,14 +104,18 @@ class Response(msgspec.Struct, frozen=True):
     """"stop", "length" or "tool_calls"."""
     tokens: StepTokens | None = None
     """Exact tokens, where the answerer has them."""
+    attempts: list[str] = []
+    """One line per failed try before this answer, oldest first."""
 
 
 @runtime_checkable
 class Client(Protocol):
     """Whoever answers requests: an endpoint, a script, an in-process engine."""
 
-    max_concurrent: int
-    """How many requests it likes to have under way at once."""
+    @property
+    def max_concurrent(self) -> int:
+        """How many requests it likes to have under way at once."""
+        ...
 
     async def respond(self, request: Request) -> Response:
         """Answer one request; raise `rove.errors.ModelError` or `InfraError` when that fails for good."""

@@ -8,7 +8,7 @@ given, but for values JSON cannot hold.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -59,6 +59,8 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     """Wall time the answer took."""
     tokens: StepTokens | None = None
+    attempts: list[str] = []
+    """One line per failed try before this answer, oldest first."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -126,6 +128,48 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         """The reward, or None when the rollout failed."""
         return self.scores.reward if self.scores else None
 
+    @property
+    def outcome(self) -> Outcome:
+        """The rollout without its texts and tokens."""
+        return Outcome(
+            self.example_key,
+            self.example_id,
+            self.rollout_index,
+            self.stop_condition,
+            self.is_truncated,
+            self.scores,
+            self.error,
+            self.usage,
+            self.timing,
+            self.step,
+            [step.seconds for step in self.steps],
+            sum(len(step.attempts) for step in self.steps),
+        )
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What statistics and resuming need of a rollout: everything of a `RolloutRecord` but texts and tokens."""
+
+    example_key: str
+    example_id: int
+    rollout_index: int
+    stop_condition: str | None
+    is_truncated: bool
+    scores: Scores | None
+    error: ErrorInfo | None
+    usage: Usage = Usage()
+    timing: Timing = Timing()
+    step: int | None = None
+    turn_seconds: list[float] = []
+    """Wall time of each answer of the model."""
+    retries: int = 0
+    """Failed tries before those answers."""
+
+    @property
+    def reward(self) -> float | None:
+        """The reward, or None when the rollout failed."""
+        return self.scores.reward if self.scores else None
+
 
 def _extends(longer: list[Any], shorter: list[Any]) -> bool:
     return len(longer) >= len(shorter) and longer[: len(shorter)] == shorter
@@ -145,11 +189,40 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_ids: list[int] = []
     logprobs: list[float] = []
     policy_version: int = 0
+    attempts: list[str] = []
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
     record: RolloutRecord
     steps: list[_StoredStep]
+
+
+class _StoredTurn(msgspec.Struct, frozen=True):
+    seconds: float = 0.0
+    attempts: list[str] = []
+
+
+class _StoredOutcome(msgspec.Struct, frozen=True):
+    record: Outcome
+    steps: list[_StoredTurn]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which rollout a line is of, whether it failed, and what it used."""
+
+    example_key: str
+    rollout_index: int
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    usage: Usage = Usage()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error."""
+        return bytes(self.error) != b"null"
+
+
+class _StoredPlace(msgspec.Struct, frozen=True):
+    record: Place
 
 
 def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
@@ -173,6 +246,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
                 completion_ids=tokens.completion_ids if tokens else [],
                 logprobs=tokens.logprobs if tokens else [],
                 policy_version=tokens.policy_version if tokens else 0,
+                attempts=step.attempts,
             )
         )
         said = step.prompt + step.completion
@@ -191,7 +265,9 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version)
         prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
         completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
-        steps.append(TrajectoryStep(prompt, completion, item.finish_reason, item.usage, item.seconds, tokens))
+        steps.append(
+            TrajectoryStep(prompt, completion, item.finish_reason, item.usage, item.seconds, tokens, item.attempts)
+        )
         said = prompt + completion
         ids = tokens.ids if tokens else []
     return steps
@@ -212,8 +288,12 @@ def _storable(value: Any) -> Any:
     return _storable(value.tolist() if hasattr(value, "tolist") else str(value))
 
 
+_StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredPlace)
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_StoredRecord)
+_outcome_decoder = msgspec.json.Decoder(_StoredOutcome)
+_place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 
 def encode_record(record: RolloutRecord) -> bytes:
@@ -231,10 +311,7 @@ def decode_record(line: bytes) -> RolloutRecord:
     Raises:
         RunError: the line is not a rollout record, or of a newer schema than this rove reads.
     """
-    try:
-        stored = _decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error
+    stored = _decoded(_decoder, line)
     if stored.record.schema_version > SCHEMA_VERSION:
         raise RunError(
             f"this rollout was written with schema {stored.record.schema_version}, this rove reads up to {SCHEMA_VERSION}: "
@@ -246,3 +323,33 @@ def decode_record(line: bytes) -> RolloutRecord:
         prompt=[Message(m) for m in stored.record.prompt],
         completion=[Message(m) for m in stored.record.completion],
     )
+
+
+def decode_outcome(line: bytes) -> Outcome:
+    """The outcome of one line, several times quicker than the whole record.
+
+    Raises:
+        RunError: the line is not a rollout record.
+    """
+    stored = _decoded(_outcome_decoder, line)
+    return msgspec.structs.replace(
+        stored.record,
+        turn_seconds=[step.seconds for step in stored.steps],
+        retries=sum(len(step.attempts) for step in stored.steps),
+    )
+
+
+def decode_place(line: bytes) -> Place:
+    """Which rollout a line is of; quickest.
+
+    Raises:
+        RunError: the line is not a rollout record.
+    """
+    return _decoded(_place_decoder, line).record
+
+
+def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
+    try:
+        return decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error

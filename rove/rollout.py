@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
 
+from rove.clients.limiter import Limiter
+from rove.digest import derive_seed
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn
-from rove.errors import Error, OverlongPromptError, phase, phase_of, traceback_text
+from rove.errors import Error, LimitReachedError, OverlongPromptError, phase, phase_of, traceback_text
 from rove.messages import Message, Messages
-from rove.protocols import Client, Request, Sampling
+from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.state import State
+from rove.statistics import Price
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -31,30 +33,62 @@ class Job(msgspec.Struct, frozen=True):
     """Run seed; the rollout's own seeds are derived from it."""
 
 
-def derive_seed(*parts: Any) -> int:
-    """A 63-bit seed from anything printable; the same parts give the same seed on every machine."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
+    """The jobs of a run, one group of siblings per example, made as they are asked for.
 
-
-def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> list[list[Job]]:
-    """The jobs of a run, one group of siblings per example. Equal rows get keys of their own ("…#2")."""
+    Equal rows get keys of their own ("…#2").
+    """
     seen: dict[str, int] = {}
-    groups: list[list[Job]] = []
     for example in examples:
         key = example_key(example)
         seen[key] = seen.get(key, 0) + 1
         if seen[key] > 1:
             key = f"{key}#{seen[key]}"
-        groups.append([Job(example, key, index, seed) for index in range(rollouts_per_example)])
-    return groups
+        yield [Job(example, key, index, seed) for index in range(rollouts_per_example)]
 
 
-def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
-    """The function an environment calls for every model turn."""
+class Allowance(msgspec.Struct, frozen=True):
+    """What the rollouts of a run may use."""
+
+    limits: Limits = Limits()
+    price: Price | None = None
+
+    def check(self, steps: Sequence[TrajectoryStep]) -> None:
+        """Refuse one more answer when these have used everything up.
+
+        Raises:
+            LimitReachedError: which limit.
+        """
+        limits = self.limits
+        if limits.max_turns is not None and len(steps) >= limits.max_turns:
+            raise LimitReachedError("max_turns_reached")
+        if limits.max_total_tokens is not None or limits.max_cost is not None:
+            used = sum((step.usage for step in steps), Usage())
+            tokens = used.prompt_tokens + used.completion_tokens
+            if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
+                raise _cut_off("max_total_tokens_reached")
+            if limits.max_cost is not None and self.price is not None and self.price.of(used) >= limits.max_cost:
+                raise _cut_off("max_cost_reached")
+
+
+def _cut_off(name: str) -> LimitReachedError:
+    reached = LimitReachedError(name)
+    reached.truncated = True
+    return reached
+
+
+def make_turn(
+    client: Client,
+    model: str,
+    sampling: Sampling,
+    allowance: Allowance = Allowance(),  # noqa: B008  frozen
+    on_request: Callable[[], None] = lambda: None,
+) -> Turn:
+    """The function an environment calls for every model turn; `on_request` is called before each."""
 
     async def turn(state: State, messages: Messages) -> Message:
         trajectory: list[TrajectoryStep] = state["trajectory"]
+        allowance.check(trajectory)
         last = trajectory[-1] if trajectory else None
         request = Request(
             messages=list(messages),
@@ -66,6 +100,7 @@ def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
             state=state,
         )
         started = time.perf_counter()
+        on_request()
         with phase("model"):
             response = await client.respond(request)
         trajectory.append(
@@ -76,6 +111,7 @@ def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
                 usage=response.usage,
                 seconds=time.perf_counter() - started,
                 tokens=response.tokens,
+                attempts=response.attempts,
             )
         )
         if response.finish_reason == "length":
@@ -85,8 +121,11 @@ def make_turn(client: Client, model: str, sampling: Sampling) -> Turn:
     return turn
 
 
-async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
-    """Play one rollout. Never raises for what happens inside it: what went wrong is in `state["error"]`."""
+async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None) -> State:
+    """Play one rollout, in the environment's time limit or in this one if it is shorter.
+
+    Never raises for what happens inside it: what went wrong is in `state["error"]`.
+    """
     started = time.perf_counter()
     state = State(
         input=job.example,
@@ -101,7 +140,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
     try:
         with _contained(state):
             state["input"] = copy.deepcopy(job.example)  # siblings share the example: none may change it for the others
-            await _play(env, state, turn)
+            await _play(env, state, turn, _shorter(env.timeout_seconds, timeout_seconds))
     finally:  # cancelled, too, a rollout frees what it holds
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
@@ -109,17 +148,23 @@ async def run_rollout(env: Environment, job: Job, turn: Turn) -> State:
     return state
 
 
-async def _play(env: Environment, state: State, turn: Turn) -> None:
-    limit = asyncio.timeout(env.timeout_seconds)
+async def _play(env: Environment, state: State, turn: Turn, timeout_seconds: float | None) -> None:
+    limit = asyncio.timeout(timeout_seconds)
     try:
         async with limit:
             await env.run(state, turn)
     except OverlongPromptError:
         state.update(stop_condition="prompt_too_long", is_truncated=True)
+    except LimitReachedError as reached:
+        state.update(stop_condition=str(reached), is_truncated=state["is_truncated"] or reached.truncated)
     except TimeoutError:
         if not limit.expired():
             raise
         state.update(stop_condition="timeout_reached", is_truncated=True)
+
+
+def _shorter(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 @contextmanager
@@ -201,52 +246,75 @@ async def run_groups(
     model: str = "",
     sampling: Sampling | None = None,
     max_concurrent: int | None = None,
+    max_scoring: int | None = None,
+    allowance: Allowance = Allowance(),  # noqa: B008  frozen
     fail_fast: bool = False,
     step: int | None = None,
 ) -> AsyncGenerator[RolloutRecord, None]:
-    """Run every job of every group, `max_concurrent` rollouts at a time, and yield each record as soon as it is final.
+    """Run every job of every group and yield each record as soon as it is final.
 
-    A record is final when its rollout is scored; with group rewards, when all its siblings are.
+    A record is final when its rollout is scored; with group rewards, when all its siblings are. `groups` is read as
+    rollouts are started. At most `max_concurrent` run at a time; where the client finds its own limit, a new one starts
+    only when its first request would be admitted at once.
 
     Args:
         model: the model's name, for endpoints that serve several.
         sampling: the environment's own when not given.
         max_concurrent: what the client likes when not given.
+        max_scoring: rollouts scored at a time; no limit of its own when not given.
+        allowance: what one rollout may use.
         step: training step, written into the records.
 
     Raises:
         RolloutError: a rollout failed and `fail_fast` is set.
     """
     sampling = sampling or Sampling.from_args(env.sampling_args)
-    turn = make_turn(client, model, sampling)
     units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
     finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
+    scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
 
-    async def worker() -> None:
-        for unit, position in units:
-            state = await run_rollout(env, unit.jobs[position], turn)
-            unit.played[position] = state, await score(env, state)
-            if len(unit.played) < len(unit.jobs):
-                continue  # whoever plays the last sibling scores the group
-            states, scores = zip(*(unit.played[i] for i in range(len(unit.jobs))), strict=True)
-            made = zip(unit.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
-            records = [make_record(job, state, given, sampling.temperature, step) for job, state, given in made]
-            failed = next((record for record in records if record.error), None)
-            if fail_fast and failed:
-                raise RolloutError(failed)
+    async def play(unit: _Unit, position: int, place: _Place) -> None:
+        turn = make_turn(client, model, sampling, allowance, place.give_up)
+        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds)
+        async with scoring:
+            records = await unit.add(position, env, state, sampling.temperature, step)
+        failed = next((record for record in records if record.error), None)
+        if fail_fast and failed:
+            raise RolloutError(failed)
+        if records:
             finished.put_nowait(records)
             await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
 
-    tasks = [asyncio.create_task(worker()) for _ in range(max(1, max_concurrent or client.max_concurrent))]
-    workers = asyncio.gather(*tasks)
-    workers.add_done_callback(lambda _: finished.put_nowait(None))
-    try:
-        while (records := await finished.get()) is not None:
+    async def worker() -> None:
+        place = _Place(client)
+        try:
+            await place.take()
+            for unit, position in units:
+                await play(unit, position, place)
+                await place.take()
+        finally:
+            place.give_up()
+
+    workers = [worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
+    async with aclosing(_until_done(workers, finished)) as batches:
+        async for records in batches:
             for record in records:
                 yield record
-        await workers
+
+
+async def _until_done(
+    workers: Sequence[Coroutine[Any, Any, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
+) -> AsyncGenerator[list[RolloutRecord], None]:
+    """What the workers put into the queue, until all are done or one fails; none outlives this generator."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
+    together = asyncio.gather(*tasks)
+    together.add_done_callback(lambda _: finished.put_nowait(None))
+    try:
+        while (records := await finished.get()) is not None:
+            yield records
+        await together
     finally:
-        workers.add_done_callback(
+        together.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # seen, even if nobody asks any more
         for task in tasks:  # one by one: when a worker fails, gather leaves the others running
@@ -254,11 +322,43 @@ async def run_groups(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class _Place:
+    """Room for one more rollout at a client that finds its own limit; at any other there always is."""
+
+    def __init__(self, client: Client):
+        limiter = getattr(client, "limiter", None)
+        self._limiter: Limiter | None = limiter if limiter is not None and limiter.adaptive else None
+        self._held = False
+
+    async def take(self) -> None:
+        """Wait for it."""
+        if self._limiter is not None and not self._held:
+            await self._limiter.reserve()
+            self._held = True
+
+    def give_up(self) -> None:
+        """The rollout's first request is about to be made, or will never be."""
+        if self._limiter is not None and self._held:
+            self._held = False
+            self._limiter.unreserve()
+
+
 class _Unit(msgspec.Struct):
     """Jobs that are scored together, and what those played so far came to, by position."""
 
     jobs: Sequence[Job]
     played: dict[int, tuple[State, Scores | None]] = {}
+
+    async def add(
+        self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
+    ) -> list[RolloutRecord]:
+        """Score a finished rollout, and after the last sibling the group; the records that are final then."""
+        self.played[position] = state, await score(env, state)
+        if len(self.played) < len(self.jobs):
+            return []
+        states, scores = zip(*(self.played[i] for i in range(len(self.jobs))), strict=True)
+        made = zip(self.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
+        return [make_record(job, state, given, temperature, step) for job, state, given in made]
 
 
 def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:

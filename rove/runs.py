@@ -5,6 +5,7 @@ runs/<name>/
   versions.json    what wrote it
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
+  limits.jsonl     how many requests an endpoint was given at once, and why that changed
   summary.json     written when the run is complete
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
   final/           the trained model, an ordinary Hugging Face folder
@@ -26,7 +27,8 @@ import msgspec
 import tomli_w
 
 from rove.errors import RunError
-from rove.records import RolloutRecord, decode_record, encode_record
+from rove.files import heal, put_in_place, recover_folders, write_whole
+from rove.records import Outcome, RolloutRecord, Usage, decode_outcome, decode_place, decode_record, encode_record
 
 try:
     import fcntl
@@ -39,8 +41,10 @@ PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 OWNED = (
     "rollouts.jsonl",
     "metrics.jsonl",
+    "limits.jsonl",
     "summary.json",
     "versions.json",
+    "report.html",
     "curves.png",
     "checkpoints",
     "final",
@@ -102,9 +106,9 @@ class Run:
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
         self._add_versions()
         for name in ("rollouts.jsonl", "metrics.jsonl"):
-            _heal(self.path / name)
+            heal(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
-            _recover_folders(folder)
+            recover_folders(folder)
         return continued
 
     def _refuse_foreign(self) -> None:
@@ -168,6 +172,10 @@ class Run:
         """Keep one step's metrics."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
+    def append_limit(self, change: Mapping[str, Any]) -> None:
+        """Keep a change of how many requests may be under way."""
+        self._append("limits.jsonl", msgspec.json.encode(change))
+
     def _append(self, name: str, line: bytes) -> None:
         file = self._files.get(name)
         if file is None:
@@ -180,9 +188,45 @@ class Run:
         for line in self._lines("rollouts.jsonl"):
             yield decode_record(line)
 
+    def outcomes(self) -> Iterator[Outcome]:
+        """Every rollout kept so far without its texts, oldest first: quick, for statistics."""
+        for line in self._lines("rollouts.jsonl"):
+            yield decode_outcome(line)
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every step's metrics kept so far, oldest first."""
         return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
+
+    def kept(self) -> tuple[dict[tuple[str, int], int], Usage]:
+        """Where the last line of every scored rollout starts, by example key and sibling, and what all lines used.
+
+        Failed rollouts are left out of the places, not of the usage: it was paid for.
+        """
+        places: dict[tuple[str, int], int] = {}
+        usage = Usage()
+        offset = 0
+        for line in self._lines("rollouts.jsonl"):
+            place = decode_place(line)
+            usage = usage + place.usage
+            if not place.failed:
+                places[place.example_key, place.rollout_index] = offset
+            offset += len(line) + 1
+        return places, usage
+
+    def record_at(self, offset: int) -> RolloutRecord:
+        """The rollout whose line starts there."""
+        return decode_record(self._line_at(offset))
+
+    def outcome_at(self, offset: int) -> Outcome:
+        """The same without its texts."""
+        return decode_outcome(self._line_at(offset))
+
+    def _line_at(self, offset: int) -> bytes:
+        file = self._files.get("reading")
+        if file is None:
+            file = self._files["reading"] = (self.path / "rollouts.jsonl").open("rb")
+        file.seek(offset)
+        return file.readline()[:-1]
 
     def finished(self) -> dict[tuple[str, int], RolloutRecord]:
         """The last record of every rollout that was scored, by example key and sibling; failed ones are left out."""
@@ -198,10 +242,7 @@ class Run:
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file of the folder whole."""
-        target = self.path / name
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_bytes(content)
-        os.replace(draft, target)
+        write_whole(self.path / name, content)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as indented JSON."""
@@ -242,7 +283,7 @@ class Run:
         write(draft)
         if progress is not None:
             (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
-        _put_in_place(draft, target)
+        put_in_place(draft, target)
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
@@ -251,7 +292,7 @@ class Run:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         write(draft)
-        _put_in_place(draft, target)
+        put_in_place(draft, target)
         return target
 
     def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
@@ -292,44 +333,6 @@ class Run:
             file = self.path / name
             if file.exists() and file.stat().st_size > size:
                 os.truncate(file, size)
-
-
-def _put_in_place(draft: Path, target: Path) -> None:
-    """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
-    old = target.with_name(f".{target.name}.old")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(target, old)
-    os.replace(draft, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _recover_folders(folder: Path) -> None:
-    """Undo a replacement that was cut short."""
-    for old in folder.glob(".*.old"):
-        target = old.with_name(old.name[1:].removesuffix(".old"))
-        if target.exists():
-            shutil.rmtree(old)
-        else:
-            os.replace(old, target)
-
-
-def _heal(file: Path) -> None:
-    """Cut a last line that was torn by a crash."""
-    if not file.exists():
-        return
-    with file.open("rb+") as stream:
-        end = position = stream.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(0, position - 65536)
-            stream.seek(start)
-            newline = stream.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                position = start + newline + 1
-                break
-            position = start
-        if position < end:
-            stream.truncate(position)
 
 
 def _plain(value: Any) -> Any:

@@ -111,8 +111,8 @@ def test_version(rove: Rove):
         (["eval", *SMALL, "--seed", "five"], "Expected `int`, got `str` - at `$.seed`"),
         (["eval", *SMALL, "-n", "five"], "'five' is not a valid integer"),
         (["eval", *SMALL, "-n", "0"], "num_examples is 0; expected 1 or more, or -1 for all"),
-        (["eval", *SMALL, "-r", "0"], "rollouts_per_example is 0; expected 1 or more"),
-        (["eval", *SMALL, "-c", "0"], "max_concurrent is 0; expected 1 or more"),
+        (["eval", *SMALL, "-r", "0"], "rollouts_per_example is 0; expected more than 0"),
+        (["eval", *SMALL, "-c", "0"], "max_concurrent is 0; expected more than 0"),
         (["eval", *SMALL, "reverse_text"], "unexpected argument 'reverse_text'"),
         (["eval", *SMALL, "-a", "nope"], "-a takes a JSON object like '{\"seed\": 1}', got 'nope'"),
         (["eval", *SMALL, "-a", "[1]"], "-a takes a JSON object like '{\"seed\": 1}', got '[1]'"),
@@ -213,7 +213,7 @@ def test_another_setting_in_the_same_folder_is_refused_with_what_differs(rove: R
     assert done.err.splitlines() == [
         "error: runs/mine holds a different run; what differs:",
         "  env_args.num_groups: there None, now 2",
-        "  temperature: there None, now 0.5",
+        "  sampling.temperature: there None, now 0.5",
         "Give another --run-dir, or --fresh to throw the old one away",
     ]
     assert lines("runs/mine") == before

@@ -14,7 +14,8 @@ from fault_endpoint import Answer, Fault, FaultEndpoint, last_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.clients.openai import MAX_BACKOFF, OPENAI_URL, OpenAIClient, _seconds, as_client, retry_delay
+from rove.clients.endpoint import MAX_BACKOFF, _seconds, retry_delay
+from rove.clients.openai import OpenAIClient, as_client
 from rove.clients.scripted import ScriptedClient
 from rove.errors import (
     ConfigError,
@@ -107,9 +108,9 @@ async def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
 
 def test_openai_itself_gets_the_newer_name_of_the_length_limit():
     request = ask(sampling=Sampling(max_tokens=5))
-    assert OpenAIClient(api_key="sk-1")._body(request)["max_completion_tokens"] == 5
-    assert "max_tokens" not in OpenAIClient(api_key="sk-1")._body(request)
-    assert OpenAIClient("http://localhost/v1")._body(request)["max_tokens"] == 5
+    assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
+    assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
+    assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5
 
 
 # Settings
@@ -118,7 +119,7 @@ def test_openai_itself_gets_the_newer_name_of_the_length_limit():
 def test_openai_itself_needs_a_key():
     with pytest.raises(MissingKeyError, match=r"set OPENAI_API_KEY or pass api_key, or .* -b"):
         OpenAIClient()
-    assert OpenAIClient(api_key="sk-1").base_url == OPENAI_URL
+    assert OpenAIClient(api_key="sk-1").base_url == OpenAIClient.maker_url
 
 
 @pytest.mark.parametrize(
@@ -289,10 +290,21 @@ def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, 0), ("", 0), ("1.5", 1.5), ("3600", 60), ("inf", 60), ("-1", 0), ("nan", 0), ("soon", 0)],
+    [
+        (None, 0),
+        ("", 0),
+        ("1.5", 1.5),
+        ("3600", 60),
+        ("inf", 60),
+        ("-1", 0),
+        ("nan", 0),
+        ("soon", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Wed, 21 Oct 2099 07:28:00 GMT", 60),
+    ],
 )
 def test_retry_after(header: str | None, seconds: float):
-    assert _seconds(header) == seconds
+    assert _seconds({"Retry-After": header} if header else {}) == seconds
 
 
 async def test_pauses_grow_and_honour_the_server(monkeypatch: pytest.MonkeyPatch):
@@ -306,7 +318,7 @@ async def test_pauses_grow_and_honour_the_server(monkeypatch: pytest.MonkeyPatch
     async with FaultEndpoint(["500", "500", Answer(503, "", {"Retry-After": "7"}), "500"]) as server:
         client = OpenAIClient(server.base_url)
         monkeypatch.setattr(client._jitter, "uniform", lambda low, high: high)  # the longest pause jitter allows
-        monkeypatch.setattr("rove.clients.openai.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record}))
+        monkeypatch.setattr("rove.clients.endpoint.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record}))
         await client.respond(ask())
         await client.close()
     assert pauses == [0.5, 1.0, 9.0, 4.0]
@@ -434,7 +446,7 @@ async def test_from_sdk():
 async def test_from_sdk_with_its_defaults():
     sdk = openai.AsyncOpenAI(api_key="sk-sdk")
     client = OpenAIClient.from_sdk(sdk)
-    assert (client.base_url, client.timeout, client.max_retries) == (OPENAI_URL, 600.0, 2)
+    assert (client.base_url, client.timeout, client.max_retries) == (OpenAIClient.maker_url, 600.0, 2)
     await sdk.close()
 
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -49,9 +49,9 @@ SOURCES = {
 def test_every_source_gives_the_same_rows(kind, n, tmp_path):
     rows = Rows(SOURCES[kind](tmp_path))
     expected = ROWS if n < 0 else ROWS[:n]
-    assert [dict(row) for row in rows.take(n)] == expected
-    assert [dict(row) for row in rows.take(2)] == ROWS[:2]
-    assert [dict(row) for row in rows.take()] == ROWS
+    assert [dict(row) for row in rows.first(n)] == expected
+    assert [dict(row) for row in rows.first(2)] == ROWS[:2]
+    assert [dict(row) for row in rows.first()] == ROWS
 
 
 @given(st.integers(0, 6), st.lists(st.integers(-1, 9), max_size=5))
@@ -68,7 +68,7 @@ def test_a_generator_is_pulled_only_as_far_as_needed(size, takes):
     furthest = 0
     for n in takes:
         expected = size if n < 0 else min(n, size)
-        assert [row["question"] for row in rows.take(n)] == [str(i) for i in range(expected)]
+        assert [row["question"] for row in rows.first(n)] == [str(i) for i in range(expected)]
         furthest = max(furthest, expected)
         assert pulled == list(range(furthest))
 
@@ -78,7 +78,7 @@ def test_an_endless_generator_is_fine():
         while True:
             yield {"question": "again"}
 
-    assert len(Rows(endless()).take(3)) == 3
+    assert len(list(Rows(endless()).first(3))) == 3
 
 
 def test_a_builder_is_called_once_and_late():
@@ -90,14 +90,52 @@ def test_a_builder_is_called_once_and_late():
 
     rows = Rows(build)
     assert calls == []
-    rows.take(1)
-    rows.take()
+    list(rows.first(1))
+    list(rows.first())
     assert calls == ["built"]
 
 
 def test_a_hugging_face_dataset_is_not_read_as_a_whole():
+    class Watched(type(hugging_face(ROWS))):
+        read: ClassVar[list[int]] = []
+
+        def __getitem__(self, position):
+            self.read.append(position)
+            return super().__getitem__(position)
+
     dataset = hugging_face(ROWS)
-    assert Rows(dataset).take() is dataset
+    dataset.__class__ = Watched
+    list(Rows(dataset).first(2))
+    assert Watched.read == [0, 1]
+
+
+def test_a_file_is_read_line_by_line_in_any_order(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"question": "q{i}"}}\n\n' for i in range(5)))
+    rows = Rows(file)
+    ahead, behind = rows.first(), rows.first()
+    assert [next(ahead)["question"] for _ in range(3)] == ["q0", "q1", "q2"]
+    assert next(behind)["question"] == "q0"
+    assert [row["question"] for row in ahead] == ["q3", "q4"]
+    assert rows.count() == 5
+
+
+def test_a_generator_that_raises_raises_again():
+    def broken():
+        yield {"question": "q"}
+        raise ValueError("no more")
+
+    rows = Rows(broken())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no more"):
+            list(rows.first())
+    assert len(list(rows.first(1))) == 1
+
+
+@pytest.mark.parametrize(("n", "count"), [(-1, None), (2, 2), (9, 4)])
+def test_how_many_rows_there_are(n, count):
+    assert Rows(iter(ROWS[:4])).count(n) == count
+    assert Rows(ROWS[:4]).count(n) == (4 if n < 0 else count)
 
 
 def test_importing_rove_does_not_import_datasets():
@@ -108,26 +146,26 @@ def test_importing_rove_does_not_import_datasets():
 @pytest.mark.parametrize("source", [5, {"question": "q"}, lambda: None, lambda: {"train": ROWS}])
 def test_a_source_of_no_known_kind(source):
     with pytest.raises(ConfigError, match=r"a dataset cannot be a \w+; give a list of dicts"):
-        Rows(source).take()
+        list(Rows(source).first())
 
 
 def test_a_dict_of_datasets_is_no_dataset():
     from datasets import DatasetDict
 
     with pytest.raises(ConfigError, match="a dataset cannot be a DatasetDict"):
-        Rows(DatasetDict({"train": hugging_face(ROWS)})).take()
+        list(Rows(DatasetDict({"train": hugging_face(ROWS)})).first())
 
 
 @pytest.mark.parametrize("bad", ["q2", None, ["q2"]])
 @pytest.mark.parametrize("source", [list, iter])
 def test_a_row_that_is_no_dict_is_named(bad, source):
     with pytest.raises(ConfigError, match=r"dataset row 2 is a (str|NoneType|list), expected a dict"):
-        Rows(source([*ROWS[:2], bad, *ROWS[3:]])).take()
+        list(Rows(source([*ROWS[:2], bad, *ROWS[3:]])).first())
 
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing\.jsonl does not exist"):
-        Rows(tmp_path / "nothing.jsonl").take()
+        list(Rows(tmp_path / "nothing.jsonl").first())
 
 
 @pytest.mark.parametrize("line", ['{"question": ', '["q"]'])
@@ -135,7 +173,7 @@ def test_a_bad_line_of_a_file_is_named(line, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "q0"}\n\n' + line + "\n")
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 3: "):
-        Rows(file).take()
+        list(Rows(file).first())
 
 
 # Examples

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 
 import rove as vf
+from rove.digest import derive_seed
 from rove.records import encode_record
-from rove.rollout import Job, RolloutError, derive_seed, plan, run_groups
+from rove.rollout import Job, RolloutError, plan, run_groups
 
 
 def examples_of(env: vf.Environment) -> list[dict]:
@@ -414,7 +415,7 @@ async def test_a_source_of_work_that_fails_ends_every_rollout():
 
 
 def test_equal_rows_have_keys_and_seeds_of_their_own():
-    groups = plan(Quiz(dataset=rows(1) * 3).get_dataset(), 2)
+    groups = list(plan(Quiz(dataset=rows(1) * 3).get_dataset(), 2))
     keys = [group[0].key for group in groups]
     assert keys[1:] == [f"{keys[0]}#2", f"{keys[0]}#3"]
     assert [[job.index for job in group] for group in groups] == [[0, 1]] * 3
@@ -425,8 +426,8 @@ def test_equal_rows_have_keys_and_seeds_of_their_own():
 
 
 def test_a_row_has_the_same_key_in_every_run():
-    key = plan(Quiz(2).get_dataset(), 1)[1][0].key
-    assert key == plan(Quiz(dataset=[*rows(5)][::-1]).get_dataset(), 4)[3][0].key
+    key = list(plan(Quiz(2).get_dataset(), 1))[1][0].key
+    assert key == list(plan(Quiz(dataset=[*rows(5)][::-1]).get_dataset(), 4))[3][0].key
 
 
 def test_siblings_share_the_environments_seed_and_not_their_own():

@@ -115,7 +115,7 @@ def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution():
 async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
     """Two groups of tic-tac-toe, as training samples them."""
     env = load_environment("tictactoe", num_examples=2, seed=1)
-    groups = plan(env.get_dataset(), 4, seed=3)
+    groups = list(plan(env.get_dataset(), 4, seed=3))
     sampling = Sampling(temperature=temperature, max_tokens=12)
     return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
 

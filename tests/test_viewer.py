@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
+from rove.records import Outcome, Scores, Timing, Usage
+from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.viewer.plots import panels, plot_run
-from rove.viewer.tables import SPARKS, counts_line, curves_table, number, percent, sparkline, summary_table
+from rove.viewer.tables import (
+    SPARKS,
+    comparison_table,
+    counts_line,
+    curves_table,
+    movers_table,
+    number,
+    percent,
+    seconds,
+    signed,
+    sparkline,
+    summary_table,
+)
 
 SUMMARY = {
     "rollouts": 10,
@@ -51,6 +68,110 @@ def test_counts_keep_failures_apart() -> None:
     assert "1 truncated" in line
 
 
+def summary_of(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
+    """Of groups of rollouts that take a quarter and half a second, as it is read from summary.json."""
+    tally = Tally(**options)
+    for key, group in enumerate(rewards):
+        for index, reward in enumerate(group):
+            scores, times = Scores(reward, {"right": reward}, {"right": 1.0}), [0.25, 0.25]
+            usage, timing = Usage(1500, 200), Timing(0.5)
+            tally.add(Outcome(str(key), key, index, "answered", index == 1, scores, None, usage, timing, None, times))
+    return msgspec.json.decode(msgspec.json.encode(tally.summary()))
+
+
+def test_chances_to_pass_are_shown_of_groups_some_of_which_pass() -> None:
+    text = rendered(summary_table(summary_of([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), "title"))
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert list(rows) == ["reward", "pass@1 (reward ≥ 1)", "pass@3 (one of 3)", "pass^3 (all of 3)", "right"]
+    assert "0.667" in rows["pass@1 (reward ≥ 1)"]
+    assert "1.000" in rows["pass@3 (one of 3)"]
+    assert "0.500" in rows["pass^3 (all of 3)"]
+
+
+@pytest.mark.parametrize("rewards", [[[1.0], [0.0]], [[1.0, 1.0], [1.0, 1.0]], [[0.5, 0.2], [0.0, 0.1]]])
+def test_chances_to_pass_that_say_nothing_new_are_not_shown(rewards: list[list[float]]) -> None:
+    assert "pass" not in rendered(summary_table(summary_of(rewards), "title"))
+
+
+def test_counts_are_followed_by_what_a_rollout_takes() -> None:
+    summary = summary_of([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
+    assert counts_line(summary).splitlines() == [
+        "40 of 40 rollouts scored; 20 truncated, 50.0 %; ended by answered (40)",
+        "tokens per rollout: 1,500 prompt, 200 completion; an answer: 0.25 s (p90 0.25 s, p99 0.25 s)",
+        "a rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
+        "[dim]20 scored examples, about 150 are needed to tell two such runs 0.02 apart (unpaired)[/dim]",
+    ]
+
+
+def test_counts_fit_the_line() -> None:
+    stops = {f"some_condition_of_an_environment_{i}": i for i in range(2)}
+    summary = {**SUMMARY, **summary_of([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
+    errors = {"model: InfraError": 1, "reward right: KeyError": 1}
+    lines = Text.from_markup(counts_line({**summary, "errors": errors})).plain.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0 %" in line for line in lines)
+
+
+@pytest.mark.parametrize("rewards", [[], [[1.0]]])
+def test_what_json_could_not_hold_is_shown_as_nothing(rewards: list[list[float]]) -> None:
+    summary = summary_of(rewards)
+    assert summary["reward"]["half_width"] is None
+    assert "–" in rendered(summary_table(summary, "title"))
+    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
+
+
+def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
+    return Comparison(
+        names=names,
+        verdict="B is better",
+        main=Difference("reward", 0.5, 0.75, 0.25, 0.1, 4 * paired, 1, None),
+        paired=paired,
+        only_a=0,
+        only_b=0,
+        wins=3,
+        ties=0,
+        losses=1,
+        up=[Mover("0123456789abcdef", 12345, 0.0, 1.0), Mover("f" * 16, 3, 0.25, 0.5)],
+        down=[Mover("0" * 16, 7, 1.0, -0.125)],
+        needed_examples=10,
+        others=[
+            Difference("right", 0.5, 0.5, 0.0, math.nan, 1, 0, 1.0),
+            Difference("num_turns", 3.0, 2.5, -0.5, 0.25, 4, -1, 0.0),
+        ],
+        notes=[],
+    )
+
+
+def test_a_comparison_says_which_way_each_value_went() -> None:
+    text = rendered(comparison_table(comparison(("old", "new"))))
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [
+        ["reward", "0.500", "0.750", "+0.250", "0.100", "higher"],
+        ["right", "0.500", "0.500", "0", "–", ""],
+        ["num_turns", "3.000", "2.500", "-0.500", "0.250", "lower"],
+    ]
+    assert "over the examples of both" in text
+    assert "over different examples" in rendered(comparison_table(comparison(("old", "new"), paired=False)))
+
+
+def test_movers_are_named_by_their_place_in_the_dataset() -> None:
+    text = rendered(movers_table(comparison(("old", "new"))))
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [
+        ["12345", "0", "1.000", "+1.000", "0123456789abcdef"],
+        ["3", "0.250", "0.500", "+0.250", "f" * 16],
+        ["7", "1.000", "-0.125", "-1.125", "0" * 16],
+    ]
+
+
+def test_comparisons_of_runs_with_long_names_fit() -> None:
+    long = comparison(("tictactoe--scripted-teacher--0a1b2c" * 2, "tictactoe--runs-rl-final--0a1b2c" * 2))
+    for table in (comparison_table(long), movers_table(long)):
+        text = rendered(table)
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+        assert "0.250" in text
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 60))
 def test_sparkline_fits_and_uses_the_whole_scale(values: list[float], width: int) -> None:
     line = sparkline(values, width)
@@ -65,7 +186,9 @@ def test_sparkline_rises_with_the_values() -> None:
 
 def test_numbers_for_people() -> None:
     assert [percent(0.123), percent(None), percent(math.nan)] == ["12.3", "–", "–"]
-    assert [number(0), number(0.12345), number(math.nan)] == ["0", "0.123", "–"]
+    assert [number(0), number(0.12345), number(math.nan), number(None)] == ["0", "0.123", "–", "–"]
+    assert [signed(0), signed(0.5), signed(-0.5), signed(math.nan), signed(None)] == ["0", "+0.500", "-0.500", "–", "–"]
+    assert [seconds(0.0123), seconds(1.25), seconds(9.9), seconds(340.4)] == ["0.012 s", "1.2 s", "9.9 s", "340 s"]
 
 
 METRICS = [

@@ -7,6 +7,7 @@ import pytest
 from fault_endpoint import completion
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire_common import JSON, TEXT
 
 from rove.errors import EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
@@ -15,12 +16,6 @@ from rove.records import StepTokens, Usage
 from rove.state import State
 from rove.wire.chat import excerpt, read_response, request_body
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
 OWN_NAMES = {*Sampling.__struct_fields__, "model", "messages", "tools", "max_completion_tokens", "extra_body"}
 SAMPLINGS = st.builds(
     Sampling,
@@ -81,11 +76,30 @@ def test_messages_are_plain_dicts_without_none():
     assert message == {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
 
 
+def test_parts_calls_and_reasoning_pass_untouched():
+    messages = [
+        UserMessage(
+            [
+                {"type": "text", "text": "Look, listen, read.", "cache_control": {"type": "ephemeral"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+                {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                {"type": "file", "file": {"file_id": "file-1", "filename": None}},
+            ]
+        ),
+        AssistantMessage(
+            "Adding.", reasoning_content="2 + 2", tool_calls=[{**CALL, "extra_content": {"signature": None}}]
+        ),
+        ToolMessage([{"type": "text", "text": "4"}], "call_1", name="add"),
+    ]
+    assert request_body(Request([*messages]))["messages"] == messages
+
+
 @given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)
 def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: Sampling, model: str):
     body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
     assert None not in body.values()
-    assert all(None not in message.values() for message in body["messages"])
+    told = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    assert body["messages"] == told
     assert not {"state", "previous"} & (body.keys() - sampling.extra.keys())
     assert msgspec.json.decode(msgspec.json.encode(body)) == body
     assert Sampling.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from rove.clients.scripted import ScriptedClient
 from rove.envs.environment import Environment
-from rove.envs.loading import environment_file
 from rove.errors import ConfigError, MissingKeyError, nearest
 from rove.protocols import Client
 
@@ -49,7 +46,7 @@ def make_client(
         return OpenAIClient(
             base_url=base_url,
             api_key=_key(api_key_var),
-            max_concurrent=max_concurrent or 32,
+            max_concurrent=max_concurrent,
             timeout=timeout,
             max_retries=max_retries,
         )
@@ -62,34 +59,6 @@ def make_client(
 def is_folder(model: str) -> bool:
     """Whether `model` names a folder, or was plainly meant to."""
     return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
-
-
-def model_identity(model: str) -> str:
-    """A model's name; for a folder what tells its weights and its words from others, wherever it lies."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return model
-    return "folder#" + _digest(
-        file for pattern in ("*.safetensors", "tokenizer*.json", "chat_template*") for file in folder.glob(pattern)
-    )
-
-
-def environment_identity(env_id: str, env_dir: str | None) -> str:
-    """An environment's name and what tells its code from others: scores of an older version are not its scores."""
-    file = environment_file(env_id, env_dir)
-    return f"{env_id}#{_digest(file.parent.rglob('*.py') if file.name == '__init__.py' else [file])}"
-
-
-def _digest(files: Iterable[Path]) -> str:
-    """Hash of files by name, size and at most their first and last megabyte."""
-    digest = hashlib.blake2b(digest_size=6)
-    for file in sorted(files):
-        size = file.stat().st_size
-        with file.open("rb") as content:
-            digest.update(f"{file.name} {size} ".encode() + content.read(1 << 20))
-            content.seek(max(0, size - (1 << 20)))
-            digest.update(content.read())
-    return digest.hexdigest()
 
 
 def _embedded(model: str) -> Client:

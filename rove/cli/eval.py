@@ -8,9 +8,10 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import environment_identity, make_client, model_identity
+from rove.cli.answerers import make_client
 from rove.cli.common import (
     SETTINGS,
+    Tell,
     console_for,
     hint,
     json_object,
@@ -21,86 +22,102 @@ from rove.cli.common import (
     settings,
     short,
 )
+from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.errors import ConfigError
-from rove.evaluate import evaluate
-from rove.records import ErrorInfo, RolloutRecord
+from rove.errors import RunError
+from rove.evaluate import Options, evaluate, run_identity
+from rove.protocols import Client
+from rove.records import ErrorInfo, Outcome, RolloutRecord
 from rove.runs import Run
 from rove.viewer.tables import counts_line, number, summary_table
 
 
-class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of an evaluation."""
+class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an evaluation: those of `rove.evaluate.Options`, and who plays where."""
 
     env: str
     """Environment to evaluate in."""
     model: str
-    """scripted:NAME, a model folder, or a model's name at `base_url`."""
-    env_args: dict[str, Any] = {}
+    """scripted:NAME, a model folder, an alias of endpoints.toml, or a model's name at `base_url`."""
+    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
     num_examples: int = 5
     """Examples, from the start of the dataset; -1 = all."""
     rollouts_per_example: int = 3
-    max_concurrent: int | None = None
-    """Rollouts at a time; 32 for endpoints."""
     max_tokens: int | None = None
     temperature: float | None = None
-    sampling: dict[str, Any] = {}
-    """Further sampling arguments under OpenAI's names."""
     base_url: str | None = None
     api_key_var: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
-    seed: int = 0
     timeout: float = 600.0
     """Seconds one request may take."""
     max_retries: int = 4
     """Retries of one request."""
-    train: bool = False
-    """Use the training examples instead of the evaluation examples."""
     env_dir: str | None = None
     run_dir: str | None = None
     save: bool = True
     """Keep the rollouts in a run folder."""
     fresh: bool = False
     """Throw an earlier run of this folder away."""
-    fail_fast: bool = False
 
-    def check(self) -> None:
-        """Refuse impossible settings before any work is done.
-
-        Raises:
-            ConfigError: a setting is out of range.
-        """
-        if self.num_examples < 1 and self.num_examples != -1:
-            raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
-        for name in ("rollouts_per_example", "max_concurrent"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; expected 1 or more")
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `rove.evaluate`."""
+        options = {name: getattr(self, name) for name in Options.__struct_fields__}
+        asked = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
-def identity(config: EvalConfig) -> dict[str, Any]:
-    """What must be the same for a run to be continued; how many examples may grow."""
-    names = ("env_args", "max_tokens", "temperature", "sampling", "base_url", "seed", "train")
-    who = {"model": model_identity(config.model), "env": environment_identity(config.env, config.env_dir)}
-    return {name: getattr(config, name) for name in names} | who
-
-
-def start_run(config: EvalConfig, console: Console) -> Run:
+def start_run(config: EvalConfig, env: Environment, client: Client, console: Console) -> Run:
     """The run folder of these settings, new or continued."""
-    same = identity(config)
+    same = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
     plain = msgspec.to_builtins(config)
     del plain["fresh"]  # `@ config.toml` of this folder continues the run
     run.start("eval", plain, same, config.fresh)
-    kept = len(run.finished())
+    kept = len(run.kept()[0])
     if kept:
         console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
     return run
 
 
+class Watch:
+    """Shows an evaluation as it goes: how far, the mean reward, and the first failure at once.
+
+    Args:
+        tell: of `rove.cli.common.progress`.
+        console: where the first failure is told.
+        client: whose limit is shown, if it finds its own.
+    """
+
+    def __init__(self, tell: Tell, console: Console, client: Client):
+        self.tell = tell
+        self.console = console
+        limiter = getattr(client, "limiter_now", None)
+        self.limiter = limiter if limiter is not None and limiter.adaptive else None
+        self.count = self.failed = 0
+        self.rewards = 0.0
+
+    def __call__(self, record: RolloutRecord | Outcome) -> None:
+        """Count one more."""
+        self.count += 1
+        if record.error is not None and not self.failed:
+            said = f"{record.error.type}: {record.error.message}{place_of(record.error)}"
+            said = f"first failure, in {record.error.phase}: {said}"
+            self.console.print(said, soft_wrap=True, markup=False)
+        self.failed += record.error is not None
+        self.rewards += record.reward or 0.0
+        scored = self.count - self.failed
+        words = [f"reward {number(self.rewards / scored) if scored else '–'}"]
+        if self.failed:
+            words.append(f"[red]{self.failed} failed[/red]")
+        if self.limiter is not None:
+            words.append(f"{self.limiter.limit} at once")
+        self.tell(self.count, "  ".join(words))
+
+
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
-    config.check()
     env = load_environment(config.env, config.env_dir, **config.env_args)
     client = make_client(
         config.model,
@@ -111,49 +128,19 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.timeout,
         config.max_retries,
     )
-    run = start_run(config, console) if config.save else None
-    examples = env.get_dataset(config.num_examples) if config.train else env.get_eval_dataset(config.num_examples)
-    count = rewards = failed = 0
+    run = start_run(config, env, client, console) if config.save else None
+    examples = env.count_examples(config.num_examples, config.train)
 
-    def on_record(record: RolloutRecord) -> None:
-        nonlocal count, rewards, failed
-        count += 1
-        if record.error is not None and not failed:
-            place = place_of(record.error)
-            said = f"first failure, in {record.error.phase}: {record.error.type}: {record.error.message}{place}"
-            console.print(said, soft_wrap=True, markup=False)
-        failed += record.error is not None
-        rewards += record.reward or 0.0
-        scored = count - failed
-        tell(
-            count,
-            f"reward {number(rewards / scored) if scored else '–'}"
-            + (f"  [red]{failed} failed[/red]" if failed else ""),
-        )
-
-    async def go() -> dict[str, Any]:
+    async def go(watch: Watch) -> dict[str, Any]:
         try:
-            return await evaluate(
-                env,
-                client,
-                config.model,
-                num_examples=config.num_examples,
-                rollouts_per_example=config.rollouts_per_example,
-                sampling_args={**config.sampling, "max_tokens": config.max_tokens, "temperature": config.temperature},
-                max_concurrent=config.max_concurrent,
-                seed=config.seed,
-                train=config.train,
-                fail_fast=config.fail_fast,
-                run=run,
-                on_record=on_record,
-            )
+            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
         finally:
             await client.close()
 
     try:
         title = title or f"{config.env} · {short(config.model)}"
-        with progress(console, title, len(examples) * config.rollouts_per_example) as tell:
-            return run_async(go()), run
+        with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
+            return run_async(go(Watch(tell, console, client))), run
     finally:
         if run is not None:
             run.close()
@@ -181,6 +168,18 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
     hint(console, *next_steps)
 
 
+def _of_run(folder: str) -> list[str]:
+    """The words that give the settings of an evaluation's run folder again.
+
+    Raises:
+        RunError: it is no such folder.
+    """
+    kind = Run(folder).config()["kind"]
+    if kind != "eval":
+        raise RunError(f"{folder} is a run of `rove {kind}`, not of `rove eval`; repeat its own command to continue it")
+    return ["@", f"{folder}/config.toml", "--run_dir", folder]
+
+
 @click.command(
     epilog="All settings: " + ", ".join(EvalConfig.__struct_fields__) + ".",
     context_settings=SETTINGS,
@@ -189,25 +188,41 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
 @click.option("-m", "--model", help="scripted:NAME, a model folder, or a model's name at -b.")
 @click.option("-n", "--num-examples", type=int, help="Examples; -1 = all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=int, help="Rollouts of each example.  [default: 3]")
-@click.option("-c", "--max-concurrent", type=int, help="Rollouts at a time.  [default: 32 for endpoints]")
+@click.option("-c", "--max-concurrent", type=int, help="Rollouts at a time.  [default: endpoints find their own]")
 @click.option("-t", "--max-tokens", type=int, help="Most tokens in one answer.")
 @click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 = greedy.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option("-S", "--sampling-args", help="Further sampling arguments under OpenAI's names, as JSON.")
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
 @click.option("-k", "--api-key-var", help="Environment variable with the key.  [default: OPENAI_API_KEY]")
 @click.option("-s", "--save/--no-save", default=None, help="Keep the rollouts in a run folder.  [default: save]")
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
+@click.option(
+    "--max-errors", type=float, help="Stop after more failed rollouts than this: a count, or a share below 1."
+)
+@click.option("--budget", type=float, help="Start no rollout once the run has cost this much (needs a price).")
+@click.option("--resume", metavar="RUN", help="Run what is missing or failed in this run folder, with its settings.")
 @click.option("--fresh", is_flag=True, default=None, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, env_args: str | None, **named: Any) -> None:
+def command(
+    ctx: click.Context,
+    as_json: bool,
+    env_args: str | None,
+    sampling_args: str | None,
+    resume: str | None,
+    **named: Any,
+) -> None:
     """Evaluate MODEL in ENV and keep every rollout.
 
-    Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling.top_p 0.9, --seed 1).
+    Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling_args.top_p 0.9, --seed 1).
     Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)
-    config = settings(EvalConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
+    if resume is not None:
+        ctx.args = [*_of_run(resume), *ctx.args]
+    named |= {"env_args": json_object(env_args, "-a"), "sampling_args": json_object(sampling_args, "-S")}
+    config = settings(EvalConfig, ctx, bare="env", **named)
     summary, run = run_eval(config, console)
     if as_json:
         print_json({**summary, "run": str(run.path) if run else None})

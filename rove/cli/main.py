@@ -14,6 +14,9 @@ from rove.errors import ConfigError, Error, nearest
 COMMANDS = {
     "init": ("rove.cli.init", "Scaffold a new environment package."),
     "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
+    "compare": ("rove.cli.compare", "Say whether one run is better than another."),
+    "report": ("rove.cli.report", "Make a page of an evaluation to read or send."),
+    "data": ("rove.cli.data", "Write the rollouts of a run as a dataset."),
     "model": ("rove.cli.model", "Make small models from scratch."),
     "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),

@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import environment_identity, model_identity, needs_train_extra
+from rove.cli.answerers import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
@@ -23,7 +23,8 @@ from rove.cli.common import (
     run_folder,
     settings,
 )
-from rove.envs.loading import load_environment
+from rove.digest import digest_model
+from rove.envs.loading import environment_version, load_environment
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
@@ -46,7 +47,7 @@ def run_rl(
     env = load_environment(config.env, config.env_dir, **config.env_args)
     plain = msgspec.to_builtins(config)
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
-    identity |= {"model": model_identity(config.model), "env": environment_identity(config.env, config.env_dir)}
+    identity |= {"model": digest_model(config.model), "env": environment_version(config.env, config.env_dir)}
     run = Run(run_folder(run_dir, config.env, "rl", config.model, identity=identity))
     with run:
         run.start("rl", plain, identity, fresh)

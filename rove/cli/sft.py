@@ -10,8 +10,9 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import model_identity, needs_train_extra
+from rove.cli.answerers import needs_train_extra
 from rove.cli.common import CURVES, SETTINGS, console_for, hint, print_json, progress, run_folder, settings
+from rove.digest import digest_model
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
@@ -34,7 +35,7 @@ def run_sft(
     data.config()
     plain = msgspec.to_builtins(config)
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
-    identity |= {"model": model_identity(config.model), "data": _data_identity(data)}
+    identity |= {"model": digest_model(config.model), "data": _data_identity(data)}
     run = Run(run_folder(run_dir, "sft", config.model, identity=identity))
     with run:
         run.start("sft", plain, identity, fresh)

@@ -36,6 +36,11 @@ class ScriptedClient:
         self.name = name
         self.max_concurrent = max_concurrent
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells its answers from those of another client."""
+        return {"model": f"scripted:{self.name}"}
+
     async def respond(self, request: Request) -> Response:
         """Ask the player.
 

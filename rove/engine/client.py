@@ -16,9 +16,12 @@ class EngineClient:
     Args:
         engine: generates tokens.
         renderer: of the same model.
+        model: name of the weights, for the identity of runs.
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer):
+    def __init__(self, engine: Engine, renderer: Renderer, model: str = ""):
+        self.identity = {"model": model} if model else {}
+        """What tells its answers from those of another client."""
         self.engine = engine
         self.renderer = renderer
         self.max_concurrent = engine.max_batch
@@ -26,7 +29,7 @@ class EngineClient:
     @classmethod
     def of(cls, loaded: LoadedModel, max_batch: int = 256) -> EngineClient:
         """A client around a loaded model."""
-        return cls(Engine(loaded.model, sorted(loaded.renderer.stop_ids), max_batch), loaded.renderer)
+        return cls(Engine(loaded.model, sorted(loaded.renderer.stop_ids), max_batch), loaded.renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless the conversation was rewritten."""

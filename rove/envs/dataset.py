@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -21,38 +22,63 @@ _END = object()
 
 
 class Rows:
-    """Dataset rows by position. A builder is called at first use; a generator is pulled only as far as it is needed."""
+    """Dataset rows by position. A builder is called at first use; a generator is pulled only as far as it is needed; of a
+    file only the places of its lines are kept in memory."""
 
     def __init__(self, source: DatasetSource):
         self._source = source
         self._rows: Sequence[Mapping[str, Any]] | None = None
         self._pending: Iterator[Mapping[str, Any]] | None = None
+        self._failure: Exception | None = None
 
-    def take(self, n: int = -1) -> Sequence[Mapping[str, Any]]:
-        """The first `n` rows (all of them when n < 0, or when there are fewer)."""
+    def first(self, n: int = -1) -> Iterator[Mapping[str, Any]]:
+        """The first `n` rows (all of them when n < 0, or when there are fewer), one by one."""
         if self._rows is None:
             self._open()
         assert self._rows is not None
-        if self._pending is not None:
-            pulled = self._rows
-            assert isinstance(pulled, list)
-            while n < 0 or len(pulled) < n:
-                row = next(self._pending, _END)
-                if row is _END:
-                    self._pending = None
-                    break
-                pulled.append(_check_row(row, len(pulled)))
-        if n < 0 or n >= len(self._rows):
-            return self._rows
-        return [self._rows[i] for i in range(n)]
+        position = 0
+        while n < 0 or position < n:
+            if position >= len(self._rows) and not self._pull():
+                return
+            yield self._rows[position]
+            position += 1
+
+    def count(self, n: int = -1) -> int | None:
+        """How many rows `first` gives; None for all rows of a generator that has not ended yet."""
+        if self._rows is None:
+            self._open()
+        assert self._rows is not None
+        if self._pending is not None and n < 0:
+            return None
+        while self._pending is not None and len(self._rows) < n and self._pull():
+            pass
+        return len(self._rows) if n < 0 else min(n, len(self._rows))
+
+    def _pull(self) -> bool:
+        """Take one more row from the generator, if there is one."""
+        if self._failure is not None:  # a generator that has raised looks like one that has ended
+            raise self._failure
+        if self._pending is None:
+            return False
+        try:
+            row = next(self._pending, _END)
+        except Exception as error:
+            self._failure = error
+            raise
+        if row is _END:
+            self._pending = None
+            return False
+        assert isinstance(self._rows, list)
+        self._rows.append(_check_row(row, len(self._rows)))
+        return True
 
     def _open(self) -> None:
         source = self._source() if isinstance(self._source, Callable) else self._source
         if isinstance(source, (str, Path)):
-            source = _read_jsonl(Path(source))
+            source = JsonLines(Path(source))
         if isinstance(source, Iterable) and not isinstance(source, Sized):
             self._rows, self._pending = [], iter(source)
-        elif hasattr(source, "column_names") and not isinstance(source, Mapping):  # a Hugging Face Dataset
+        elif isinstance(source, JsonLines) or (hasattr(source, "column_names") and not isinstance(source, Mapping)):
             self._rows = source
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
             self._rows = [_check_row(row, i) for i, row in enumerate(source)]
@@ -69,17 +95,34 @@ def _check_row(row: Any, position: int) -> Mapping[str, Any]:
     return row
 
 
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"dataset file {path} does not exist")
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if line.strip():
-            try:
-                rows.append(msgspec.json.decode(line, type=dict))
-            except msgspec.MsgspecError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
-    return rows
+class JsonLines(Sequence[dict[str, Any]]):
+    """The rows of a JSONL file, read when they are asked for; only where each begins is kept.
+
+    Raises:
+        ConfigError: there is no such file, or a line is not a JSON object.
+    """
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise ConfigError(f"dataset file {path} does not exist")
+        self._starts = array("Q")
+        self._file = path.open("rb")
+        start = 0
+        for number, line in enumerate(self._file, start=1):
+            if line.strip():
+                try:
+                    msgspec.json.decode(line, type=dict)
+                except msgspec.MsgspecError as error:
+                    raise ConfigError(f"{path}, line {number}: {error}") from error
+                self._starts.append(start)
+            start += len(line)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, position: Any) -> Any:
+        self._file.seek(self._starts[position])
+        return msgspec.json.decode(self._file.readline(), type=dict)
 
 
 def build_example(

@@ -6,9 +6,12 @@ import asyncio
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.errors import ConfigError, nearest
 from rove.messages import Message, Messages
@@ -107,6 +110,8 @@ class Environment(ABC):
         self.players = dict(players or {})
         self.env_id = env_id
         self.env_args = dict(env_args or {})
+        self.source = ""
+        """Version and hash of the code of the package it was loaded from; set by `load_environment`."""
         self._stops = _marked(self, "rove_stop")
         self._cleanups = _marked(self, "rove_cleanup")
         self._teardowns = _marked(self, "rove_teardown")
@@ -117,16 +122,35 @@ class Environment(ABC):
 
     def get_dataset(self, n: int = -1) -> list[dict[str, Any]]:
         """The first `n` training examples (all when n < 0), ready to roll out."""
-        return self._examples(self.dataset if self.dataset is not None else self.eval_dataset, n)
+        return list(self.examples(n, train=True))
 
     def get_eval_dataset(self, n: int = -1) -> list[dict[str, Any]]:
         """The first `n` evaluation examples (all when n < 0); the training ones when there are no others."""
-        return self._examples(self.eval_dataset if self.eval_dataset is not None else self.dataset, n)
+        return list(self.examples(n))
 
-    def _examples(self, rows: Rows | None, n: int) -> list[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+        """The first `n` examples (all when n < 0), each made when it is asked for."""
+        wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
+        rows = wanted if wanted is not None else other
         assert rows is not None
-        taken = rows.take(n)
-        return [build_example(taken[i], i, self.system_prompt, self.few_shot) for i in range(len(taken))]
+        for index, row in enumerate(rows.first(n)):
+            yield build_example(row, index, self.system_prompt, self.few_shot)
+
+    def count_examples(self, n: int = -1, train: bool = False) -> int | None:
+        """How many `examples` would give; None when only reading them all would tell."""
+        wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
+        rows = wanted if wanted is not None else other
+        assert rows is not None
+        return rows.count(n)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this environment from others: name, version and hash of its code, and its arguments."""
+        source = self.source
+        if not source:  # not loaded by name
+            with suppress(OSError, TypeError):  # typed into an interpreter
+                source = digest_files([Path(inspect.getfile(type(self)))])
+        return {"env": f"{self.env_id or type(self).__qualname__}#{source}", "env_args": self.env_args}
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Score with `rubric` too: rewards add up, metrics are joined."""

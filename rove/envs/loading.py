@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rove.config import read_toml
+from rove.digest import digest_files
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, nearest
 
@@ -39,7 +41,26 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
         )
     env.env_id = env.env_id or name
     env.env_args = env.env_args or env_args
+    env.source = _source(Path(module.__file__ or ""))
     return env
+
+
+def _source(file: Path) -> str:
+    """Version and hash of a package: scores of an older one are not its scores."""
+    digest = digest_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
+    project = file.with_name("pyproject.toml")
+    if not project.is_file():
+        return digest
+    return f"{read_toml(project).get('project', {}).get('version', '')}#{digest}"
+
+
+def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
+    """Name, version and hash of the code of the environment that `load_environment` would load.
+
+    Raises:
+        ConfigError: nothing has that name.
+    """
+    return f"{_module_name(env_id)}#{_source(environment_file(env_id, env_dir))}"
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from rove.digest import digest_model
 from rove.errors import ConfigError
 from rove.models import attention
 from rove.models.linear import use_fast_linear
@@ -25,6 +26,8 @@ class LoadedModel(NamedTuple):
     model: Any
     tokenizer: Any
     renderer: Renderer
+    name: str = ""
+    """What tells its weights from others (see `digest_model`); "" when it was not loaded from anywhere."""
 
     def save(self, path: Path) -> None:
         """Write an ordinary Hugging Face folder."""
@@ -61,7 +64,8 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    return prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
+    loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
+    return loaded._replace(name=digest_model(path))
 
 
 def load_for_sampling(path: str | Path) -> LoadedModel:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from rove.config import check_positive
+from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, RunError
@@ -18,7 +19,7 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
-from rove.rollout import Job, derive_seed, plan, run_groups
+from rove.rollout import Job, plan, run_groups
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.advantages import group_advantages
@@ -202,7 +203,7 @@ def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -
     """The groups of a step: the next examples in dataset order, over and over, with seeds of the step's own."""
     width = config.batch_size // config.rollouts_per_example
     chosen = [examples[(step * width + i) % len(examples)] for i in range(width)]
-    return plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step))
+    return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
 
 
 def training_samples(

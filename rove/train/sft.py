@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from rove.config import check_positive
+from rove.digest import derive_seed
 from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
-from rove.rollout import derive_seed
 from rove.runs import Run
 from rove.train.batch import Batch, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint

@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
+
+from rove.statistics import Comparison, Difference, Mover
 
 SPARKS = "▁▂▃▄▅▆▇█"
+LINE = 100
+"""Columns of the lines below a table."""
 
 
 def percent(value: float | None) -> str:
@@ -16,9 +21,16 @@ def percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def number(value: float) -> str:
-    """A value for people: four significant digits at most."""
-    return "–" if math.isnan(value) else f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.3f}"
+def number(value: float | None) -> str:
+    """A value for people: four significant digits at most; nothing (nan, or what JSON makes of it) → "–"."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.3f}"
+
+
+def seconds(value: float) -> str:
+    """A duration with two significant digits: 0.012 s, 1.5 s, 340 s."""
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -34,30 +46,138 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], title: str) -> Table:
-    """An evaluation's summary: reward, reward functions and metrics with their intervals."""
+    """An evaluation's summary: reward, chances to pass, reward functions and metrics with their intervals.
+
+    The chances are shown where they say more than the reward: of groups of two and more, some of which pass.
+    """
     table = Table(title=title, title_justify="left", width=72)
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
     table.add_column("± 95 %", justify="right")
     table.add_column("weight", justify="right")
     table.add_row("reward", number(summary["reward"]["mean"]), number(summary["reward"]["half_width"]), "")
+    for name, seen in _passes(summary):
+        table.add_row(name, number(seen["mean"]), number(seen["half_width"]), "")
     for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
         weight = f"{seen['weight']:g}" if seen["weight"] else "metric"
         table.add_row(name, number(seen["mean"]), number(seen["half_width"]), weight)
     return table
 
 
+def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+    """The chance of one rollout to pass, and of one and of all of a whole group."""
+    any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
+    largest = max(map(int, any_of), default=0)
+    if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
+        return []
+    threshold = f"reward ≥ {summary['pass_threshold']:g}"
+    whole = str(largest)
+    return [
+        (f"pass@1 ({threshold})", any_of["1"]),
+        (f"pass@{whole} (one of {whole})", any_of[whole]),
+        (f"pass^{whole} (all of {whole})", all_of[whole]),
+    ]
+
+
 def counts_line(summary: Mapping[str, Any]) -> str:
-    """How many rollouts, how many failed and why, how many were cut off, how they ended."""
+    """How many rollouts, how many failed and why, how many were cut off, how they ended; then what a rollout takes.
+
+    Lines of at most 100 columns, where a single part is not longer than that.
+    """
     parts = [f"{summary['scored']} of {summary['rollouts']} rollouts scored"]
     if summary["failed"]:
         reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
-        parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]")
+        parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]{_of_all(summary, 'error_share')}")
     if summary["truncated"]:
-        parts.append(f"{summary['truncated']} truncated")
+        parts.append(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}")
+    if summary.get("retries"):
+        parts.append(f"{summary['retries']} requests tried again")
     if summary["stops"]:
         parts.append("ended by " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
-    return "; ".join(parts)
+    lines = [*_packed(parts), *_packed(_spent(summary))]
+    if summary.get("too_few"):
+        lines.append(f"[dim]{summary['too_few']}[/dim]")
+    return "\n".join(lines)
+
+
+def _of_all(summary: Mapping[str, Any], name: str) -> str:
+    """A share, of enough rollouts for it to say more than the count."""
+    share = summary.get(name)
+    return f", {percent(share)} %" if share is not None and summary["rollouts"] >= 20 else ""
+
+
+def _spent(summary: Mapping[str, Any]) -> list[str]:
+    """Tokens, seconds and money; nothing where there is none, as with scripted players."""
+    parts: list[str] = []
+    tokens = summary.get("tokens_per_rollout", {})
+    if tokens.get("completion"):
+        parts.append(f"tokens per rollout: {tokens['prompt']:,.0f} prompt, {tokens['completion']:,.0f} completion")
+    for name, words in (("answer", "an answer"), ("rollout", "a rollout")):
+        seen = summary.get("latency", {}).get(name, {})
+        if (seen.get("p50") or 0.0) >= 0.001:
+            parts.append(f"{words}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
+    if "cost" in summary:
+        parts.append(f"cost: {summary['cost']['total']:.4g}, {summary['cost']['per_rollout'] or 0.0:.2g} per rollout")
+    return parts
+
+
+def _packed(parts: Sequence[str]) -> list[str]:
+    """Parts with "; " between them, on as few lines as hold them."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}; {part}" if lines else part
+        if lines and Text.from_markup(longer).cell_len <= LINE:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Two runs side by side: every value both have, its difference, and which way it went where that can be told."""
+    examples = "the examples of both" if comparison.paired else "different examples"
+    title = f"means over {examples}; higher or lower where that can be told"
+    table = Table(title=title, title_justify="left", width=98)
+    table.add_column("", style="bold")
+    for name in comparison.names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("± 95 %", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in (comparison.main, *comparison.others):
+        table.add_row(
+            one.name, number(one.a), number(one.b), signed(one.difference), number(one.half_width), _told(one)
+        )
+    return table
+
+
+def _told(one: Difference) -> str:
+    return {1: "higher", 0: "", -1: "lower"}[one.direction]
+
+
+def signed(value: float | None) -> str:
+    """`number` with its sign, also when it is a plus."""
+    return f"+{number(value)}" if value is not None and value > 0 else number(value)
+
+
+def movers_table(comparison: Comparison) -> Table:
+    """The examples that moved most, upwards and downwards, with their position in the dataset."""
+    table = Table(title=f"the examples whose {comparison.main.name} moved most", title_justify="left", width=98)
+    table.add_column("example_id", justify="right", no_wrap=True)
+    for name in comparison.names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("example_key", no_wrap=True)
+    for group in (comparison.up, comparison.down):
+        for mover in group:
+            table.add_row(*_mover(mover))
+        table.add_section()
+    return table
+
+
+def _mover(mover: Mover) -> tuple[str, ...]:
+    change = signed(mover.b - mover.a)
+    return str(mover.example_id), number(mover.a), number(mover.b), change, mover.example_key
 
 
 def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], title: str) -> Table:

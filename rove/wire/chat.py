@@ -6,20 +6,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.errors import EmptyModelResponseError, InvalidModelResponseError
-from rove.messages import AssistantMessage, text_of
+from rove.errors import InvalidModelResponseError
+from rove.messages import text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = ""
-
-
-class _ToolCall(msgspec.Struct):
-    id: str
-    function: _Function
+from rove.wire.common import ToolCall, answer, count, excerpt, is_text, without_none
 
 
 class _Message(msgspec.Struct):
@@ -53,7 +44,7 @@ def request_body(request: Request) -> dict[str, Any]:
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model or None,
-        "messages": [_without_none(message) for message in request.messages],
+        "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
@@ -62,7 +53,7 @@ def request_body(request: Request) -> dict[str, Any]:
         "stop": sampling.stop,
         **sampling.extra,
     }
-    return _without_none(body)
+    return without_none(body)
 
 
 def read_response(body: Any) -> Response:
@@ -79,39 +70,19 @@ def read_response(body: Any) -> Response:
     try:
         completion = msgspec.convert(body, _Completion)
         choice = completion.choices[0]
-        msgspec.convert(choice.message.tool_calls or [], list[_ToolCall])
+        msgspec.convert(choice.message.tool_calls or [], list[ToolCall])
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not a chat completion ({error}): {excerpt(body)}") from error
 
-    message, finish_reason = choice.message, choice.finish_reason or "stop"
-    content = text_of({"content": message.content})
-    reasoning = next((text for text in (message.reasoning_content, message.reasoning) if _is_text(text)), None)
-    refusal = message.refusal if _is_text(message.refusal) else None
-    if not (content or message.tool_calls or reasoning or refusal or finish_reason == "length"):
-        raise EmptyModelResponseError(f"the answer has neither text nor tool calls: {excerpt(body)}")
-
-    fields = {"tool_calls": message.tool_calls or None, "reasoning_content": reasoning, "refusal": refusal}
-    # Next to tool calls "no text" is null, as servers send it and expect it back; alone it must be a text.
-    answer = AssistantMessage(content or (None if message.tool_calls else ""), **_without_none(fields))
-    usage = Usage(_count(completion.usage, "prompt_tokens"), _count(completion.usage, "completion_tokens"))
-    return Response(answer, usage, finish_reason)
-
-
-def excerpt(value: Any, limit: int = 200) -> str:
-    """The first `limit` characters of what a server sent, on one line, for an error message."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    line = " ".join(text.split())
-    return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _count(usage: Any, name: str) -> int:
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    message = choice.message
+    return answer(
+        body,
+        text_of({"content": message.content}),
+        Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens")),
+        choice.finish_reason or "stop",
+        tool_calls=message.tool_calls,
+        reasoning_content=next(
+            (text for text in (message.reasoning_content, message.reasoning) if is_text(text)), None
+        ),
+        refusal=message.refusal if is_text(message.refusal) else None,
+    )

@@ -1,0 +1,83 @@
+"""Rollouts as dataset rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from rove.data.filters import Filter, merged_metrics
+from rove.errors import RunError
+from rove.records import Outcome, RolloutRecord, Scores
+from rove.runs import Run
+
+CHECKED = 100
+"""So many rollouts are put to a filter before anything is written."""
+
+Row = dict[str, Any]
+
+
+def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
+    """A scored rollout as a dataset row; `metrics` has every function of the rubric, whatever its weight."""
+    return {
+        "prompt": [dict(m) for m in record.prompt],
+        "completion": [dict(m) for m in record.completion],
+        "reward": scores.reward,
+        "answer": record.answer,
+        "info": record.info,
+        "metrics": merged_metrics(scores),
+    }
+
+
+def last_places(outcomes: Iterable[Outcome]) -> dict[tuple[str, int], tuple[int, bool]]:
+    """The line that counts of every rollout, and whether it was scored: its last score, or else its last failure."""
+    places: dict[tuple[str, int], tuple[int, bool]] = {}
+    for place, outcome in enumerate(outcomes):
+        key, scored = (outcome.example_key, outcome.rollout_index), outcome.scores is not None
+        if scored or not places.get(key, (0, False))[1]:
+            places[key] = place, scored
+    return places
+
+
+class RunRows:
+    """Rows of the scored rollouts of a run that pass a filter, read from disk each time they are iterated.
+
+    The rollouts are those of `Run.finished()`. Memory grows by a few numbers per rollout, never by texts.
+
+    Args:
+        run: the run folder.
+        passes: which rollouts; all scored ones when not given.
+
+    Raises:
+        RunError: the folder is no run, or none of its rollouts was scored.
+        ConfigError: the filter cannot be applied to the first rollouts.
+    """
+
+    def __init__(self, run: Run, passes: Filter | None = None):
+        run.config()
+        self._run = run
+        self._passes = passes
+        places = last_places(run.outcomes()).values()
+        self._places = {place for place, scored in places if scored}
+        self.scored = len(self._places)
+        """How many rollouts there are to choose from."""
+        self.failed = len(places) - self.scored
+        """How many failed and were never scored."""
+        if not self._places:
+            raise RunError(f"{run.path} has no scored rollouts ({self.failed} failed)")
+        if passes is not None:
+            for record in islice(self._records(), CHECKED):
+                passes(record)
+
+    def _records(self) -> Iterator[RolloutRecord]:
+        return (record for place, record in enumerate(self._run.rollouts()) if place in self._places)
+
+    def __iter__(self) -> Iterator[Row]:
+        for record in self._records():
+            if record.scores is not None and (self._passes is None or self._passes(record)):
+                yield {
+                    **dataset_row(record, record.scores),
+                    "example_id": record.example_id,
+                    "rollout_index": record.rollout_index,
+                    "stop_condition": record.stop_condition,
+                }

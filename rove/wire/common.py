@@ -1,0 +1,152 @@
+"""What the wire modules share: reading our messages part by part, and building a response out of what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rove.errors import ConfigError, EmptyModelResponseError
+from rove.messages import AssistantMessage, text_of
+from rove.protocols import Response
+from rove.records import Usage
+
+NO_ARGUMENTS = {"type": "object", "properties": {}}
+"""JSON schema of a function without arguments; chat tools may leave it out, other APIs may not."""
+
+
+class Function(msgspec.Struct):
+    """The function inside a tool call."""
+
+    name: str
+    arguments: str = ""
+    """JSON text, as the model wrote it: not always valid."""
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call of an assistant message in its chat form."""
+
+    id: str
+    function: Function
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call in chat form, for `tool_calls` of a message."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
+    """The tool calls of a message, checked.
+
+    Raises:
+        ConfigError: they are not in chat form.
+    """
+    try:
+        return msgspec.convert(message.get("tool_calls") or [], list[ToolCall])
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"tool_calls {excerpt(message['tool_calls'])}: {error}; expected a list like "
+            f"{[tool_call('call_1', 'add', '{}')]}"
+        ) from error
+
+
+def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The function that a chat tool definition describes; None for a tool of another type (an API's own).
+
+    Raises:
+        ConfigError: the definition has no function, or the function no name.
+    """
+    if tool.get("type", "function") != "function":
+        return None
+    function = tool.get("function")
+    if not isinstance(function, dict) or not is_text(function.get("name")):
+        raise ConfigError(
+            f"tool {excerpt(tool)} describes no function; expected "
+            "{'type': 'function', 'function': {'name': …, 'description': …, 'parameters': …}}"
+        )
+    return function
+
+
+def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The content of a message as content parts; a plain text is one text part, no content is none.
+
+    Raises:
+        ConfigError: the content is neither a text nor a list of parts.
+    """
+    content = message.get("content")
+    parts = [content] if isinstance(content, str) else content or []
+    if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
+        raise ConfigError(f"message content {excerpt(content)}; expected a text or a list of content parts")
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def said(part: Mapping[str, Any]) -> str | None:
+    """The words of a text or refusal part; None for a part of another type."""
+    return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
+
+
+def text_in(part: Mapping[str, Any], *path: str) -> str:
+    """The text at this path inside a content part.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    value: Any = part
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        raise ConfigError(f"content part {excerpt(part)} has no {'.'.join(path)}")
+    return value
+
+
+def unsendable(part: Mapping[str, Any], api: str, known: str) -> ConfigError:
+    """The error for a content part without a counterpart in an API, which does have those `known`."""
+    return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
+
+
+def still_says(message: Mapping[str, Any], text: str, tool_calls: list[dict[str, Any]]) -> bool:
+    """Whether nobody has edited these words and calls of a message."""
+    return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
+
+
+def answer(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
+    """The response with this text and those message fields that are not empty.
+
+    Raises:
+        EmptyModelResponseError: there is neither text nor a field, and no length limit explains that.
+    """
+    told = {name: value for name, value in fields.items() if value}
+    if not (text or told or finish_reason == "length"):
+        raise EmptyModelResponseError(f"the answer has neither text nor tool calls: {excerpt(body)}")
+    # Next to tool calls "no text" is null, as chat servers send it and expect it back; alone it must be a text.
+    message = AssistantMessage(text or (None if "tool_calls" in told else ""), **told)
+    return Response(message, usage, finish_reason)
+
+
+def finish_reason(hit_limit: bool, tool_calls: Any) -> str:
+    """Our name for why an answer ended; a length limit outweighs tool calls, which it may have cut."""
+    return "length" if hit_limit else "tool_calls" if tool_calls else "stop"
+
+
+def excerpt(value: Any, limit: int = 200) -> str:
+    """The first `limit` characters of what was given, on one line, for an error message."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    line = " ".join(text.split())
+    return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
+
+
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the fields that are None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def is_text(value: Any) -> bool:
+    """Whether this is a text that says something."""
+    return isinstance(value, str) and value != ""
+
+
+def count(usage: Any, name: str) -> int:
+    """A token count out of a server's usage; 0 when it is missing or odd."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,235 @@
+"""Our nouns as OpenAI Responses JSON, and that JSON as our nouns. Pure functions; no network here.
+
+Stateless: every request brings the whole conversation, and nothing is stored on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rove.errors import ConfigError, InvalidModelResponseError, ModelError
+from rove.protocols import Request, Response
+from rove.records import Usage
+from rove.wire.common import (
+    NO_ARGUMENTS,
+    answer,
+    count,
+    excerpt,
+    finish_reason,
+    function_of,
+    is_text,
+    parts_of,
+    said,
+    still_says,
+    text_in,
+    tool_call,
+    tool_calls_of,
+    unsendable,
+    without_none,
+)
+
+OUTPUT = "responses_output"
+"""The key of an assistant message that holds an answer's output items, where they say what our fields cannot."""
+
+
+class _FunctionCall(msgspec.Struct):
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+class _Text(msgspec.Struct):
+    text: str
+
+
+class _Refusal(msgspec.Struct):
+    refusal: str
+
+
+class _Message(msgspec.Struct):
+    content: list[dict[str, Any]]
+
+
+class _Reasoning(msgspec.Struct):
+    summary: list[_Text] = []
+    content: list[_Text] | None = None
+    encrypted_content: str | None = None
+
+
+class _Result(msgspec.Struct):
+    """The parts of a response that we read."""
+
+    output: list[dict[str, Any]] | None = None
+    status: str | None = None
+    error: Any = None
+    incomplete_details: Any = None
+    usage: Any = None
+
+
+def request_body(request: Request) -> dict[str, Any]:
+    """The JSON body of one Responses request.
+
+    System and developer messages stay input items of their role, in their place: `instructions` could hold neither
+    their order nor their parts. An assistant message that came from this API and that nobody has edited since goes back
+    item by item as it came (encrypted reasoning must). Functions are sent with `strict: false` unless the tool says
+    otherwise, as chat completions understands it: left out, this API would rewrite their schema. Tools of another type
+    are the API's own and pass as they are.
+
+    `store` is false. `sampling.seed` and a message's `name` have no counterpart and stay here. Encrypted reasoning is
+    not asked for (models that do not reason refuse the question; OpenAI sends it unasked): a server that wants to be
+    asked takes `extra={"include": ["reasoning.encrypted_content"]}`. `sampling.extra` is merged in last and wins; None
+    in it removes a field.
+
+    Raises:
+        ConfigError: a message holds what the API cannot take, a tool is not in chat form, or there are stop sequences,
+            which the API does not have: without them the model would say something else than was asked for.
+    """
+    sampling = request.sampling
+    if sampling.stop:
+        raise ConfigError(
+            f"stop is {sampling.stop!r}; expected none, OpenAI's Responses API has no stop sequences: "
+            "leave it out or ask through chat completions"
+        )
+    body: dict[str, Any] = {
+        "model": request.model or None,
+        "input": [item for message in request.messages for item in _items(message)],
+        "tools": [_tool(tool) for tool in request.tools or []] or None,
+        "temperature": sampling.temperature,
+        "max_output_tokens": sampling.max_tokens,
+        "top_p": sampling.top_p,
+        "store": False,
+        **sampling.extra,
+    }
+    return without_none(body)
+
+
+def read_response(body: Any) -> Response:
+    """The answer inside a Responses object, given as decoded JSON.
+
+    Output texts are joined into one text; function calls become `tool_calls` in chat form; reasoning, else its summary,
+    becomes `reasoning_content`. Where that loses something (encrypted reasoning, the API's own tools, the phase of a
+    message) the items are also kept under `OUTPUT`, for the next request. Missing usage counts as 0 tokens.
+
+    Raises:
+        ModelError: the server says that it failed.
+        InvalidModelResponseError: this is not a finished response.
+        EmptyModelResponseError: it has no text, function call, reasoning or refusal, and no length limit explains that.
+    """
+    try:
+        result = msgspec.convert(body, _Result)
+        items = result.output or []
+        text, calls = _text(items), _tool_calls(items)
+        refusal = "".join(msgspec.convert(part, _Refusal).refusal for part in _parts(items, "refusal"))
+        reasoning = [msgspec.convert(item, _Reasoning) for item in items if item.get("type") == "reasoning"]
+    except msgspec.ValidationError as error:
+        raise InvalidModelResponseError(f"not an OpenAI response ({error}): {excerpt(body)}") from error
+    if result.status == "failed":
+        raise ModelError(f"the server failed to answer: {excerpt(result.error or body)}")
+    if result.output is None or result.status not in (None, "completed", "incomplete"):
+        raise InvalidModelResponseError(f"not a finished OpenAI response: {excerpt(body)}")
+    details = result.incomplete_details
+    hit_limit = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
+    thoughts = [part.text for item in reasoning for part in item.content or item.summary]
+    return answer(
+        body,
+        text,
+        Usage(count(result.usage, "input_tokens"), count(result.usage, "output_tokens")),
+        finish_reason(hit_limit, calls),
+        tool_calls=calls,
+        reasoning_content="\n\n".join(filter(None, thoughts)),
+        refusal=refusal,
+        **{OUTPUT: items if _must_be_kept(items, reasoning) else None},
+    )
+
+
+def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    role = message.get("role")
+    if role == "assistant":
+        return _said_by_assistant(message)
+    if role == "tool":
+        call_id = message.get("tool_call_id", "")
+        return [{"type": "function_call_output", "call_id": call_id, "output": _content(message)}]
+    return [{"role": role, "content": _content(message)}]
+
+
+def _said_by_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    kept = message.get(OUTPUT)
+    if kept and still_says(message, _text(kept), _tool_calls(kept)):
+        return list(kept)
+    words = ""
+    for part in parts_of(message):
+        told = said(part)
+        if told is None:
+            raise unsendable(part, "OpenAI's Responses API", "text or refusal in an assistant message")
+        words += told
+    if not words and is_text(message.get("refusal")):
+        words = message["refusal"]
+    items: list[dict[str, Any]] = [{"role": "assistant", "content": words}] if words else []
+    for call in tool_calls_of(message):
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        items.append({"type": "function_call", "call_id": call.id, **function})
+    return items
+
+
+def _content(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
+
+
+def _part(part: dict[str, Any], of_tool: bool) -> dict[str, Any]:
+    words, kind = said(part), part.get("type")
+    if words is not None:
+        return {"type": "input_text", "text": words}
+    if kind == "image_url":
+        url = text_in(part, "image_url", "url")
+        return {"type": "input_image", "image_url": url, "detail": part["image_url"].get("detail") or "auto"}
+    if kind == "file" and isinstance(part.get("file"), dict):
+        return {"type": "input_file", **part["file"]}
+    if kind == "input_audio" and not of_tool:
+        audio = {name: text_in(part, "input_audio", name) for name in ("data", "format")}
+        return {"type": "input_audio", "input_audio": audio}
+    raise unsendable(
+        part, "OpenAI's Responses API", "text, image_url, file or (but not from a tool) input_audio in their chat form"
+    )
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = function_of(tool)
+    if function is None:
+        return tool
+    told = {
+        "type": "function",
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": function.get("parameters") or NO_ARGUMENTS,
+        "strict": bool(function.get("strict")),
+    }
+    return without_none(told)
+
+
+def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
+    return [part for message in messages for part in message.content if part.get("type") == kind]
+
+
+def _text(items: list[dict[str, Any]]) -> str:
+    return "".join(msgspec.convert(part, _Text).text for part in _parts(items, "output_text"))
+
+
+def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
+    return [tool_call(call.call_id, call.name, call.arguments) for call in calls]
+
+
+def _must_be_kept(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:
+    """Whether our own fields do not say it all, and the API would take the items back."""
+    plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
+    # Of reasoning that is neither encrypted nor open there is only an id, and nothing is stored under it; reasoning
+    # without the item that it led to (one cut short) is refused.
+    unsendable_reasoning = any(not (item.encrypted_content or item.content) for item in reasoning)
+    return not (plain or unsendable_reasoning or items[-1].get("type") == "reasoning")

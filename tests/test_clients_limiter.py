@@ -1,0 +1,190 @@
+"""The limiter: never too many, first come first served, and an adaptive limit that finds a server's capacity."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import statistics
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.clients.limiter import START, Limiter
+
+
+async def test_never_more_than_the_limit_and_in_order():
+    limiter = Limiter(2)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        admitted = await limiter.acquire()
+        order.append(number)
+        assert limiter.under_way <= 2
+        await asyncio.sleep(0)
+        limiter.release(admitted)
+
+    await asyncio.gather(*(one(number) for number in range(20)))
+    assert order == list(range(20))
+    assert limiter.under_way == 0
+
+
+@given(cancelled=st.sets(st.integers(0, 9)), limit=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_whoever_is_cancelled_leaves_nothing_behind(cancelled: set[int], limit: int):
+    async def main() -> None:
+        limiter = Limiter(limit)
+
+        async def one() -> None:
+            admitted = await limiter.acquire()
+            try:
+                await asyncio.sleep(0.001)
+            finally:
+                limiter.release(admitted)
+
+        tasks = [asyncio.create_task(one()) for _ in range(10)]
+        await asyncio.sleep(0)
+        for number in cancelled:
+            tasks[number].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert limiter.under_way == 0
+        async with asyncio.timeout(5):
+            for _ in range(limit):
+                await limiter.acquire()
+
+    asyncio.run(main())
+
+
+async def test_new_rollouts_start_only_when_the_model_could_answer_them():
+    limiter = Limiter(2, adaptive=True, maximum=2)
+    for _ in range(2):
+        await limiter.reserve()
+    third = asyncio.create_task(limiter.reserve())
+    await asyncio.sleep(0)
+    assert not third.done()
+    limiter.unreserve()
+    admitted = await limiter.acquire()  # the place it had reserved
+    await asyncio.sleep(0.001)
+    assert not third.done()
+    limiter.release(admitted)
+    await third
+    fourth = asyncio.create_task(limiter.reserve())
+    await asyncio.sleep(0)
+    fourth.cancel()
+    await asyncio.wait([fourth])
+    limiter.unreserve()
+    limiter.unreserve()
+    await asyncio.sleep(0.001)
+    assert limiter._reserved == 0
+
+
+async def test_a_pause_holds_everybody_back_until_it_is_over():
+    now = 0.0
+    limiter = Limiter(1, adaptive=True, clock=lambda: now)
+    limiter.release(await limiter.acquire(), "refused", pause=0.05)
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    now = 1.0
+    await asyncio.wait_for(waiting, 5)
+
+
+Answer = tuple[float, str]
+
+
+def play(
+    serve: Callable[[float, int], Answer], *, requests: int = 20_000, limiter: Limiter | None = None
+) -> tuple[Limiter, list[float], float]:
+    """Play a limiter against a server, in virtual time: `serve(now, under way)` gives latency and outcome.
+
+    Returns the limiter, its limit after every answer, and the virtual seconds it took.
+    """
+    now = 0.0
+    limiter = limiter or Limiter(adaptive=True, clock=lambda: now)
+    limiter._clock, limiter._began, limiter._round_began = (lambda: now), 0.0, 0.0
+    events: list[tuple[float, int, float, str]] = []
+    limits: list[float] = []
+    sent = 0
+    while sent < requests or events:
+        while sent < requests and limiter.under_way < limiter.limit and now >= limiter._open_at:
+            limiter.under_way += 1
+            latency, outcome = serve(now, limiter.under_way)
+            heapq.heappush(events, (now + latency, sent, now, outcome))
+            sent += 1
+        if not events:
+            now = limiter._open_at
+            continue
+        now, _, admitted, outcome = heapq.heappop(events)
+        limiter.release(admitted, outcome, 0.0)
+        limits.append(limiter.limit)
+    return limiter, limits, now
+
+
+@pytest.fixture(autouse=True)
+async def loop_for_the_limiter():
+    """`release` may set an alarm."""
+
+
+@pytest.mark.parametrize("capacity", [5, 50, 300])
+def test_settles_at_the_capacity_of_a_server_that_refuses(capacity: int):
+    def serve(now: float, under_way: int) -> Answer:
+        return (0.5, "answered") if under_way <= capacity else (0.01, "refused")
+
+    _, limits, _ = play(serve)
+    settled = statistics.mean(limits[len(limits) // 2 :])
+    assert abs(settled - capacity) <= max(1, 0.1 * capacity)
+
+
+def test_grows_to_the_maximum_where_nothing_holds_it_back():
+    limiter, limits, _ = play(lambda now, under_way: (0.5, "answered"))
+    assert limits[-1] == limiter.maximum
+    assert limits.index(limiter.maximum) < 3 * limiter.maximum  # slow start doubles every round
+
+
+def test_does_not_queue_at_a_server_with_a_fixed_throughput():
+    def serve(now: float, under_way: int) -> Answer:  # 64 at a time do as well as any more
+        return (0.1 * max(1.0, under_way / 64), "answered")
+
+    _, limits, _ = play(serve)
+    settled = limits[len(limits) // 2 :]
+    assert min(settled) >= 40
+    assert max(settled) <= 200
+
+
+def test_latency_that_more_throughput_pays_for_is_no_reason_to_cut():
+    def serve(now: float, under_way: int) -> Answer:  # a GPU: ten times the latency at 512, but fifty times the work
+        return (0.1 * (1 + 9 * under_way / 512), "answered")
+
+    _limiter, limits, _ = play(serve)
+    assert limits[-1] > 100
+    assert max(limits) >= 256
+
+
+def test_answers_that_simply_take_longer_later_do_not_starve_the_run():
+    def serve(now: float, under_way: int) -> Answer:  # conversations have grown: five times the latency, at any limit
+        return (0.5 if now < 20 else 2.5, "answered")
+
+    _, limits, _ = play(serve, limiter=Limiter(adaptive=True, maximum=100))
+    assert statistics.mean(limits[len(limits) // 2 :]) > 80
+
+
+def test_few_requests_do_not_grow_the_limit():
+    limiter = Limiter(adaptive=True)
+    for _ in range(100):
+        limiter.under_way += 1
+        limiter.release(limiter._clock())
+    assert limiter.limit == START
+
+
+async def test_history_says_why():
+    seen: list[str] = []
+    limiter = Limiter(4, adaptive=True)
+    limiter.on_change = lambda change: seen.append(change.reason)
+    admitted = [await limiter.acquire() for _ in range(4)]
+    limiter.release(admitted[0])
+    limiter.release(admitted[1], "refused")
+    limiter.release(admitted[2], "refused")  # sent before the cut: the same news
+    assert [change.reason for change in limiter.history] == ["start", "grown", "refused"]
+    assert seen == ["grown", "refused"]
+    assert limiter.limit < 4

@@ -120,6 +120,7 @@ async def verifiers(url: str, count: int, concurrency: int, turns: int, folder: 
 
 async def inspect(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
     """inspect-ai: generate and match."""
+    os.environ["INSPECT_DISPLAY"] = "none"
     from inspect_ai import Task, eval_async
     from inspect_ai.dataset import Sample
     from inspect_ai.model import get_model
@@ -132,11 +133,10 @@ async def inspect(url: str, count: int, concurrency: int, turns: int, folder: st
         scorer=exact(),
     )
     model = get_model("openai-api/mock/mock", base_url=url, api_key="EMPTY")
-    logs = await eval_async(
-        task, model=model, max_connections=concurrency, max_samples=concurrency, log_dir=folder, display="none"
-    )
+    logs = await eval_async(task, model=model, max_connections=concurrency, max_samples=concurrency, log_dir=folder)
     assert logs[0].results is not None, logs[0].error
-    return round(logs[0].results.scores[0].metrics["accuracy"].value * count)
+    metrics = logs[0].results.scores[0].metrics
+    return round(metrics["accuracy" if "accuracy" in metrics else "mean"].value * count)
 
 
 HARNESSES = {"raw": raw, "rove": rove, "verifiers": verifiers, "inspect": inspect}

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rove.clients.scripted import ScriptedClient
-from rove.envs import Environment, MultiTurnEnv, SingleTurnEnv, cleanup, stop, teardown
+from rove.envs import Environment, MultiTurnCompletionEnv, MultiTurnEnv, SingleTurnEnv, cleanup, stop, teardown
 from rove.envs.loading import load_environment
 from rove.errors import (
     ConfigError,
@@ -14,29 +14,38 @@ from rove.errors import (
     Error,
     InfraError,
     InvalidModelResponseError,
+    LimitReachedError,
     MissingKeyError,
     ModelError,
     OverlongPromptError,
     RunError,
+    TooManyErrorsError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
 from rove.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
-from rove.protocols import Client, InferenceEngine, Request, Response, Sampling
-from rove.records import RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
+from rove.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
+from rove.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
+from rove.rescore import rescore
 from rove.rubrics import Rubric, RubricGroup, group_reward
+from rove.runs import Run
 from rove.state import State
+from rove.statistics import Price, compare
 
 if TYPE_CHECKING:
+    from rove.clients.anthropic import AnthropicClient
     from rove.clients.openai import OpenAIClient, as_client
+    from rove.clients.responses import ResponsesClient
     from rove.engine.client import EngineClient
     from rove.models.load import load_model
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AnthropicClient": "rove.clients.anthropic",
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
+    "ResponsesClient": "rove.clients.responses",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
@@ -50,6 +59,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AnthropicClient",
     "AssistantMessage",
     "Client",
     "ConfigError",
@@ -60,20 +70,27 @@ __all__ = [
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",
+    "LimitReachedError",
+    "Limits",
     "MaybeThinkParser",
     "Message",
     "Messages",
     "MissingKeyError",
     "ModelError",
+    "MultiTurnCompletionEnv",
     "MultiTurnEnv",
     "OpenAIClient",
+    "Outcome",
     "OverlongPromptError",
     "Parser",
+    "Price",
     "Request",
     "Response",
+    "ResponsesClient",
     "RolloutRecord",
     "Rubric",
     "RubricGroup",
+    "Run",
     "RunError",
     "Sampling",
     "Scores",
@@ -83,6 +100,7 @@ __all__ = [
     "StepTokens",
     "SystemMessage",
     "ThinkParser",
+    "TooManyErrorsError",
     "ToolMessage",
     "TrajectoryStep",
     "Usage",
@@ -90,12 +108,14 @@ __all__ = [
     "XMLParser",
     "as_client",
     "cleanup",
+    "compare",
     "evaluate",
     "generate",
     "group_reward",
     "load_environment",
     "load_model",
     "make_dataset",
+    "rescore",
     "stop",
     "teardown",
 ]

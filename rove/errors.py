@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 
 class Error(Exception):
@@ -84,15 +83,20 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "none are known here"
 
 
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Mark exceptions that leave this block with the part of a rollout they came from; the innermost mark stays."""
-    try:
-        yield
-    except BaseException as error:
-        if not hasattr(error, "rove_phase"):
-            error.rove_phase = name  # pyright: ignore[reportAttributeAccessIssue]
-        raise
+class phase:
+    """Context that marks exceptions leaving it with the part of a rollout they came from; the innermost mark stays."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not hasattr(error, "rove_phase"):
+            error.rove_phase = self.name  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def phase_of(error: BaseException) -> str:

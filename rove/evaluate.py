@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -87,6 +88,8 @@ class _Evaluation:
         self.price = options.price or Price(0.0, 0.0)
         self.spent = self.price.of(used)
         self.not_run = 0
+        self._reopened = False
+        self._untold: deque[int] = deque()  # where the kept rollouts of this plan begin
         self._errors: Counter[str] = Counter()
         self._done = 0
 
@@ -101,7 +104,7 @@ class _Evaluation:
         rollouts = run_groups(
             self.env,
             self.client,
-            self._missing(read, on_kept),
+            self._missing(),
             model=self.model,
             sampling=Sampling.from_args(self.env.sampling_args, options.sampling_args),
             max_concurrent=options.max_concurrent,
@@ -114,32 +117,42 @@ class _Evaluation:
             run = self.run
             limiter.on_change = lambda change: run.append_limit(change._asdict())
         try:
-            async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
-                async for record in rollouts:
-                    if self.run is not None:
-                        self.run.append_rollout(record)
-                    self.spent += self.price.of(record.usage)
-                    on_new(record)
-                    self._check_errors(record)
+            with _rare_collections():
+                async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
+                    async for record in rollouts:
+                        if self.run is not None:
+                            self.run.append_rollout(record)
+                        self.spent += self.price.of(record.usage)
+                        on_new(record)
+                        self._check_errors(record)
+                        self._tell_kept(read, on_kept, most=200)  # no more: answers wait meanwhile
+                self._tell_kept(read, on_kept)
         finally:
             await self.env.tear_down()
 
-    def _missing(self, read: Callable[[Run, int], _KeptT], on_kept: Callable[[_KeptT], None]) -> Iterator[list[Job]]:
-        """The groups still to run; one that is scored together is run together."""
+    def _missing(self) -> Iterator[list[Job]]:
+        """The groups still to run; one that is scored together is run together. Notes where the others are kept."""
         options, together = self.options, self.env.rubric.has_group_rewards
         examples = self.env.examples(options.num_examples, options.train)
         for group in plan(examples, options.rollouts_per_example, options.seed):
             missing = [job for job in group if (job.key, job.index) not in self.kept]
             again = group if missing and together else missing
-            for job in group:
-                if self.run is not None and job not in again:
-                    on_kept(read(self.run, self.kept[job.key, job.index]))
+            if len(again) < len(group):
+                self._untold.extend(self.kept[job.key, job.index] for job in group if job not in again)
             if options.budget is not None and self.spent >= options.budget:
                 self.not_run += len(again)
             elif again:
-                if self.run is not None:
+                if self.run is not None and not self._reopened:
                     self.run.reopen()
+                    self._reopened = True
                 yield again
+
+    def _tell_kept(
+        self, read: Callable[[Run, int], _KeptT], on_kept: Callable[[_KeptT], None], most: int | None = None
+    ) -> None:
+        assert self.run is not None or not self._untold
+        for _ in range(len(self._untold) if most is None else min(most, len(self._untold))):
+            on_kept(read(self.run, self._untold.popleft()))  # pyright: ignore[reportArgumentType]
 
     def _check_errors(self, record: RolloutRecord) -> None:
         self._done += 1
@@ -154,6 +167,17 @@ class _Evaluation:
                 f"{failed} of {self._done} rollouts failed, more than max_errors = {most:g} allows; "
                 f"{times} of them with\n  {worst}\nWhat is finished is kept; the same command runs the rest"
             )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage cycles more rarely: with a thousand rollouts under way it takes a fifth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], 20_000) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 async def generate(
@@ -172,7 +196,7 @@ async def generate(
         model: name of the model, for endpoints that serve several.
         run: a run folder, or a started `Run`; every finished rollout is kept there, and those already kept are not run
             again. A folder of another identity is refused (see `run_identity`).
-        on_record: called with every record.
+        on_record: called with every record, kept ones too, in no particular order.
         options: see `Options`.
 
     Returns:

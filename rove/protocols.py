@@ -81,7 +81,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One question to a model: the whole conversation, and the exact tokens of the last turn."""
+    """One question to a model: the whole conversation (or raw text), and the exact tokens of the last turn."""
 
     messages: list[dict[str, Any]]
     sampling: Sampling = Sampling()
@@ -93,6 +93,9 @@ class Request(msgspec.Struct, frozen=True):
     """Seed of this request's own random stream (rollout seed and turn)."""
     state: State | None = None
     """The running rollout, for scripted players; never sent over a wire."""
+    text: str | None = None
+    """A raw text to continue as it stands, without a chat template. `messages` then only tell who wrote which piece of it,
+    if anything."""
 
 
 class Response(msgspec.Struct, frozen=True):

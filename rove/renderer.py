@@ -1,4 +1,4 @@
-"""Messages to tokens and back, through the model's own chat template, without ever tokenising a sampled token again."""
+"""Messages (by the model's own chat template) or texts to tokens and back; no sampled token is ever tokenised again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rove.records import StepTokens
 class Tokenizer(Protocol):
     """What the renderer needs of a tokenizer; a `transformers` fast tokenizer has it."""
 
+    bos_token_id: int | None
     eos_token_id: int | None
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
@@ -28,10 +29,10 @@ class Tokenizer(Protocol):
 
 
 class Renderer:
-    """Renders conversations with a tokenizer's chat template.
+    """Renders conversations with a tokenizer's chat template, and raw texts without it.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: with a chat template; for raw texts it need not have one.
         stop_ids: tokens that end the model's turn; the tokenizer's end-of-sequence token is always one of them.
     """
 
@@ -72,10 +73,29 @@ class Renderer:
 
     def read(self, completion_ids: Sequence[int]) -> Message:
         """The assistant message that sampled ids say; the end-of-turn token is not part of it."""
-        ids = list(completion_ids)
-        if ids and ids[-1] in self.stop_ids:
-            ids.pop()
-        return AssistantMessage(self.decode(ids))
+        return AssistantMessage(self.decode(self._without_end(completion_ids)))
+
+    def text_ids(self, text: str, previous: StepTokens | None = None) -> list[int]:
+        """Ids of a raw text up to where the model goes on, after a beginning-of-sequence token if the tokenizer wants one.
+
+        When the text continues `previous`, its ids are kept as they were sampled, but for a sampled end, which is no part
+        of the text: only if there was one does the next turn start a new branch.
+        """
+        begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
+        begin = begin if begin == [self.tokenizer.bos_token_id] else []
+        if previous is not None:
+            ids = previous.prompt_ids + self._without_end(previous.completion_ids)
+            said = self.decode(ids[len(begin) :])
+            if text.startswith(said):
+                return ids + self.encode(text[len(said) :])
+        return begin + self.encode(text)
+
+    def read_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Message:
+        """The text that sampled ids add to that of the prompt, said by the assistant."""
+        # Together, because some tokenizers drop a space at the start of what they decode.
+        before, ids = self.decode(prompt_ids), self._without_end(completion_ids)
+        whole = self.decode([*prompt_ids, *ids])
+        return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[bool]]]:
         """A finished conversation as (ids, mask) pairs, the mask true on what the assistant said and its end of turn.
@@ -100,6 +120,10 @@ class Renderer:
                 mask += [trained] * len(new)
             said = prompt + answer
         return branches
+
+    def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
+        ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
+        return list(completion_ids[:-1] if ended else completion_ids)
 
     def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
         """What the model would have to sample to say the last message: its text and the end-of-turn token."""

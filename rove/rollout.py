@@ -14,9 +14,9 @@ import msgspec
 from rove.clients.limiter import Limiter
 from rove.digest import derive_seed
 from rove.envs.dataset import example_key
-from rove.envs.environment import Environment, Turn
+from rove.envs.environment import Environment, Turn, messages_of
 from rove.errors import Error, LimitReachedError, OverlongPromptError, phase, phase_of, traceback_text
-from rove.messages import Message, Messages
+from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.state import State
@@ -98,6 +98,7 @@ def make_turn(
             previous=last.tokens if last else None,
             seed=derive_seed(state["seed"], len(trajectory)),
             state=state,
+            text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
         )
         started = time.perf_counter()
         on_request()
@@ -139,7 +140,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     )
     try:
         with _contained(state):
-            state["input"] = copy.deepcopy(job.example)  # siblings share the example: none may change it for the others
+            state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
             await _play(env, state, turn, _shorter(env.timeout_seconds, timeout_seconds))
     finally:  # cancelled, too, a rollout frees what it holds
         with _contained(state), phase("cleanup"):
@@ -161,6 +162,16 @@ async def _play(env: Environment, state: State, turn: Turn, timeout_seconds: flo
         if not limit.expired():
             raise
         state.update(stop_condition="timeout_reached", is_truncated=True)
+
+
+def _own_copy(value: Any) -> Any:
+    """`copy.deepcopy`, many times faster for what rows are made of: texts, numbers, lists, dicts and messages."""
+    kind = type(value)
+    if kind in (str, int, float, bool, type(None)):
+        return value
+    if kind in (dict, Message):
+        return kind((name, _own_copy(item)) for name, item in value.items())
+    return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
 
 
 def _shorter(*limits: float | None) -> float | None:
@@ -217,13 +228,14 @@ def make_record(
 ) -> RolloutRecord:
     """The frozen record of a finished, scored rollout."""
     steps: list[TrajectoryStep] = state["trajectory"]
+    prompt, completion = messages_of(state)
     return RolloutRecord(
         example_key=job.key,
         example_id=job.example["example_id"],
         rollout_index=job.index,
         seed=state["seed"],
-        prompt=state["prompt"],
-        completion=state["completion"],
+        prompt=prompt,
+        completion=completion,
         answer=job.example["answer"],
         info=job.example["info"],
         steps=steps,

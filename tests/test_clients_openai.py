@@ -10,12 +10,13 @@ from typing import Any
 
 import openai
 import pytest
-from fault_endpoint import Answer, Fault, FaultEndpoint, last_text
+from api_endpoint import ApiEndpoint, text_completion
+from fault_endpoint import Answer, Fault, FaultEndpoint, completion, last_text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.clients.endpoint import MAX_BACKOFF, _seconds, retry_delay
-from rove.clients.openai import OpenAIClient, as_client
+from rove.clients.openai import CompletionsClient, OpenAIClient, as_client
 from rove.clients.scripted import ScriptedClient
 from rove.errors import (
     ConfigError,
@@ -111,6 +112,46 @@ def test_openai_itself_gets_the_newer_name_of_the_length_limit():
     assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
     assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
     assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5
+
+
+# Raw texts
+
+
+def completions_endpoint(faults: Any = "ok") -> ApiEndpoint:
+    """Says how long the prompt was."""
+    return ApiEndpoint("/v1/completions", text_completion, faults, reply=lambda body: f" and {len(body['prompt'])}")
+
+
+@pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
+async def test_a_raw_text_is_continued(kind: type[OpenAIClient]):
+    sampling = Sampling(max_tokens=5, stop=["\n"])
+    request = Request([UserMessage("not looked at")], sampling, "tiny", text="Once upon")
+    async with completions_endpoint(["500"]) as server:
+        client = kind(server.base_url, "sk-1", backoff=0.0)
+        response = await client.respond(request)
+        await client.close()
+    assert response.message == {"role": "assistant", "content": " and 9"}
+    assert (response.usage, len(response.attempts)) == (Usage(3, 2), 1)
+    assert server.paths == ["/v1/completions"] * 2
+    assert server.bodies[1] == {"model": "tiny", "prompt": "Once upon", "max_tokens": 5, "stop": ["\n"]}
+    assert server.headers[0]["Authorization"] == "Bearer sk-1"
+
+
+async def test_a_chat_answer_to_a_raw_text_is_invalid():
+    async with ApiEndpoint("/v1/completions", text_completion, Answer(body=completion("hi"))) as server:
+        with pytest.raises(InvalidModelResponseError, match="not a completion"):
+            await answer(server, Request([], text="Once upon"), max_retries=0)
+
+
+async def test_where_there_are_only_completions_a_conversation_is_refused():
+    async with completions_endpoint() as server:
+        client = CompletionsClient(server.base_url)
+        with pytest.raises(ConfigError, match=f"{server.base_url} .*only completions; .*message_type='completion'"):
+            await client.respond(ask())
+        with pytest.raises(ConfigError, match="1 tools given"):
+            await client.respond(Request([], text="a", tools=[{"type": "function", "function": {"name": "add"}}]))
+        await client.close()
+    assert server.requests == 0
 
 
 # Settings

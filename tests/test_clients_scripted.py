@@ -46,6 +46,13 @@ async def test_plain_dict_becomes_a_message():
     assert isinstance((await client.respond(Request([]))).message, Message)
 
 
+async def test_a_raw_text_comes_as_the_users_message():
+    client = ScriptedClient(lambda messages, state, rng: f"{messages} and more")
+    response = await client.respond(Request([UserMessage("not looked at")], text="Once upon"))
+    assert response.message.content == f"{[UserMessage('Once upon')]} and more"
+    assert response.usage.prompt_tokens == 2
+
+
 async def test_player_sees_the_state_of_its_rollout():
     client = ScriptedClient(lambda messages, state, rng: state.get("answer", "nobody knows"))
     assert (await client.respond(Request([], state=State(input={"answer": "42"})))).message.content == "42"

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,51 @@ def test_readme_loop_by_hand(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
     assert (tmp_path / "runs/rl/final/config.json").exists()
+
+
+@pytest.fixture
+def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "docs/example_runs", tmp_path / "example_runs")
+    for block in blocks("docs/evaluation.md", "toml"):
+        (tmp_path / block.split(":")[0].lstrip("# ")).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_evaluation_page_commands(example_runs: Path) -> None:
+    said = [
+        run(command, example_runs).stdout
+        for block in blocks("docs/evaluation.md", "bash")
+        for command in commands(block)
+    ]
+    assert any("rl is better than sft" in text for text in said)
+    assert any("no difference can be told" in text for text in said)
+    assert (example_runs / "draws.jsonl").read_text().count("\n") == 116
+
+
+def test_evaluation_page_prints_what_it_says(example_runs: Path) -> None:
+    examples = "\n".join(blocks("docs/evaluation.md", "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "evaluation", "docs/evaluation.md", 0)
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
+def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
+    [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
+    command = [
+        str(ROVE),
+        "eval",
+        "tictactoe",
+        "-m",
+        "scripted:teacher",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "--run-dir",
+        "runs/teacher",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([*command, "-T", "0.5"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, refusal)

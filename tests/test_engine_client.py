@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from fakes import generate_naively, tiny_model
 
+import rove as vf
 from rove.engine.client import EngineClient
 from rove.errors import ConfigError, OverlongPromptError
 from rove.models.load import LoadedModel
 from rove.protocols import Client, Request, Sampling
 from rove.records import StepTokens, Usage
+from rove.train.samples import samples_from_record
 
 SAMPLING = Sampling(max_tokens=6)
 ASK = [{"role": "user", "content": "0 1 2"}]
@@ -142,3 +144,67 @@ async def test_greedy_answers_do_not_depend_on_the_seed():
     assert made[0].tokens.completion_ids == made[1].tokens.completion_ids
     free = [await client.respond(Request(ASK, Sampling(max_tokens=6), seed=seed)) for seed in (1, 2)]
     assert free[0].message != free[1].message
+
+
+# Raw texts
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
+    loaded = tiny_model(arch, seed=1)
+    client = EngineClient.of(loaded)
+    text, previous, ends = "0 1 2", None, set()
+    for turn in range(6):
+        response = await client.respond(Request([], SAMPLING, previous=previous, seed=turn, text=text))
+        tokens = response.tokens
+        assert tokens is not None
+        wanted = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
+        assert (tokens.completion_ids, response.finish_reason) == (wanted.ids, wanted.finish_reason)
+        assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+        assert loaded.renderer.decode(tokens.prompt_ids) == text
+        if previous is not None:
+            kept = previous.ids[:-1] if previous.ids[-1] in loaded.renderer.stop_ids else previous.ids
+            assert tokens.prompt_ids[: len(kept)] == kept
+        ends.add(response.finish_reason)
+        previous = tokens
+        text += f"{response.message.content} no {turn}"
+    assert ends == {"stop", "length"}
+
+
+@pytest.mark.parametrize("end", ["stop", "length"])
+async def test_the_next_turn_of_a_raw_text_computes_only_what_is_new(end: str):
+    loaded = tiny_model(seed=1)
+    client = EngineClient.of(loaded)
+    tries = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
+    first = next(response for response in reversed(tries) if response.finish_reason == end)
+    assert first.tokens is not None
+    counted: list[int] = []
+    count_computed(loaded, counted)
+    text = f"0 1 2{first.message.content} no"
+    second = await client.respond(Request([], Sampling(max_tokens=1), previous=first.tokens, text=text))
+    assert second.tokens is not None
+    # All but the last sampled token was computed before; an end that was sampled last is not part of the text.
+    assert counted == [len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1]
+
+
+async def test_a_raw_rollout_trains_each_sampled_token_once():
+    class Counted(vf.MultiTurnCompletionEnv):
+        async def env_response(self, messages, state, **kwargs):
+            return f" no {len(state['trajectory'])} "
+
+    env = Counted(dataset=[{"question": "0 1 2"}], max_turns=5)
+    sampling = {"max_tokens": 6, "temperature": 1.0}
+    client = EngineClient.of(tiny_model(seed=1))
+    records = await vf.generate(env, client, rollouts_per_example=4, sampling_args=sampling)
+    assert {step.finish_reason for record in records for step in record.steps} == {"stop", "length"}
+    for record in records:
+        steps = [step.tokens for step in record.steps if step.tokens is not None]
+        samples = samples_from_record(record, 1.0)
+        trained = [i for sample in samples for i, mask in zip(sample.ids, sample.mask, strict=True) if mask]
+        assert trained == [i for tokens in steps for i in tokens.completion_ids]
+        assert len(samples) == 1 + sum(step.finish_reason == "stop" for step in record.steps[:-1])
+
+
+async def test_an_empty_text_is_nothing_to_start_from():
+    with pytest.raises(ConfigError, match="the prompt has no tokens"):
+        await EngineClient.of(tiny_model()).respond(Request([], SAMPLING, text=""))

@@ -212,6 +212,20 @@ def test_a_prompt_may_be_a_text():
     assert build_example({"prompt": "hi"}, 0)["prompt"] == [UserMessage("hi")]
 
 
+@pytest.mark.parametrize("name", ["prompt", "question"])
+def test_in_completion_mode_a_prompt_is_a_text(name: str):
+    example = build_example({name: "Once upon", "answer": 4}, 7, message_type="completion")
+    assert example == {name: "Once upon", "prompt": "Once upon", "answer": "4", "info": {}, "example_id": 7}
+    assert example_key(example) != example_key(build_example({name: "Once upon", "answer": 4}, 7))
+
+
+@pytest.mark.parametrize("row", [{"prompt": [UserMessage("hi")]}, {"question": 7}])
+def test_in_completion_mode_nothing_but_a_text_will_do(row: dict[str, Any]):
+    kind = type(next(iter(row.values()))).__name__
+    with pytest.raises(ConfigError, match=f"row 3: '{next(iter(row))}' is a {kind}; .*'completion' needs a text"):
+        build_example(row, 3, message_type="completion")
+
+
 def test_missing_columns_have_neutral_values():
     example = build_example({"question": "q", "answer": None, "info": None}, 3)
     assert (example["answer"], example["info"], example["example_id"]) == ("", {}, 3)

@@ -71,6 +71,57 @@ def test_the_parser_is_the_rubrics_unless_given():
     assert Quiz(rubric=vf.Rubric(parser=parser), parser=other).parser is other
 
 
+# Completion mode
+
+
+def test_message_type_is_chat_or_completion():
+    assert Quiz().message_type == "chat"
+    assert Quiz(message_type="completion").get_dataset(1)[0]["prompt"] == "q0"
+    with pytest.raises(ConfigError, match="message_type is 'completions'; expected 'chat' or 'completion'"):
+        Quiz(message_type="completions")
+
+
+@pytest.mark.parametrize("given", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
+def test_a_raw_text_has_no_place_for_instructions(given):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(given))} has no place in a raw text .*write it into the prompts"
+    ):
+        Quiz(message_type="completion", **given)
+
+
+class Retelling(vf.Environment):
+    """Asks twice, and tells the rubric what it likes."""
+
+    def __init__(self, account):
+        super().__init__(dataset=rows(1), message_type="completion")
+        self.account = account
+
+    async def run(self, state, turn):
+        text: vf.Messages = [vf.UserMessage(state["prompt"])]
+        text.append(await turn(state, text))
+        text.append(vf.UserMessage(" then "))
+        text.append(await turn(state, text))
+        if self.account is not None:
+            state["completion"] = self.account
+
+
+@pytest.mark.parametrize(
+    ("account", "pieces"),
+    [
+        ("a then a", [("assistant", "a"), ("user", " then "), ("assistant", "a")]),
+        ("a then a.", [("assistant", "a"), ("user", " then "), ("assistant", "a"), ("user", ".")]),
+        ("in short: a", [("assistant", "in short: a")]),
+        ([vf.AssistantMessage("a")], [("assistant", "a")]),
+        (None, []),
+    ],
+)
+def test_a_record_tells_who_wrote_which_piece_as_far_as_anybody_knows(account, pieces):
+    [record] = roll(Retelling(account), says("a"))
+    assert record.error is None, record.error
+    assert record.prompt == [vf.UserMessage("q0")]
+    assert [(message["role"], message["content"]) for message in record.completion] == pieces
+
+
 # Hooks
 
 

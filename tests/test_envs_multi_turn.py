@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toys import Talk, roll, says
 
 import rove as vf
+from rove.records import decode_record, encode_record
 
 
 def speaking(messages, state, rng):
@@ -250,3 +251,126 @@ def test_an_answer_cut_by_the_length_limit_truncates_the_rollout():
     assert record.is_truncated
     assert record.stop_condition == "has_final_env_response"
     assert record.scores is not None
+
+
+# Completion mode
+
+
+class Story(vf.MultiTurnCompletionEnv):
+    """Adds `replies` one by one and keeps every text it is shown; the last reply is the last word."""
+
+    def __init__(self, replies=(" (1) ", " (2) "), **kwargs):
+        super().__init__(**{"dataset": [{"question": "Once"}], **kwargs})
+        self.replies = replies
+
+    async def setup_state(self, state, **kwargs):
+        state["shown"] = []
+
+    async def env_response(self, messages, state, **kwargs):
+        state["shown"].append(messages)
+        turn = len(state["trajectory"])
+        if turn == len(self.replies):
+            state["final_env_response"] = self.replies[-1]
+            return None
+        return self.replies[turn - 1]
+
+
+def writing(messages, state, rng):
+    return f"t{len(state['trajectory'])}"
+
+
+def test_model_and_environment_take_turns_at_one_text():
+    record, state = play(Story(), writing)
+    assert state["shown"] == ["Oncet0", "Oncet0 (1) t1"]
+    assert (state["prompt"], state["completion"]) == ("Once", "t0 (1) t1 (2) ")
+    assert record.prompt == [vf.UserMessage("Once")]
+    assert said(record) == [("assistant", "t0"), ("user", " (1) "), ("assistant", "t1"), ("user", " (2) ")]
+    assert [[message["content"] for message in step.prompt] for step in record.steps] == [
+        ["Once"],
+        ["Once", "t0", " (1) "],
+    ]
+    assert record.stop_condition == "has_final_env_response"
+    assert decode_record(encode_record(record)) == record
+
+
+@given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.text(max_size=5), st.text(min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_the_pieces_of_a_record_add_up_to_the_text(replies, prompt, answer):
+    record, state = play(Story(replies, dataset=[{"prompt": prompt}]), lambda messages, state, rng: answer)
+    assert "".join(text for _, text in said(record)) == state["completion"]
+    assert [text for role, text in said(record) if role == "assistant"] == [answer] * len(replies)
+    assert [text for role, text in said(record) if role == "user"] == list(filter(None, replies))
+    shown = ["".join(message["content"] for message in step.prompt) for step in record.steps]
+    assert state["shown"] == [text + answer for text in shown]
+
+
+def test_the_model_is_given_the_text_and_who_wrote_what():
+    seen: list[vf.Request] = []
+
+    class Listening:
+        max_concurrent = 1
+
+        async def respond(self, request):
+            seen.append(request)
+            return vf.Response(vf.AssistantMessage("x"))
+
+        async def close(self):
+            pass
+
+    roll(Story(), Listening())
+    roll(Talk(turns=1), Listening())
+    assert [request.text for request in seen] == ["Once", "Oncex (1) ", None]
+    assert [message["role"] for message in seen[1].messages] == ["user", "assistant", "user"]
+
+
+def test_parsers_and_rewards_get_the_text():
+    parser = vf.XMLParser(["answer"])
+
+    def judge(completion: str, parser: vf.Parser) -> float:
+        return float(parser.parse_answer(completion) == "t1" and isinstance(completion, str))
+
+    env = Story(["<answer>", "</answer>"], parser=parser, rubric=vf.Rubric([judge]))
+    record, _ = play(env, writing)
+    assert record.reward == 1.0
+
+
+def test_a_rollout_cut_before_the_first_answer_is_scored_on_an_empty_text():
+    def full(messages, state, rng):
+        raise vf.OverlongPromptError("too long")
+
+    record, state = play(Story(), full)
+    assert (state["completion"], record.completion, record.reward) == ("", [], 0.0)
+    assert record.prompt == [vf.UserMessage("Once")]
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [(Story, "board"), (Talk, "board"), (Talk, [vf.UserMessage("board")])])
+def test_setup_state_may_write_a_text_as_the_prompt(kind, prompt):
+    class Board(kind):
+        async def setup_state(self, state, **kwargs):
+            state.update(shown=[], log=[], prompt=prompt)
+
+    record, _ = play(Board(max_turns=1), lambda messages, state, rng: messages[0].content)
+    assert record.prompt == [vf.UserMessage("board")]
+    assert said(record)[0] == ("assistant", "board")
+    assert decode_record(encode_record(record)) == record
+
+
+def test_in_completion_mode_the_prompt_must_stay_a_text():
+    class Chatty(Story):
+        async def setup_state(self, state, **kwargs):
+            state["prompt"] = [vf.UserMessage("hi")]
+
+    [record] = roll(Chatty(), says("x"))
+    assert record.error is not None
+    assert record.error.phase == "setup_state"
+    assert "state['prompt'] is a list; message_type 'completion' needs a text" in record.error.message
+
+
+def test_a_text_environment_needs_env_response_and_is_always_one_of_texts():
+    class Nothing(vf.MultiTurnCompletionEnv):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
+    with pytest.raises(TypeError, match="message_type"):
+        Story(message_type="chat")

@@ -20,6 +20,21 @@ def test_the_model_is_asked_once():
         assert record.scores.metrics == {"num_turns": 1.0}
 
 
+def test_a_raw_text_is_continued_once():
+    seen = []
+
+    def judge(prompt: str, completion: str, parser: vf.Parser, state: vf.State) -> float:
+        seen.append((prompt, completion, parser.parse_answer(completion), state["prompt"]))
+        return 1.0
+
+    env = Quiz(1, message_type="completion", rubric=vf.Rubric([judge]))
+    [record] = roll(env, says(lambda messages, state, rng: f" and {messages[0].content}"))
+    assert seen == [("q0", " and q0", " and q0", "q0")]
+    assert record.prompt == [vf.UserMessage("q0")]
+    assert record.completion == [vf.AssistantMessage(" and q0")]
+    assert (record.reward, record.stop_condition) == (1.0, "answered")
+
+
 def test_env_response_is_never_called():
     class Silent(Quiz):
         async def env_response(self, messages, state, **kwargs):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import msgspec
 import pytest
-from toys import Quiz, right, roll, says
+from toys import Quiz, Talk, right, roll, says
 
 import rove as vf
+from rove.clients.limiter import Limiter
 from rove.evaluate import all_text
+from rove.records import Outcome
 from rove.runs import Run
+from rove.statistics import Price
 
 
 class Flaky:
@@ -257,3 +262,181 @@ def test_the_model_is_the_second_positional_argument() -> None:
         vf.ScriptedClient(lambda messages, state, rng: "x"), "name", num_examples=1
     )
     assert summary["scored"] == 1
+
+
+# Limits
+
+
+def tokens(count: int) -> vf.Client:
+    """A client whose every answer took 10 prompt tokens and `count` more."""
+
+    class Counted(vf.ScriptedClient):
+        async def respond(self, request):
+            response = await super().respond(request)
+            return msgspec.structs.replace(response, usage=vf.Usage(10, count))
+
+    return Counted(lambda messages, state, rng: "hi")
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "stop", "truncated"),
+    [
+        ({"max_turns": 2}, 2, "max_turns_reached", False),
+        ({"max_total_tokens": 30}, 2, "max_total_tokens_reached", True),
+        ({"max_total_tokens": 31}, 3, "max_total_tokens_reached", True),
+        ({"max_cost": 0.002}, 2, "max_cost_reached", True),
+        ({"max_turns": 9, "max_cost": 9.0}, 5, "has_final_env_response", False),
+    ],
+)
+def test_a_rollout_that_meets_a_limit_is_scored_as_it_stands(limits, turns, stop, truncated):
+    env = Talk(turns=5, rubric=vf.Rubric([lambda state: float(len(state["trajectory"]))]))
+    price = Price(input=0.0, output=200.0)
+    [record] = roll(env, tokens(5), limits=limits, price=price)
+    assert (record.reward, record.stop_condition, record.is_truncated, record.error) == (turns, stop, truncated, None)
+
+
+def test_a_time_limit_of_the_run_holds_where_the_environment_has_a_longer_one():
+    async def slow(messages, state, rng):
+        await asyncio.sleep(10)
+
+    env = Talk(turns=1, timeout_seconds=60)
+    [record] = roll(env, says(slow), limits=vf.Limits(timeout_seconds=0.05))
+    assert (record.stop_condition, record.is_truncated) == ("timeout_reached", True)
+
+
+def test_a_budget_stops_new_rollouts_and_counts_what_was_spent_before(tmp_path):
+    cheap = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
+    env = Quiz(10)
+    first = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=3))
+    assert (first["scored"], first["not_run"], first["cost"]["total"]) == (3, 7, 3.0)
+    assert Run(tmp_path / "run").summary() is None  # there is more to do
+    second = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=5))
+    assert (second["scored"], second["not_run"]) == (5, 5)
+    last = asyncio.run(vf.evaluate(env, tokens(1), **cheap))
+    assert (last["scored"], last["not_run"]) == (10, 0)
+    assert Run(tmp_path / "run").summary()["cost"]["total"] == 10.0
+
+
+@pytest.mark.parametrize("options", [{"budget": 1.0}, {"limits": {"max_cost": 1.0}}])
+def test_a_limit_in_money_needs_a_price(options):
+    with pytest.raises(vf.ConfigError, match="needs a price"):
+        roll(Quiz(), says("hi"), **options)
+
+
+@pytest.mark.parametrize(("max_errors", "played"), [(2, 3), (0.5, 20)])
+def test_a_hopeless_run_stops_early_and_keeps_what_it_has(max_errors, played, tmp_path):
+    def gone(messages, state, rng):
+        raise vf.InfraError("the endpoint is gone")
+
+    with pytest.raises(vf.TooManyErrorsError, match=rf"{played} of {played} rollouts failed.*\n.*the endpoint is gone"):
+        roll(Quiz(40), says(gone), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run")
+    assert len(list(Run(tmp_path / "run").rollouts())) == played
+
+
+@pytest.mark.parametrize("max_errors", [20, 0.5])
+def test_a_run_with_as_many_errors_as_allowed_goes_on(max_errors):
+    def every_other(messages, state, rng):
+        if state["example_id"] % 2:
+            raise vf.InfraError("not now")
+        return "hi"
+
+    records = roll(Quiz(40), says(every_other), max_errors=max_errors, max_concurrent=1)
+    assert sum(record.error is not None for record in records) == 20
+
+
+async def test_only_so_many_are_scored_at_a_time():
+    at_once = most = 0
+
+    async def judge(completion):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        return 1.0
+
+    summary = await vf.evaluate(Quiz(20, rubric=vf.Rubric([judge])), says("hi"), max_concurrent=10, max_scoring=3)
+    assert (summary["scored"], most) == (20, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_exmples": 3}, "did you mean 'num_examples'"),
+        ({"num_examples": 0}, "num_examples is 0"),
+        ({"rollouts_per_example": 0}, "rollouts_per_example is 0"),
+        ({"limits": {"max_turns": 0}}, "max_turns is 0"),
+        ({"limits": {"max_tunrs": 1}}, "max_tunrs"),
+        ({"max_errors": -1}, "max_errors is -1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(vf.ConfigError, match=message):
+        roll(Quiz(), says("hi"), **options)
+
+
+# Run folders from Python
+
+
+def test_a_folder_continues_only_the_same_run(tmp_path):
+    folder = tmp_path / "run"
+    roll(Quiz(2), says(right), run=folder)
+    calls = Flaky()
+    roll(Quiz(3), says(calls, name="scripted"), run=folder)
+    assert calls.calls == ["2"]
+    with pytest.raises(vf.RunError, match=r"seed: there 0, now 1"):
+        roll(Quiz(2), says(right), run=folder, seed=1)
+    with pytest.raises(vf.RunError, match=r"sampling.temperature: there None, now 0.5"):
+        roll(Quiz(2), says(right), run=folder, sampling_args={"temperature": 0.5})
+    with pytest.raises(vf.RunError, match=r"model: there 'scripted:scripted', now 'scripted:other'"):
+        roll(Quiz(2), says(right, name="other"), run=folder)
+
+
+def test_what_is_kept_counts_in_the_summary_without_its_texts(tmp_path):
+    folder = tmp_path / "run"
+    seen: list[object] = []
+    whole = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
+    again = asyncio.run(
+        vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=seen.append)
+    )
+    assert {**again, "latency": 0} == {**whole, "latency": 0}
+    assert {type(record) for record in seen} == {Outcome}
+    assert len(seen) == 60
+
+
+# Limits that find themselves
+
+
+async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
+    running = most = 0
+
+    class Watched(Quiz):
+        async def setup_state(self, state, **kwargs):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+
+        @vf.cleanup
+        def count(self, state):
+            nonlocal running
+            running -= 1
+
+    class Server(vf.ScriptedClient):
+        """Sixteen at a time, and no more."""
+
+        limiter = Limiter(4, adaptive=True, maximum=64)
+
+        async def respond(self, request):
+            admitted = await self.limiter.acquire()
+            await asyncio.sleep(0.002)
+            self.limiter.release(admitted, "refused" if self.limiter.under_way > 16 else "answered")
+            return await super().respond(request)
+
+    server = Server(right)
+    summary = await vf.evaluate(Watched(200), server, run=tmp_path / "run")
+    assert summary["scored"] == 200
+    assert most <= 2 * 16
+    assert server.limiter.under_way == server.limiter._reserved == 0
+    kept = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
+    assert len(kept) == len(server.limiter.history) - 1  # the start was before
+    assert {"seconds", "limit", "reason"} == json.loads(kept[0]).keys()

@@ -6,6 +6,9 @@ import pytest
 from fakes import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from rove.models.new import train_tokenizer
 from rove.records import StepTokens
@@ -192,3 +195,88 @@ def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
         *bare.encode("b", add_special_tokens=False),
         bare.eos_token_id,
     ]
+
+
+# Raw texts
+
+
+def beginning_with(token: str) -> Renderer:
+    """A renderer of a tokenizer that begins every text with this token."""
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.bos_token = token
+    start = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = start
+    return Renderer(tokenizer)
+
+
+def of_pieces() -> Renderer:
+    """A renderer of a tokenizer that marks where words begin, and forgets the first mark when it decodes."""
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # pyright: ignore[reportAttributeAccessIssue]
+    pieces.decoder = decoders.Metaspace(prepend_scheme="always")  # pyright: ignore[reportAttributeAccessIssue]
+    pieces.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=["<|end|>"]))
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|end|>")
+    return Renderer(tokenizer)
+
+
+BEGINNING = beginning_with("<|user|>")
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts, st.lists(st.tuples(sampled, st.booleans(), texts), min_size=1, max_size=4), st.booleans())
+def test_a_raw_text_goes_on_after_the_tokens_sampled_for_it(
+    text: str, turns: list[tuple[list[int], bool, str]], begins: bool
+):
+    renderer = BEGINNING if begins else RENDERER
+    previous = None
+    for completion, ended, more in turns:
+        prompt = renderer.text_ids(text, previous)
+        assert renderer.decode(prompt) == "<|user|>" * begins + text
+        if previous is not None:
+            kept = previous.ids[:-1] if previous.ids[-1] == END else previous.ids
+            assert prompt[: len(kept)] == kept
+        previous = step(prompt, completion + [END] * ended or [5])
+        answer = renderer.read_text(prompt, previous.completion_ids)
+        assert answer == renderer.read(previous.completion_ids)
+        text += answer["content"] + more
+        if "\ufffd" in answer["content"]:  # half a character may become a whole one by what follows
+            return
+
+
+def test_a_sampled_end_is_no_part_of_the_text():
+    first = step(RENDERER.text_ids("hello"), [*RENDERER.encode(" world"), END])
+    assert RENDERER.read_text(first.prompt_ids, first.completion_ids).content == " world"
+    assert RENDERER.text_ids("hello world, no", first) == first.ids[:-1] + RENDERER.encode(", no")
+
+
+def test_a_rewritten_text_is_tokenised_afresh():
+    spelt = [RENDERER.encode(letter)[0] for letter in "hello"]
+    first = step(RENDERER.text_ids("4"), spelt)
+    assert RENDERER.text_ids("4hello", first) == first.ids
+    assert RENDERER.text_ids("5hello", first) == RENDERER.encode("5hello") != [*RENDERER.encode("5"), *spelt]
+
+
+def test_a_text_begins_as_its_tokenizer_begins_texts():
+    [begin] = BEGINNING.encode("<|user|>")
+    assert RENDERER.text_ids("") == []
+    assert BEGINNING.text_ids("") == [begin]
+    assert BEGINNING.text_ids("hello") == [begin, *RENDERER.encode("hello")]
+    first = step([begin, *RENDERER.encode("hello")], RENDERER.encode("say"))
+    assert BEGINNING.text_ids("hellosay no", first) == first.ids + RENDERER.encode(" no")
+
+
+def test_a_continuation_keeps_the_space_it_begins_with():
+    renderer = of_pieces()
+    prompt, completion = renderer.encode("hello"), renderer.encode(" world")
+    assert renderer.read(completion).content == "world"
+    assert renderer.read_text(prompt, completion).content == " world"
+    assert (
+        renderer.text_ids("hello world, no", step(prompt, completion))[: len(prompt + completion)]
+        == prompt + completion
+    )
+
+
+def test_a_raw_text_needs_no_chat_template():
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = None
+    assert Renderer(tokenizer).text_ids("hello") == RENDERER.encode("hello")

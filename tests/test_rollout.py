@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from api_endpoint import ApiEndpoint, text_completion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
@@ -515,6 +516,23 @@ def test_a_request_carries_the_last_turns_tokens_and_message():
     assert record.usage == vf.Usage(3, 6)
     assert record.temperature == 0.5
     assert [step.tokens for step in record.steps] == [vf.StepTokens([n], [n], [0.0]) for n in (1, 2, 3)]
+
+
+async def test_a_raw_text_grows_turn_by_turn_at_an_endpoint():
+    class Counted(vf.MultiTurnCompletionEnv):
+        async def env_response(self, messages, state, **kwargs):
+            return f"<{len(messages)}>"
+
+    env = Counted(dataset=[{"question": "abc"}], max_turns=3, sampling_args={"max_tokens": 5})
+    async with ApiEndpoint("/v1/completions", text_completion, reply=lambda body: "de") as server:
+        client = vf.OpenAIClient(server.base_url)
+        [record] = await vf.generate(env, client, "tiny")
+        await client.close()
+    assert server.bodies == [
+        {"model": "tiny", "prompt": text, "max_tokens": 5} for text in ("abc", "abcde<5>", "abcde<5>de<10>")
+    ]
+    assert record.error is None
+    assert [message["content"] for message in record.completion] == ["de", "<5>", "de", "<10>", "de", "<16>"]
 
 
 def test_records_name_the_training_step():

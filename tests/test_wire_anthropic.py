@@ -276,7 +276,7 @@ GOOD_BLOCKS = st.lists(
     | st.builds(lambda data: {**HIDDEN, "data": data}, TEXT)
     | st.builds(lambda id, name, input: {**USE, "id": id, "name": name, "input": input}, NAMES, NAMES, OBJECTS),
     max_size=5,
-)
+).filter(lambda blocks: len({b["id"] for b in blocks if "id" in b}) == sum("id" in b for b in blocks))
 
 
 @given(content=GOOD_BLOCKS)

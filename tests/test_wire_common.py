@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.errors import ConfigError, EmptyModelResponseError
+from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, ToolMessage, UserMessage
 from rove.records import Usage
 from rove.wire.common import (
@@ -92,11 +92,17 @@ def test_an_answer_says_something():
         "role": "assistant",
         "content": "hi",
     }
-    assert answer({}, "", Usage(), "stop", tool_calls=[1]).message.content is None
+    assert answer({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
     assert answer({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
     assert answer({}, "", Usage(), "length").message.content == ""
     with pytest.raises(EmptyModelResponseError, match="neither text nor tool calls: {'id': 1}"):
         answer({"id": 1}, "", Usage(), "stop", tool_calls=[])
+
+
+def test_two_tool_calls_with_one_id_are_no_answer():
+    calls = [tool_call("call_1", "f", "{}"), tool_call("call_1", "g", "{}")]
+    with pytest.raises(InvalidModelResponseError, match="two tool calls have the same id"):
+        answer({}, "", Usage(), "tool_calls", tool_calls=calls)
 
 
 def test_small_things():

@@ -315,7 +315,7 @@ GOOD_ITEMS = st.lists(
     | st.builds(lambda secret: {**THOUGHT, "encrypted_content": secret}, st.none() | TEXT)
     | st.builds(lambda id, name, text: {**USE, "call_id": id, "name": name, "arguments": text}, NAMES, NAMES, TEXT),
     max_size=5,
-)
+).filter(lambda items: len({i["call_id"] for i in items if "call_id" in i}) == sum("call_id" in i for i in items))
 
 
 @given(output=GOOD_ITEMS)

@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import make_client
+from rove.cli.answerers import find_endpoint, make_client
 from rove.cli.common import (
     SETTINGS,
     Tell,
@@ -19,9 +19,9 @@ from rove.cli.common import (
     progress,
     run_async,
     run_folder,
-    settings,
     short,
 )
+from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.errors import RunError
@@ -29,6 +29,7 @@ from rove.evaluate import Options, evaluate, run_identity
 from rove.protocols import Client
 from rove.records import ErrorInfo, Outcome, RolloutRecord
 from rove.runs import Run
+from rove.statistics import Price
 from rove.viewer.tables import counts_line, number, summary_table
 
 
@@ -46,6 +47,8 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_tokens: int | None = None
     temperature: float | None = None
     base_url: str | None = None
+    endpoints: str | None = None
+    """File of endpoint names; default: endpoints.toml, else configs/endpoints.toml, where there is one."""
     api_key_var: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
     timeout: float = 600.0
@@ -119,6 +122,7 @@ class Watch:
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
     env = load_environment(config.env, config.env_dir, **config.env_args)
+    config = _with_price(config)
     client = make_client(
         config.model,
         env,
@@ -127,6 +131,7 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.max_concurrent,
         config.timeout,
         config.max_retries,
+        config.endpoints,
     )
     run = start_run(config, env, client, console) if config.save else None
     examples = env.count_examples(config.num_examples, config.train)
@@ -144,6 +149,14 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
     finally:
         if run is not None:
             run.close()
+
+
+def _with_price(config: EvalConfig) -> EvalConfig:
+    """The same settings with the price that endpoints.toml tells for the model, unless one is given."""
+    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
+    if config.price is not None or endpoint is None or endpoint.price is None:
+        return config
+    return msgspec.structs.replace(config, price=Price(**endpoint.price))
 
 
 def place_of(error: ErrorInfo) -> str:
@@ -194,6 +207,7 @@ def _of_run(folder: str) -> list[str]:
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("-S", "--sampling-args", help="Further sampling arguments under OpenAI's names, as JSON.")
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
+@click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("-k", "--api-key-var", help="Environment variable with the key.  [default: OPENAI_API_KEY]")
 @click.option("-s", "--save/--no-save", default=None, help="Keep the rollouts in a run folder.  [default: save]")
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
@@ -203,6 +217,7 @@ def _of_run(folder: str) -> list[str]:
 @click.option("--budget", type=float, help="Start no rollout once the run has cost this much (needs a price).")
 @click.option("--resume", metavar="RUN", help="Run what is missing or failed in this run folder, with its settings.")
 @click.option("--fresh", is_flag=True, default=None, help="Throw an earlier run of this folder away.")
+@click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def command(
@@ -211,18 +226,28 @@ def command(
     env_args: str | None,
     sampling_args: str | None,
     resume: str | None,
+    dry_run: bool,
     **named: Any,
 ) -> None:
     """Evaluate MODEL in ENV and keep every rollout.
 
     Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling_args.top_p 0.9, --seed 1).
+    A file with [[eval]] tables is as many evaluations, each table's [eval.sweep] crossed; flags go for all of them.
     Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)
     if resume is not None:
         ctx.args = [*_of_run(resume), *ctx.args]
     named |= {"env_args": json_object(env_args, "-a"), "sampling_args": json_object(sampling_args, "-S")}
-    config = settings(EvalConfig, ctx, bare="env", **named)
+    evaluations, many = resolve(EvalConfig, ctx, named)
+    if many or dry_run:
+        check(evaluations)
+    if dry_run:
+        print_settings(evaluations, many, as_json)
+        return
+    if many:
+        ctx.exit(run_suite(evaluations, run_eval, console, as_json))
+    config = evaluations[0].config
     summary, run = run_eval(config, console)
     if as_json:
         print_json({**summary, "run": str(run.path) if run else None})

@@ -17,7 +17,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
 from rove.evaluate import all_text, generate
-from rove.messages import text_of
+from rove.messages import as_messages, text_of
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 async def environment_text(config: ModelConfig) -> list[str]:
     """What is said in the environment: its prompts, and rollouts of the players it ships."""
     env = load_environment(config.env, config.env_dir, **config.env_args)
-    texts = [text_of(m) for example in env.get_dataset(1000) for m in example["prompt"]]
+    texts = [text_of(m) for example in env.get_dataset(1000) for m in as_messages(example["prompt"])]
     for name, player in env.players.items():
         texts += all_text(
             await generate(env, ScriptedClient(player, name), num_examples=config.games, train=True, seed=config.seed)

@@ -1,22 +1,26 @@
-"""Any server that speaks OpenAI's chat completions; the transport is our own, the `openai` package is not needed."""
+"""Any server that speaks OpenAI's (chat) completions; the transport is our own, the `openai` package is not needed."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import msgspec
+
 from rove.clients.endpoint import EndpointClient
 from rove.errors import ConfigError
+from rove.messages import UserMessage
 from rove.protocols import Client, Request, Response
-from rove.wire.chat import read_response, request_body
+from rove.wire import chat, completions
 
 _SDK_HEADERS = re.compile(r"accept|authorization|content-type|user-agent|x-stainless-.*", re.IGNORECASE)
 
 
 class OpenAIClient(EndpointClient):
-    """An OpenAI-compatible endpoint. Arguments, retries and errors: see `EndpointClient`.
+    """An OpenAI-compatible endpoint: chat completions, and completions where a request is a raw text.
 
-    The base URL defaults to `OPENAI_BASE_URL`, else OpenAI itself, the key to `OPENAI_API_KEY`.
+    Arguments, retries and errors: see `EndpointClient`. The base URL defaults to `OPENAI_BASE_URL`, else OpenAI itself,
+    the key to `OPENAI_API_KEY`.
     """
 
     maker_url = "https://api.openai.com/v1"
@@ -55,16 +59,40 @@ class OpenAIClient(EndpointClient):
         return {"Authorization": f"Bearer {key}"}
 
     def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """A chat completion."""
-        body = request_body(request)
+        """A chat completion; of a raw text, a completion.
+
+        Raises:
+            ConfigError: a raw text comes with tools.
+        """
+        if request.text is not None:
+            raw = msgspec.structs.replace(request, messages=[UserMessage(request.text)])
+            return "completions", completions.request_body(raw)
+        body = chat.request_body(request)
         if self.is_maker and "max_tokens" in body:
             # OpenAI's reasoning models refuse the old name; all its models know the new one.
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
         return "chat/completions", body
 
     def read(self, request: Request, answer: Any) -> Response:
-        """The answer in a chat completion."""
-        return read_response(answer)
+        """The answer in a chat completion, or the continuation of a raw text."""
+        return chat.read_response(answer) if request.text is None else completions.read_response(answer)
+
+
+class CompletionsClient(OpenAIClient):
+    """An endpoint that has completions but no chat, as servers of models without a chat template do."""
+
+    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """A completion.
+
+        Raises:
+            ConfigError: the request is a conversation, or comes with tools.
+        """
+        if request.text is None:
+            raise ConfigError(
+                f"{self.base_url} is said to have only completions; expected a raw text to continue, got messages: "
+                "use an environment with message_type='completion', or the endpoint's chat completions"
+            )
+        return super().translate(request)
 
 
 def as_client(client: Client | Any) -> Client:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rove.errors import InvalidModelResponseError
-from rove.messages import AssistantMessage, Message, Messages, text_of
+from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
 from rove.state import State
@@ -22,8 +22,8 @@ class ScriptedClient:
 
     `rng` is seeded from `request.seed`: a player that draws only from it answers the same request with the same
     words, in every run and whatever else is going on. `state` is the running rollout, or an empty one outside of a
-    rollout. What the player raises passes through unchanged. Usage counts words (what whitespace separates), not
-    tokens.
+    rollout. A raw text comes as one message of the user's. What the player raises passes through unchanged. Usage
+    counts words (what whitespace separates), not tokens.
 
     Args:
         player: who answers.
@@ -47,11 +47,12 @@ class ScriptedClient:
         Raises:
             InvalidModelResponseError: the player returned neither a text nor an assistant message.
         """
-        messages = [Message(message) for message in request.messages]  # copies: a player cannot change the past
+        asked = request.messages if request.text is None else [UserMessage(request.text)]
+        messages = [Message(message) for message in asked]  # copies: a player cannot change the past
         state = State() if request.state is None else request.state
         answer = self.player(messages, state, random.Random(request.seed))
         message = self._message(await answer if inspect.isawaitable(answer) else answer)
-        usage = Usage(sum(_words(asked) for asked in request.messages), _words(message))
+        usage = Usage(sum(map(_words, asked)), _words(message))
         return Response(message, usage, "tool_calls" if message.get("tool_calls") else "stop")
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The embedded engine as a client: messages in, messages and their exact tokens out."""
+"""The embedded engine as a client: messages or a text in, messages and their exact tokens out."""
 
 from __future__ import annotations
 
@@ -32,18 +32,26 @@ class EngineClient:
         return cls(Engine(loaded.model, sorted(loaded.renderer.stop_ids), max_batch), loaded.renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:
-        """Sample an answer; `request.previous` is extended, never tokenised again, unless the conversation was rewritten."""
+        """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
+
+        Raises:
+            ConfigError: there are tools, or sampling arguments that the engine does not have.
+            OverlongPromptError: the prompt leaves no room in the model's context.
+        """
         if request.tools:
             raise ConfigError("the embedded engine cannot call tools yet; use an OpenAI-compatible endpoint")
-        previous = request.previous
-        prompt_ids = self.renderer.prompt_ids(request.messages, previous)
+        previous, text = request.previous, request.text
+        if text is None:
+            prompt_ids = self.renderer.prompt_ids(request.messages, previous)
+        else:
+            prompt_ids = self.renderer.text_ids(text, previous)
         known = 0
         if previous is not None and prompt_ids[: len(previous.prompt_ids)] == previous.prompt_ids:
             # The engine has computed everything up to, but not including, the last token it sampled.
             known = len(previous.prompt_ids) + len(previous.completion_ids) - 1
         made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, known=known)
         return Response(
-            message=self.renderer.read(made.ids),
+            message=self.renderer.read(made.ids) if text is None else self.renderer.read_text(prompt_ids, made.ids),
             usage=Usage(len(prompt_ids), len(made.ids)),
             finish_reason=made.finish_reason,
             tokens=StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),

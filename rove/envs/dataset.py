@@ -19,6 +19,7 @@ DatasetSource = Any
 
 
 _END = object()
+_KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
 class Rows:
@@ -130,24 +131,32 @@ def build_example(
     index: int,
     system_prompt: str | None = None,
     few_shot: Sequence[Mapping[str, Any]] | None = None,
+    message_type: str = "chat",
 ) -> dict[str, Any]:
-    """A row as a rollout's input: `prompt` (messages), `answer`, `info`, `example_id`, and every other column.
+    """A row as a rollout's input: `prompt`, `answer`, `info`, `example_id`, and every other column.
 
-    `system_prompt` goes first unless the row's prompt starts with one; `few_shot` is used only with `question`.
+    `prompt` is messages: `system_prompt` goes first unless the row's own starts with one; `few_shot` is used only with
+    `question`. With message_type "completion" it is a text, that of the row's `prompt` or `question`.
 
     Raises:
-        ConfigError: the row has neither `prompt` nor `question`, or its `info` is not a mapping or JSON of one.
+        ConfigError: the row has neither `prompt` nor `question`, or something else than a text where one is needed, or its
+            `info` is not a mapping or JSON of one.
     """
     example = dict(row)
-    if row.get("prompt") is not None:
-        prompt: Messages = as_messages(row["prompt"])
-    elif row.get("question") is not None:
-        prompt = [*as_messages(few_shot or []), UserMessage(row["question"])]
-    else:
+    name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)
+    if name is None:
         raise ConfigError(f"dataset row {index} has neither 'prompt' nor 'question'; its columns are {sorted(row)}")
-    if system_prompt and (not prompt or prompt[0].role != "system"):
-        prompt = [SystemMessage(system_prompt), *prompt]
-    example["prompt"] = prompt
+    given = row[name]
+    if message_type == "completion":
+        if not isinstance(given, str):
+            kind = type(given).__name__
+            raise ConfigError(f"dataset row {index}: '{name}' is a {kind}; message_type 'completion' needs a text")
+        example["prompt"] = given
+    else:
+        prompt: Messages = as_messages(given if name == "prompt" else [*(few_shot or []), UserMessage(given)])
+        if system_prompt and (not prompt or prompt[0].role != "system"):
+            prompt = [SystemMessage(system_prompt), *prompt]
+        example["prompt"] = prompt
     answer = row.get("answer")
     example["answer"] = "" if answer is None else str(answer)
     example["info"] = _info(row.get("info"), index)
@@ -170,5 +179,5 @@ def _info(value: Any, index: int) -> dict[str, Any]:
 
 def example_key(example: Mapping[str, Any]) -> str:
     """Hash of an example's content (prompt, answer, info): the same row has the same key wherever it stands."""
-    content = json.dumps([example["prompt"], example["answer"], example["info"]], sort_keys=True, default=str)
+    content = _KEY_ENCODER.encode([example["prompt"], example["answer"], example["info"]])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

@@ -14,13 +14,17 @@ from typing import Any
 from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.errors import ConfigError, nearest
-from rove.messages import Message, Messages
+from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.parsers import Parser
+from rove.records import TrajectoryStep
 from rove.rubrics import Rubric, RubricGroup
 from rove.state import State
 
 Turn = Callable[[State, Messages], Awaitable[Message]]
-"""Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`."""
+"""Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
+
+Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to.
+"""
 
 Player = Callable[[Messages, State, Any], Any]
 """A scripted player: (messages, state, random.Random) → text or message."""
@@ -72,11 +76,14 @@ class Environment(ABC):
         parser: the rubric's parser when not given.
         rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
         sampling_args: default sampling, under OpenAI's names.
+        message_type: "chat", or "completion": prompt and completion are raw texts, which the model continues without a chat
+            template. In records each piece of them is a message: the assistant's what the model wrote, the user's all else.
         players: scripted players the environment ships, found with `-m scripted:NAME`.
         env_id, env_args: how it was loaded; set by `load_environment`.
 
     Raises:
-        ConfigError: no dataset, or an unknown keyword (with the nearest known one).
+        ConfigError: no dataset, an unknown keyword (with the nearest known one) or message_type, or a system prompt or
+            few_shot in completion mode.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class Environment(ABC):
         parser: Parser | None = None,
         rubric: Rubric | RubricGroup | None = None,
         sampling_args: Mapping[str, Any] | None = None,
+        message_type: str = "chat",
         players: Mapping[str, Player] | None = None,
         env_id: str = "",
         env_args: Mapping[str, Any] | None = None,
@@ -97,6 +105,14 @@ class Environment(ABC):
             raise _unknown_keyword(type(self), next(iter(unknown)))
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset= or eval_dataset=")
+        if message_type not in ("chat", "completion"):
+            raise ConfigError(f"message_type is {message_type!r}; expected 'chat' or 'completion'")
+        if message_type == "completion" and (system_prompt or few_shot):
+            given = "system_prompt" if system_prompt else "few_shot"
+            raise ConfigError(
+                f"{given} has no place in a raw text (message_type 'completion'); write it into the prompts"
+            )
+        self.message_type = message_type
         self.dataset = Rows(dataset) if dataset is not None else None
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
@@ -134,7 +150,7 @@ class Environment(ABC):
         rows = wanted if wanted is not None else other
         assert rows is not None
         for index, row in enumerate(rows.first(n)):
-            yield build_example(row, index, self.system_prompt, self.few_shot)
+            yield build_example(row, index, self.system_prompt, self.few_shot, self.message_type)
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
         """How many `examples` would give; None when only reading them all would tell."""
@@ -192,6 +208,26 @@ class Environment(ABC):
     async def tear_down(self) -> None:
         """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure."""
         await _run_all([*self._teardowns, self.rubric.teardown])
+
+
+def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Prompt and completion of a rollout as messages; where they are texts, one for each piece of them.
+
+    A piece that the model wrote is the assistant's, any other the user's. A completion that does not start with what the
+    last turn knew and said is an environment's own account of what the model said: one message of the assistant's.
+    """
+    prompt, completion = state["prompt"], state["completion"]
+    if not isinstance(prompt, str):
+        return prompt, completion
+    if not isinstance(completion, str):
+        return [UserMessage(prompt)], completion
+    steps: list[TrajectoryStep] = state["trajectory"]
+    pieces = [*steps[-1].prompt, *steps[-1].completion][1:] if steps else []
+    known = "".join(map(text_of, pieces))
+    if not completion.startswith(known):
+        return [UserMessage(prompt)], [AssistantMessage(completion)]
+    added = completion[len(known) :]
+    return [UserMessage(prompt)], [*pieces, UserMessage(added)] if added else pieces
 
 
 async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:

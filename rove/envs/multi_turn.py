@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
 from rove.envs.environment import Environment, Turn, stop
-from rove.errors import phase
-from rove.messages import Messages, as_messages
+from rove.errors import ConfigError, phase
+from rove.messages import Messages, as_messages, text_of
 from rove.rubrics import Rubric
 from rove.state import State
 
@@ -76,24 +76,35 @@ class MultiTurnEnv(Environment):
         start = len(messages)
         while True:
             messages.append(await turn(state, messages))
-            state["completion"] = messages[start:]
+            state["completion"] = self._shown(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state):
                     return
             with phase("env_response"):
-                reply = as_messages(await self.env_response(messages, state) or [])
+                reply = as_messages(await self.env_response(self._shown(messages), state) or [])
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
-                state["completion"] = messages[start:]
+                state["completion"] = self._shown(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
 
     async def _set_up(self, state: State) -> None:
+        state["completion"] = self._shown([])
         with phase("setup_state"):
             returned = await self.setup_state(state)
             if returned is not None and returned is not state:
                 state.update(returned)
+            is_text = isinstance(state["prompt"], str)
+            if self.message_type == "completion" and not is_text:
+                kind = type(state["prompt"]).__name__
+                raise ConfigError(f"state['prompt'] is a {kind}; message_type 'completion' needs a text")
+            if self.message_type == "chat" and is_text:
+                state["prompt"] = as_messages(state["prompt"])
+
+    def _shown(self, messages: Messages) -> Any:
+        """What was said as environments and rubrics see it: the messages, or in completion mode the text they add up to."""
+        return messages if self.message_type == "chat" else "".join(map(text_of, messages))
 
     def _limit_reached(self, state: State) -> bool:
         steps = state["trajectory"]
@@ -106,3 +117,21 @@ class MultiTurnEnv(Environment):
             state["is_truncated"] = True
             return True
         return False
+
+
+class MultiTurnCompletionEnv(MultiTurnEnv):
+    """Model and environment take turns at one raw text: a `MultiTurnEnv` whose message_type is "completion".
+
+    `state["prompt"]` is the row's text and `state["completion"]` all that both have added to it. Arguments: see
+    `MultiTurnEnv`.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(message_type="completion", **kwargs)
+
+    @abstractmethod
+    async def env_response(self, messages: str, state: State, **kwargs: Any) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Answer the model's turn with the text to add to `messages`, the whole text so far.
+
+        To end the rollout with this text set `state["final_env_response"]` to it.
+        """

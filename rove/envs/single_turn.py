@@ -11,7 +11,10 @@ from rove.state import State
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """The model answers the prompt once; the rubric scores the answer. Arguments: see `Environment`."""
+    """The model answers the prompt once; the rubric scores the answer. Arguments: see `Environment`.
+
+    With `message_type="completion"` the prompt is a text, and so is what the model adds to it.
+    """
 
     def __init__(self, **kwargs: Any):
         super().__init__(max_turns=1, **kwargs)
@@ -20,7 +23,7 @@ class SingleTurnEnv(MultiTurnEnv):
         """Set the state up and ask once."""
         await self._set_up(state)
         prompt: Messages = as_messages(state["prompt"])
-        state["completion"] = [await turn(state, prompt)]
+        state["completion"] = self._shown([await turn(state, prompt)])
         if not await self.check_stops(state):
             state["stop_condition"] = "answered"
 

@@ -60,12 +60,16 @@ class Column:
 
     def add(self, place: int, value: float) -> None:
         """Count another value of the example at `place`."""
-        missing = place + 1 - len(self.sums)
-        if missing > 0:
-            self.sums.extend([0.0] * missing)
-            self.counts.extend([0] * missing)
-        self.sums[place] += value
-        self.counts[place] += 1
+        sums, counts = self.sums, self.counts
+        if place < len(sums):
+            sums[place] += value
+            counts[place] += 1
+            return
+        for _ in range(place - len(sums)):
+            sums.append(0.0)
+            counts.append(0)
+        sums.append(value)
+        counts.append(1)
 
     @property
     def estimate(self) -> Estimate:
@@ -98,10 +102,12 @@ class Columns:
         place = self.places.setdefault(key, len(self.places))
         self.weights.update(scores.weights)
         self.reward.add(place, scores.reward)
-        for name, value in {**scores.rewards, **scores.metrics}.items():
-            if name not in self.named:
-                self.named[name] = Column()
-            self.named[name].add(place, value)
+        for values in (scores.rewards, scores.metrics):
+            for name, value in values.items():
+                column = self.named.get(name)
+                if column is None:
+                    column = self.named[name] = Column()
+                column.add(place, value)
         return place
 
 
@@ -133,7 +139,8 @@ class Tally:
         self.usage = self.usage + record.usage
         outcome = record.outcome if isinstance(record, RolloutRecord) else record
         self.retries += outcome.retries
-        self._seconds["answer"].update(map(_rounded, outcome.turn_seconds))
+        for seconds in outcome.turn_seconds:
+            self._seconds["answer"][_rounded(seconds)] += 1
         if record.error is not None:
             self.failed += 1
             label = f"{record.error.phase}: {record.error.type}"

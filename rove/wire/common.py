@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError, EmptyModelResponseError
+from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Response
 from rove.records import Usage
@@ -114,9 +114,13 @@ def answer(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any
     """The response with this text and those message fields that are not empty.
 
     Raises:
+        InvalidModelResponseError: two tool calls have one id, so that nobody could tell their results apart.
         EmptyModelResponseError: there is neither text nor a field, and no length limit explains that.
     """
     told = {name: value for name, value in fields.items() if value}
+    ids = [call["id"] for call in told.get("tool_calls", ())]
+    if len(set(ids)) < len(ids):
+        raise InvalidModelResponseError(f"two tool calls have the same id, out of {ids}: {excerpt(body)}")
     if not (text or told or finish_reason == "length"):
         raise EmptyModelResponseError(f"the answer has neither text nor tool calls: {excerpt(body)}")
     # Next to tool calls "no text" is null, as chat servers send it and expect it back; alone it must be a text.

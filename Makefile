@@ -16,8 +16,8 @@ test-slow: $(STAMP)  ## the rest
 	$(BIN)/python -m pytest -m slow -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
-	$(BIN)/ruff format --check rove environments tests
-	$(BIN)/ruff check rove environments tests
+	$(BIN)/ruff format --check rove environments tests benchmarks
+	$(BIN)/ruff check rove environments tests benchmarks
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

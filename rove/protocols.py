@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -15,47 +16,130 @@ from rove.state import State
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to sample an answer. None = leave it to the answerer."""
+    """How to sample an answer. None = leave it to the answerer.
+
+    Names are OpenAI's, and vLLM's where OpenAI has none. What each does to the distribution of the embedded engine, and in
+    which order, tells `rove.engine.sampler`.
+    """
 
     temperature: float | None = None
     """0 = greedy."""
     max_tokens: int | None = None
     """Most tokens in one answer."""
     top_p: float | None = None
+    """Sample from the likeliest tokens that together have this probability. 1 = off."""
     seed: int | None = None
     """Sent to endpoints as it is; the embedded engine seeds every request by itself (`Request.seed`)."""
     stop: list[str] | None = None
+    """Texts that end the answer. They are not part of it."""
+    top_k: int | None = None
+    """Sample from so many of the likeliest tokens. 0 or -1 = off."""
+    min_p: float | None = None
+    """Sample from tokens at least this times as likely as the likeliest. 0 = off."""
+    repetition_penalty: float | None = None
+    """Logits of tokens of the prompt and the answer are divided by it where above 0, else multiplied. 1 = off."""
+    presence_penalty: float | None = None
+    """Taken off the logits of tokens that the answer has already. 0 = off."""
+    frequency_penalty: float | None = None
+    """Taken off the logits of tokens of the answer, once for each time it has them. 0 = off."""
+    logit_bias: dict[int, float] | None = None
+    """Token id → what is added to its logit."""
+    stop_token_ids: list[int] | None = None
+    """Further tokens that end the answer."""
+    min_tokens: int | None = None
+    """Tokens before anything but a length limit may end the answer."""
+    ignore_eos: bool | None = None
+    """Whether to go on after the model's own end tokens."""
+    logprobs: int | None = None
+    """Return log-probabilities of the sampled tokens, and of so many of the likeliest in the place of each."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
+    response_format: dict[str, Any] | None = None
+    """OpenAI's way to ask for JSON: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's way to ask for a form: one of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark}."""
     extra: dict[str, Any] = {}
     """Further fields for an endpoint's request body, unchanged."""
 
     @staticmethod
     def from_args(*args: Mapping[str, Any] | None) -> Sampling:
-        """From dicts with OpenAI's names (`max_completion_tokens` too), later ones over earlier ones.
+        """From dicts with OpenAI's and vLLM's names, later ones over earlier ones.
 
-        None means not given; unknown names go to `extra`.
+        OpenAI's other shapes are understood: `max_completion_tokens`, a `stop` that is one text, `logit_bias` with text
+        keys, `logprobs: true` with `top_logprobs`. None means not given; unknown names go to `extra`.
 
         Raises:
             ConfigError: a value has the wrong type or is out of range.
         """
         given: dict[str, Any] = {}
         for one in args:
-            told = {key: value for key, value in (one or {}).items() if value is not None}
-            if "max_completion_tokens" in told:
-                told["max_tokens"] = told.pop("max_completion_tokens")
-            given |= told
-        if isinstance(given.get("stop"), str):
-            given["stop"] = [given["stop"]]
+            given |= _in_our_shapes({key: value for key, value in (one or {}).items() if value is not None})
         extra = dict(given.pop("extra", {}) or {}) | dict(given.pop("extra_body", {}) or {})
         known = {key: given.pop(key) for key in list(given) if key in Sampling.__struct_fields__}
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"sampling arguments {given}: {error}") from error
-        if sampling.temperature is not None and sampling.temperature < 0:
-            raise ConfigError(f"temperature is {sampling.temperature}; expected 0 (greedy) or more")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {sampling.max_tokens}; expected 1 or more")
+            raise ConfigError(f"sampling arguments {known | given}: {error}") from error
+        _check_ranges(sampling)
         return sampling
+
+
+def _in_our_shapes(told: dict[str, Any]) -> dict[str, Any]:
+    """Sampling arguments with OpenAI's other names and shapes replaced by those of `Sampling`."""
+    if "max_completion_tokens" in told:
+        told["max_tokens"] = told.pop("max_completion_tokens")
+    if isinstance(told.get("stop"), str):
+        told["stop"] = [told["stop"]]
+    top = told.pop("top_logprobs", None)
+    if told.get("logprobs", top) is True:
+        told["logprobs"] = top or 0
+    elif told.get("logprobs") is False:
+        told["logprobs"] = None
+    elif top is not None:
+        told["logprobs"] = top
+    if isinstance(told.get("logit_bias"), Mapping):
+        try:
+            told["logit_bias"] = {int(token): bias for token, bias in told["logit_bias"].items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"logit_bias is {told['logit_bias']}; expected token ids as its keys") from error
+    return told
+
+
+_TINY, _HUGE = sys.float_info.min, sys.float_info.max
+_RANGES = {
+    "temperature": (0, _HUGE, "0 (greedy) or more"),
+    "max_tokens": (1, _HUGE, "1 or more"),
+    "top_p": (_TINY, 1, "more than 0 and at most 1 (off)"),
+    "top_k": (-1, _HUGE, "1 or more, or 0 or -1 (off)"),
+    "min_p": (0, 1, "0 (off) to 1"),
+    "repetition_penalty": (_TINY, _HUGE, "more than 0 (1: off)"),
+    "presence_penalty": (-2, 2, "-2 to 2"),
+    "frequency_penalty": (-2, 2, "-2 to 2"),
+    "min_tokens": (0, _HUGE, "0 or more"),
+    "logprobs": (0, _HUGE, "0 or more"),
+    "prompt_logprobs": (0, _HUGE, "0 or more"),
+}
+MAX_BIAS = 100
+"""Largest `logit_bias`, either way; what OpenAI and vLLM take."""
+
+
+def _check_ranges(sampling: Sampling) -> None:
+    for name, (least, most, expected) in _RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{name} is {value}; expected {expected}")
+    for token, bias in (sampling.logit_bias or {}).items():
+        if token < 0 or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ConfigError(f"logit_bias of token {token} is {bias}; expected ids from 0, -{MAX_BIAS} to {MAX_BIAS}")
+    if "" in (sampling.stop or []):
+        raise ConfigError(f"stop is {sampling.stop}; expected texts that are not empty")
+    if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
+        raise ConfigError(f"min_tokens is {sampling.min_tokens}; expected max_tokens ({sampling.max_tokens}) or less")
+    if sampling.response_format is not None and not isinstance(sampling.response_format.get("type"), str):
+        raise ConfigError(
+            f"response_format is {sampling.response_format}; expected "
+            '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}} or {"type": "json_object"}'
+        )
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +180,9 @@ class Request(msgspec.Struct, frozen=True):
     text: str | None = None
     """A raw text to continue as it stands, without a chat template. `messages` then only tell who wrote which piece of it,
     if anything."""
+    on_text: Callable[[str], None] | None = None
+    """Called on the event loop with each further piece of the answer's text, by clients that have it before the answer ends.
+    The pieces together are the beginning of that text; a client that cannot know them early never calls it."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -109,6 +196,8 @@ class Response(msgspec.Struct, frozen=True):
     """Exact tokens, where the answerer has them."""
     attempts: list[str] = []
     """One line per failed try before this answer, oldest first."""
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    """For each sampled token the likeliest ids in its place, where `Sampling.logprobs` asked and the answerer knows."""
 
 
 @runtime_checkable
@@ -133,9 +222,22 @@ class Generation(msgspec.Struct, frozen=True):
     """Tokens sampled for one prompt."""
 
     ids: list[int]
+    """With the stop token, or all of the tokens that a stop text was in."""
     logprobs: list[float]
+    """Of each token, under the distribution that it was drawn from (see `rove.engine.sampler`)."""
     finish_reason: str
+    """"stop" or "length"."""
     policy_version: int
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    """For each token the likeliest ids in its place with their log-probabilities; None where none were asked for."""
+    prompt_logprobs: list[float] | None = None
+    """Of each prompt token but the first, under the model at temperature 1; None where none were asked for."""
+    prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
+    """Likewise the likeliest ids in the place of each."""
+    text: str | None = None
+    """What the ids say, cut before the stop text that ended it; None where no stop texts were given."""
+    stopped_by: str | int | None = None
+    """The stop text or the token id that ended it."""
 
 
 @runtime_checkable

@@ -1,12 +1,20 @@
-"""Messages (by the model's own chat template) or texts to tokens and back; no sampled token is ever tokenised again."""
+"""Messages (by the model's own chat template) or texts to tokens and back; no sampled token is ever tokenised again.
+
+Tool calls are read from what the model wrote and rendered as it would write them: see `rove.tool_calls`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from rove.messages import AssistantMessage, Message
+from rove.errors import ConfigError
+from rove.messages import AssistantMessage, Message, text_of
 from rove.records import StepTokens
+from rove.tool_calls import Format, calls_of, format_of, read_calls
+
+SAMPLED = "sampled_text"
+"""The key of an assistant message with tool calls that holds them as the model wrote them."""
 
 
 class Tokenizer(Protocol):
@@ -41,10 +49,33 @@ class Renderer:
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         self.stop_ids = frozenset([*stop_ids, *eos])
 
+    @property
+    def template(self) -> str:
+        """The chat template, or all of them; "" when there is none."""
+        template = getattr(self.tokenizer, "chat_template", None) or ""
+        return "\n".join(template.values()) if isinstance(template, Mapping) else template
+
+    @property
+    def tool_format(self) -> Format | None:
+        """How the model writes tool calls; None when its template does not show any."""
+        return format_of(self.template)
+
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, generation_prompt: bool = True) -> str:
-        """The conversation as the template writes it."""
+        """The conversation as the template writes it.
+
+        Raises:
+            ConfigError: there are tools, and the model's template shows none, or not in a way known here.
+        """
+        if tools and self.tool_format is None:
+            raise ConfigError(
+                f"{len(tools)} tools given, but the model's chat template shows no way to call them that is known here "
+                "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
+            )
         return self.tokenizer.apply_chat_template(
-            list(messages), tools=tools, add_generation_prompt=generation_prompt, tokenize=False
+            [self._as_rendered(message) for message in messages],
+            tools=tools or None,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -71,9 +102,26 @@ class Renderer:
                 return previous.ids + self.encode(text[len(said) :])
         return self.encode(text)
 
-    def read(self, completion_ids: Sequence[int]) -> Message:
-        """The assistant message that sampled ids say; the end-of-turn token is not part of it."""
-        return AssistantMessage(self.decode(self._without_end(completion_ids)))
+    def read(
+        self, completion_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0
+    ) -> Message:
+        """The assistant message that sampled ids say; the end-of-turn token is not part of it. Arguments: see `message`."""
+        return self.message(self.decode(self._without_end(completion_ids)), tools, before)
+
+    def message(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0) -> Message:
+        """The assistant message that a sampled text is.
+
+        Args:
+            text: as the model wrote it.
+            tools: that could be called, in chat form; without any nothing is taken for a call.
+            before: tokens of the prompt; turns that say the same then still have calls with different ids.
+        """
+        if tools and self.tool_format is not None:
+            names = [tool.get("function", {}).get("name") for tool in tools]
+            beside, calls = read_calls(text, self.tool_format, names, before)
+            if calls:
+                return AssistantMessage(beside or None, tool_calls=calls, **{SAMPLED: text})
+        return AssistantMessage(text)
 
     def text_ids(self, text: str, previous: StepTokens | None = None) -> list[int]:
         """Ids of a raw text up to where the model goes on, after a beginning-of-sequence token if the tokenizer wants one.
@@ -121,6 +169,24 @@ class Renderer:
             said = prompt + answer
         return branches
 
+    def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message as the template has to see it so that its calls come out as the model writes them."""
+        calls = calls_of(message)
+        if not calls or message["role"] != "assistant":
+            return message
+        how, sampled = self.tool_format, message.get(SAMPLED)
+        if how is not None and isinstance(sampled, str):
+            beside, told = read_calls(sampled, how, [call.name for call in calls])
+            if beside == text_of(message) and calls_of({"tool_calls": told}) == calls:
+                return {"role": "assistant", "content": sampled}  # nobody has edited it since
+        if how is not None and "tool_calls" not in self.template:
+            return {"role": "assistant", "content": text_of(message) + how.write(calls)}
+        given = [
+            {**told, "function": {"name": call.name, "arguments": call.arguments}}  # templates want no JSON text
+            for told, call in zip(message["tool_calls"], calls, strict=True)
+        ]
+        return {**message, "content": message.get("content") or "", "tool_calls": given}
+
     def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
         return list(completion_ids[:-1] if ended else completion_ids)
@@ -135,3 +201,35 @@ class Renderer:
         if cut is not None:
             return answer[: cut[0]] + cut[1]
         return answer + (ends[0] if ends else "")
+
+
+class Speech:
+    """Tells the text of tokens that come one by one, each piece as soon as no further token can change it.
+
+    The pieces together are the beginning of what `Renderer.read` (with `before`: `Renderer.read_text`) says of all of them.
+
+    Args:
+        renderer: of the model that speaks.
+        tell: called with each piece.
+        before: the prompt's ids, where its text goes on; some tokenizers begin a text otherwise than they continue it.
+    """
+
+    def __init__(self, renderer: Renderer, tell: Callable[[str], None], before: Sequence[int] = ()):
+        self._renderer = renderer
+        self._tell = tell
+        self._ids = list(before[-8:])
+        self._start = 0  # what is decoded begins here: a little before what is new, so that its cost does not grow
+        self._told = len(self._ids)
+
+    def __call__(self, token: int, logprob: float = 0.0) -> None:
+        """The next token."""
+        self._ids.append(token)
+        if token in self._renderer.stop_ids:  # no part of the text if it is the last
+            return
+        known = self._renderer.decode(self._ids[self._start : self._told])
+        text = self._renderer.decode(self._ids[self._start :])
+        if text.endswith("\ufffd") or not text.startswith(known):  # the rest of a character is still to come
+            return
+        self._start, self._told = self._told, len(self._ids)
+        if len(text) > len(known):
+            self._tell(text[len(known) :])

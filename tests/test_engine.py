@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from fakes import generate_naively, tiny_model
+from families import assert_agrees
 
-from rove.engine.engine import CACHE_BYTES, Engine
+from rove.engine.engine import Engine
 from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import LoadedModel
 from rove.protocols import Generation, InferenceEngine, Sampling
@@ -35,27 +35,19 @@ def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [*prompts, *prompts[: count // 2]]
 
 
-def count_computed(loaded: LoadedModel, counted: list[int]) -> Any:
-    """Append the number of tokens [rows × new] of every forward pass to `counted`."""
-    return loaded.model.register_forward_pre_hook(
-        lambda _, __, kwargs: counted.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str):
     loaded = tiny_model(arch, seed=1, kv_heads=2)
     engine = engine_of(loaded)
-    assert engine._cached == (arch != "lfm2")
+    assert engine.is_fast == (arch != "lfm2")
     rng = random.Random(0)
     prompts = ragged_prompts(10)
-    known = [0] * len(prompts)
     samplings = [Sampling(temperature=[1.0, 1.25, 0.7, 0.0][i % 4], max_tokens=3 + i % 10) for i in range(len(prompts))]
     reasons = set()
     for turn in range(3):
         made = await asyncio.gather(
             *(
-                engine.generate(p, s, seed=100 * turn + i, known=known[i])
+                engine.generate(p, s, seed=100 * turn + i)
                 for i, (p, s) in enumerate(zip(prompts, samplings, strict=True))
             )
         )
@@ -66,7 +58,6 @@ async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str)
             )
             reasons.add(got.finish_reason)
         # Some conversations go on by one token, some by many, some forget everything.
-        known = [len(p) + len(g.ids) - 1 if i % 5 else 0 for i, (p, g) in enumerate(zip(prompts, made, strict=True))]
         prompts = [
             p + g.ids + [rng.randrange(300) for _ in range([1, 3, 90][i % 3])] if i % 5 else [7] * (i + 1)
             for i, (p, g) in enumerate(zip(prompts, made, strict=True))
@@ -97,35 +88,102 @@ async def test_scoring_agrees_with_sampling(arch: str):
 
 
 async def test_a_second_turn_computes_only_its_new_tokens():
-    loaded = tiny_model()
-    engine = engine_of(loaded)
+    engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
     first = await engine.generate(prompt, Sampling(max_tokens=5), seed=1)
-    counted: list[int] = []
-    count_computed(loaded, counted)
-    again = [*prompt, *first.ids, 1, 2, 3]
-    await engine.generate(again, Sampling(max_tokens=1), seed=2, known=len(prompt) + len(first.ids) - 1)
-    assert counted == [4]  # the last sampled token, never fed back until now, and three new ones
+    before = engine.computed
+    await engine.generate([*prompt, *first.ids, 1, 2, 3], Sampling(max_tokens=1), seed=2)
+    assert engine.computed - before == 4  # the last sampled token, never fed back until now, and three new ones
 
 
-async def test_equal_prompts_of_a_wave_are_computed_once():
-    loaded = tiny_model()
-    counted: list[int] = []
-    count_computed(loaded, counted)
-    engine = engine_of(loaded)
+async def test_equal_prompts_are_computed_once():
+    engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
-    await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=2), seed=i) for i in range(8)))
-    assert counted == [40, 8]
+    await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=1), seed=i) for i in range(8)))
+    assert engine.computed == 40 + 7  # all but the first only need the logits of the last token
+
+
+async def test_a_common_beginning_is_computed_once():
+    engine = engine_of(tiny_model(), chunk=16)
+    system = list(range(10, 110))
+    prompts = [[*system, 200 + i, 7] for i in range(6)]
+    await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=1), seed=i) for i, prompt in enumerate(prompts)))
+    assert engine.computed <= 102 + 5 * (2 + 16)
 
 
 async def test_ended_rows_leave_the_batch():
-    loaded = tiny_model()
-    counted: list[int] = []
-    count_computed(loaded, counted)
-    engine = Engine(loaded.model, [])
+    engine = Engine(tiny_model().model, [])
     limits = [2, 2, 2, 2, 2, 2, 2, 30]
     await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=n), seed=i) for i, n in enumerate(limits)))
-    assert counted == [8, 8, *[1] * 28]
+    assert engine.computed == sum(limits)
+
+
+async def test_requests_join_while_others_run():
+    loaded = tiny_model(seed=3)
+    engine = Engine(loaded.model, [])
+    said: list[int] = []
+    long = asyncio.create_task(engine.generate([5], Sampling(max_tokens=200), on_token=lambda *_: said.append(1)))
+    while len(said) < 10:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    short = await engine.generate([6, 7], Sampling(max_tokens=3), seed=1)
+    assert len(short.ids) == 3
+    assert 10 < len(said) < 30 and not long.done()
+    assert len((await long).ids) == 200
+
+
+async def test_a_long_prompt_is_read_in_pieces_beside_those_who_run():
+    loaded = tiny_model(seed=3)
+    engine = Engine(loaded.model, [], chunk=16)
+    said: list[int] = []
+    running = asyncio.create_task(engine.generate([5], Sampling(max_tokens=200), on_token=lambda *_: said.append(1)))
+    while not said:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    prompt = [i % 300 for i in range(160)]
+    made = await engine.generate(prompt, Sampling(max_tokens=1), seed=1)
+    assert len(said) >= 10
+    wanted = await engine_of(loaded).generate(prompt, Sampling(max_tokens=1), seed=1)
+    assert made.ids == wanted.ids
+    await running
+
+
+async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
+    engine = Engine(tiny_model(context=100_000).model, [])
+    said: list[int] = []
+
+    def stop(token: int, logprob: float) -> None:
+        said.append(token)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await engine.generate([5], Sampling(max_tokens=50_000), on_token=stop)
+    await asyncio.sleep(0.05)
+    count = len(said)
+    await engine.generate([6], Sampling(max_tokens=5))
+    assert len(said) == count
+    assert engine._runner.rows() == []
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+async def test_every_token_is_told_as_it_is_sampled(arch: str):
+    engine = engine_of(tiny_model(arch, seed=1))
+    told: list[tuple[int, float]] = []
+    made = await engine.generate([5, 6], Sampling(max_tokens=9), seed=3, on_token=lambda *both: told.append(both))
+    assert told == list(zip(made.ids, made.logprobs, strict=True))
+
+
+async def test_a_callback_that_fails_fails_its_own_request_only():
+    engine = Engine(tiny_model().model, [])
+
+    def broken(token: int, logprob: float) -> None:
+        raise RuntimeError("broken callback")
+
+    bad, good = await asyncio.gather(
+        engine.generate([5], Sampling(max_tokens=4), on_token=broken),
+        engine.generate([6], Sampling(max_tokens=4)),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, RuntimeError)
+    assert isinstance(good, Generation) and len(good.ids) == 4
 
 
 async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right():
@@ -137,10 +195,9 @@ async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right(
     long, short = [i % 300 for i in range(3, 203)], [5, 6]
     firsts = await asyncio.gather(engine.generate(long, sampling, seed=1), engine.generate(short, sampling, seed=2))
     prompts = [[*long, *firsts[0].ids, 9], [*short, *firsts[1].ids, *range(20, 180)]]
-    known = [len(long) + 1, len(short) + 1]
     sampling = Sampling(max_tokens=8)
     seconds = await asyncio.gather(
-        *(engine.generate(p, sampling, seed=3, known=k) for p, k in zip(prompts, known, strict=True)),
+        *(engine.generate(p, sampling, seed=3) for p in prompts),
         engine.generate([1, 2, 3], sampling, seed=3),
     )
     for prompt, got in zip([*prompts, [1, 2, 3]], seconds, strict=True):
@@ -153,51 +210,43 @@ async def test_siblings_whose_turns_came_out_equal_are_all_answered():
     greedy = Sampling(temperature=0.0, max_tokens=4)
     first = (await asyncio.gather(*(engine.generate([5, 6, 7], greedy) for _ in range(4))))[0]
     prompt = [5, 6, 7, *first.ids, 8]
-    made = await asyncio.gather(*(engine.generate(prompt, greedy, known=2 + len(first.ids)) for _ in range(4)))
+    made = await asyncio.gather(*(engine.generate(prompt, greedy) for _ in range(4)))
     wanted = generate_naively(loaded, prompt, 0, 0.0, 4)
     for got in made:
         assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("known", [0, 2, 3, 4, 99])
-async def test_a_wrong_hint_of_what_is_known_costs_time_not_truth(known: int):
-    loaded = tiny_model(seed=6)
-    engine = engine_of(loaded)
-    wanted = generate_naively(loaded, [5, 6, 7], 9, 1.0, 4)
-    for _ in range(2):  # with nothing kept, then with the cache of a one-token answer to this very prompt kept
-        assert_same(await engine.generate([5, 6, 7], Sampling(max_tokens=4), seed=9, known=known), wanted)
-        await engine.generate([5, 6, 7], Sampling(max_tokens=1), seed=1)
-
-
-async def test_more_requests_than_fit_a_batch_go_in_waves():
+async def test_more_requests_than_fit_a_batch_wait():
     loaded = tiny_model()
     engine = engine_of(loaded, max_batch=3)
-    counted: list[int] = []
-    hook = count_computed(loaded, counted)
+    most: list[int] = []
+    step = engine._runner.step
+    engine._runner.step = lambda: (step(), most.append(len(engine._runner.scheduler.running)))[0]  # pyright: ignore[reportAttributeAccessIssue]
     made = await asyncio.gather(*(engine.generate([i + 1, 2], Sampling(max_tokens=6), seed=i) for i in range(8)))
-    hook.remove()
-    assert max(counted) == 3 * 2
+    assert max(most) == 3
     for i, got in enumerate(made):
         assert_same(got, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
 
 
-async def test_requests_of_many_tasks_share_a_wave():
+async def test_the_same_requests_are_computed_in_the_same_batches():
     loaded = tiny_model()
-    engine = engine_of(loaded)
-    counted: list[int] = []
-    count_computed(loaded, counted)
 
-    async def play(seed: int) -> list[int]:
-        ids: list[int] = [seed + 1]
+    async def play(engine: Engine, seed: int) -> list[float]:
+        ids, logprobs = [seed % 3 + 1], []
         for turn in range(3):
-            made = await engine.generate(ids, Sampling(max_tokens=1), seed=turn, known=len(ids) - 1)
+            made = await engine.generate(ids, Sampling(max_tokens=seed % 4 + 1), seed=turn)
             for _ in range(seed % 3):  # what an environment does between two turns takes a few passes of the event loop
                 await asyncio.sleep(0)
-            ids = ids + made.ids + [9]
-        return ids
+            ids, logprobs = ids + made.ids + [9], logprobs + made.logprobs
+        return logprobs
 
-    await asyncio.gather(*(play(seed) for seed in range(6)))
-    assert len(counted) == 3
+    async def batches() -> tuple[list[tuple[int, int]], Any]:
+        engine, sizes = engine_of(loaded), []
+        step = engine._runner.step
+        engine._runner.step = lambda: (made := step(), sizes.append((len(made[0]), engine.computed)))[0]
+        return sizes, await asyncio.gather(*(play(engine, seed) for seed in range(6)))
+
+    assert await batches() == await batches()  # to the bit
 
 
 async def test_max_tokens_ends_with_length_and_a_stop_token_with_stop():
@@ -223,9 +272,9 @@ async def test_a_prompt_must_leave_room_in_the_context(arch: str):
     assert (len(made.ids), made.finish_reason) == (3, "length")
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(stop=["\n"]), Sampling(extra={"min_p": 0.1})])
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(stop=["\n"]), Sampling(extra={"beams": 2})])
 async def test_sampling_it_does_not_have_is_refused(sampling: Sampling):
-    with pytest.raises(ConfigError, match=r"does not have (top_p|stop|min_p)"):
+    with pytest.raises(ConfigError, match=r"does not have (top_p|stop|beams)"):
         await engine_of(tiny_model()).generate([5], sampling)
 
 
@@ -246,50 +295,6 @@ async def test_any_integer_is_a_seed():
     assert all(len(g.ids) == 8 for g in made)
     assert made[0].ids == made[2].ids  # taken modulo 2⁶³
     assert made[1].ids == made[4].ids != made[0].ids
-
-
-def perturbed(loaded: LoadedModel) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {n: p.detach() + 0.1 * torch.randn(p.shape, generator=generator) for n, p in loaded.model.named_parameters()}
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool):
-    loaded = tiny_model(seed=7)
-    engine = engine_of(loaded)
-    prompt = list(range(20, 40))
-    first = await engine.generate(prompt, Sampling(max_tokens=4), seed=1)
-    known = len(prompt) + len(first.ids) - 1
-    assert (first.policy_version, engine._store.tokens) == (0, known)
-    weights = perturbed(loaded)
-    if in_place:
-        loaded.model.load_state_dict(weights, strict=False)
-        engine.update_weights(3)
-    else:
-        engine.update_weights(3, weights)
-    assert (engine.policy_version, engine._store.tokens) == (3, 0)
-    longer = [*prompt, *first.ids, 5]
-    second = await engine.generate(longer, Sampling(max_tokens=4), seed=2, known=known)
-    assert second.policy_version == 3
-    assert_same(second, generate_naively(loaded, longer, 2, 1.0, 4))
-    assert engine.score([*longer, *second.ids])[-len(second.ids) :] == pytest.approx(second.logprobs, abs=TOLERANCE)
-
-
-async def test_weights_of_another_model_are_refused_and_change_nothing():
-    loaded = tiny_model()
-    engine = engine_of(loaded)
-    before = {name: p.clone() for name, p in loaded.model.named_parameters()}
-    weights = perturbed(loaded)
-    name = "model.norm.weight"
-    for wrong in (
-        {k: v for k, v in weights.items() if k != name},
-        {**weights, "more": weights[name]},
-        {**weights, name: torch.ones(1)},
-    ):
-        with pytest.raises(ConfigError, match="do not match"):
-            engine.update_weights(1, wrong)
-    assert engine.policy_version == 0
-    assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters())
 
 
 async def test_cancelled_requests_do_not_break_the_wave():
@@ -329,47 +334,46 @@ def test_an_engine_outlives_its_event_loop():
     assert asyncio.run(ask()) == asyncio.run(ask())
 
 
-async def test_an_error_reaches_every_request_of_the_wave_and_the_engine_lives_on():
+async def test_an_error_reaches_every_request_and_the_engine_lives_on(monkeypatch: pytest.MonkeyPatch):
     loaded = tiny_model()
     engine = engine_of(loaded)
-    made = await asyncio.gather(
-        *(engine.generate(ids, Sampling(max_tokens=2)) for ids in ([5], [10_000])), return_exceptions=True
-    )
-    assert all(isinstance(got, IndexError) for got in made)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._runner, "step", lambda: 1 / 0)
+        made = await asyncio.gather(
+            *(engine.generate(ids, Sampling(max_tokens=2)) for ids in ([5], [6])), return_exceptions=True
+        )
+    assert all(isinstance(got, ZeroDivisionError) for got in made)
     assert_same(await engine.generate([5], Sampling(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
 
 
-async def conversation(engine: Engine, loaded: LoadedModel, starts: Sequence[list[int]], turns: int) -> None:
-    prompts, known = list(starts), [0] * len(starts)
-    for turn in range(turns):
-        made = await asyncio.gather(
-            *(
-                engine.generate(p, Sampling(max_tokens=5), seed=turn, known=k)
-                for p, k in zip(prompts, known, strict=True)
-            )
-        )
-        for prompt, got in zip(prompts, made, strict=True):
-            assert_same(got, generate_naively(loaded, prompt, turn, 1.0, 5))
-        known = [len(p) + len(g.ids) - 1 for p, g in zip(prompts, made, strict=True)]
-        prompts = [[*p, *g.ids, 9, 8] for p, g in zip(prompts, made, strict=True)]
+async def test_a_token_the_model_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="token 10000; expected ids from 0 to"):
+        await engine_of(tiny_model()).generate([5, 10_000], Sampling())
 
 
-@pytest.mark.parametrize("bound", [0, 30, 75])
-async def test_a_small_cache_is_never_exceeded_and_never_wrong(bound: int):
+@pytest.mark.parametrize("rows", [3, 5, 9])
+async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_token(rows: int):
     loaded = tiny_model(seed=8)
-    engine = engine_of(loaded, max_cached_tokens=bound)
-    most: list[int] = []
-    put = engine._store.put
-    engine._store.put = lambda ids, kv: (put(ids, kv), most.append(engine._store.tokens))[0]
-    await conversation(engine, loaded, [[i + 1] * (3 * i + 2) for i in range(5)], turns=3)
-    assert max(most) <= bound
-    assert bound < 75 or max(most) > 30  # something was kept, so something was evicted
+    row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
+    engine = Engine(loaded.model, [], cache_bytes=rows * row_bytes, chunk=32)
+    cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
+    prompts = [[i + 1] * (5 * i + 2) for i in range(8)]
+    for turn in range(2):
+        made = await asyncio.gather(
+            *(engine.generate(p, Sampling(max_tokens=70), seed=i) for i, p in enumerate(prompts))
+        )
+        assert cache.bytes <= rows * row_bytes
+        for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
+            assert_agrees(loaded, prompt, got, i, 1.0)
+        prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]
 
 
-async def test_the_default_cache_is_bounded_in_bytes():
-    engine = engine_of(tiny_model(kv_heads=2))
-    per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, key heads, head size, bytes
-    assert engine._store.max_tokens == CACHE_BYTES // per_token
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+async def test_what_can_never_fit_is_refused(arch: str):
+    engine = Engine(tiny_model(arch).model, [], cache_bytes=64 * 1024)
+    with pytest.raises(ConfigError, match=r"needs up to .* MiB .*lower max_tokens"):
+        await engine.generate([5] * 100, Sampling(max_tokens=900))
+    assert len((await engine.generate([5], Sampling(max_tokens=3))).ids) == 3
 
 
 def test_it_is_an_inference_engine():

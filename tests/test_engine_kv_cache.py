@@ -4,143 +4,180 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.engine.kv_cache import GROWTH, BatchCache, KVStore, key_of
+from rove.engine.kv_cache import KVCache, Shape, Slot, capacity_for, copy_row
+from rove.engine.prefixes import PrefixIndex, common_prefix
 
-LAYERS, HEADS, SIZE = 2, 3, 4
-
-
-def new_cache(rows: int, capacity: int) -> BatchCache:
-    return BatchCache(LAYERS, rows, HEADS, SIZE, capacity, torch.float32, torch.device("cpu"))
+SHAPE = Shape(layers=2, heads=2, size=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def stamp(ids: torch.Tensor) -> torch.Tensor:
-    """Keys [B, K, n, d] that say which token and head they belong to."""
-    return ids[:, None, :, None] * 10.0 + torch.arange(HEADS)[None, :, None, None] + torch.zeros(SIZE)
+def rows(count: int, length: int = 64) -> int:
+    """Bytes of so many rows."""
+    return count * capacity_for(length) * SHAPE.bytes
 
 
-def write(cache: BatchCache, positions: list[list[int]], ids: list[list[int]]) -> torch.Tensor:
-    mask = cache.place(torch.tensor(positions))
-    new = stamp(torch.tensor(ids))
-    for layer in range(LAYERS):
-        key, value = cache.update(new + layer * 1000, -new - layer * 1000, layer)
-        assert key.shape == value.shape == (len(ids), HEADS, cache.used, SIZE)
-        assert torch.equal(key, -value)
-    return mask
+def write(slot: Slot, tokens: list[int]) -> None:
+    """Keys and values that say which token, layer and head they belong to."""
+    slot.filled = len(tokens)
+    for layer in range(SHAPE.layers):
+        for head in range(SHAPE.heads):
+            stamp = torch.tensor(tokens) * 100.0 + layer * 10 + head
+            slot.pool.keys[layer][slot.index, head, :, : slot.filled] = stamp
+            slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
 
 
-def held(cache: BatchCache, row: int, length: int, layer: int = 0) -> list[int]:
-    """The tokens a row holds, read off its keys."""
-    tokens = (cache.kv[layer, 0, row, :, :length] - layer * 1000 - torch.arange(HEADS)[:, None, None]) / 10
-    assert bool((tokens == tokens[:1, :, :1]).all())
-    return [int(t) for t in tokens[0, :, 0]]
+def held(slot: Slot) -> list[int]:
+    """The tokens that a slot holds, read off its keys and values."""
+    found = set()
+    for layer in range(SHAPE.layers):
+        for head in range(SHAPE.heads):
+            keys = slot.pool.keys[layer][slot.index, head, :, : slot.filled]
+            values = slot.pool.values[layer][slot.index, head, : slot.filled]
+            assert torch.equal(keys.T, -values)
+            found.add(tuple(((keys[0] - layer * 10 - head) / 100).int().tolist()))
+    assert len(found) == 1
+    return list(found.pop())
 
 
-def test_aligned_rows_then_ragged_rows():
-    cache = new_cache(2, 8)
-    write(
-        cache, [[0, 1, 2], [0, 1, 2]], [[1, 2, 3], [4, 5, 0]]
-    )  # the second row is one shorter: its last token is padding
-    write(cache, [[3], [2]], [[6], [7]])
-    for layer in range(LAYERS):
-        assert held(cache, 0, 4, layer) == [1, 2, 3, 6]
-        assert held(cache, 1, 3, layer) == [4, 5, 7]
-    assert cache.get_seq_length() == 4
+@given(st.integers(1, 100_000))
+def test_a_row_holds_what_is_asked_and_at_most_a_quarter_more(length: int):
+    capacity = capacity_for(length)
+    assert capacity >= length
+    assert capacity == 64 or capacity <= 1.25 * length + 1
+    assert capacity_for(capacity) == capacity
 
 
-def test_the_mask_shows_each_token_its_own_past():
-    cache = new_cache(2, 8)
-    mask = write(cache, [[0, 1], [3, 4]], [[1, 2], [3, 4]])
-    assert mask.shape == (2, 1, 2, 5)
-    assert mask[:, 0].sum(-1).tolist() == [[1, 2], [4, 5]]
-    assert mask[0, 0, 1].tolist() == [True, True, False, False, False]
+def test_what_is_brought_together_keeps_its_content():
+    cache = KVCache(SHAPE, rows(8))
+    slots = [cache.take(10, expected=8) for _ in range(7)]
+    for i, slot in enumerate(slots):
+        assert slot is not None
+        write(slot, [i, i + 1])
+    living = [slot for slot in slots if slot is not None]
+    pool = living[0].pool
+    for chosen in ([0, 1, 2], [6, 4, 2], [1, 5], [0, 2, 4, 6], [3], []):
+        pool.arrange([living[i] for i in chosen])
+        assert sorted(living[i].index for i in chosen) == list(range(pool.first, pool.first + len(chosen)))
+        assert [held(slot) for slot in living] == [[i, i + 1] for i in range(7)]
+        assert all(pool.slots[slot.index] is slot for slot in living)
 
 
-def test_a_cache_that_is_outgrown_keeps_what_it_holds():
-    cache = new_cache(1, 2)
-    write(cache, [[0, 1]], [[1, 2]])
-    write(cache, [[2]], [[3]])
-    assert cache.kv.shape[4] == 2 + GROWTH
-    long = list(range(3, 3 + 2 * GROWTH))
-    write(cache, [long], [long])
-    assert held(cache, 0, 3 + len(long)) == [1, 2, 3, *long]
+def test_a_sequence_that_outgrows_its_row_moves():
+    cache = KVCache(SHAPE, rows(8))
+    slot = cache.take(60)
+    assert slot is not None
+    write(slot, list(range(60)))
+    assert cache.grow(slot, 64) is slot
+    larger = cache.grow(slot, 65)
+    assert larger is not None and larger.pool.capacity == 80
+    assert held(larger) == list(range(60))
+    assert slot.pool.free == len(slot.pool.slots)
 
 
-def test_a_view_writes_through_and_knows_how_far_the_cache_is_used():
-    cache = new_cache(3, 8)
-    write(cache, [[0, 1]] * 3, [[1, 2], [3, 4], [5, 6]])
-    view = cache.rows(1, 3)
-    mask = write(view, [[1], [2]], [[7], [8]])
-    assert mask.shape == (2, 1, 1, 3)
-    assert held(cache, 0, 2) == [1, 2]
-    assert held(cache, 1, 2) == [3, 7]
-    assert held(cache, 2, 3) == [5, 6, 8]
+def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
+    cache = KVCache(SHAPE, rows(3))
+    for i in range(3):
+        slot = cache.take(10)
+        assert slot is not None
+        write(slot, [i, i])
+        cache.keep(slot, [i, i])
+    first, second, _ = cache.kept
+    assert cache.take(10, spare=first) is not None
+    assert first in cache.kept and second not in cache.kept
+    assert cache.take(10) is not None and cache.take(10) is not None
+    assert cache.take(10) is None
+    assert cache.bytes <= cache.budget
 
 
-def test_dropping_rows_keeps_the_others_in_order():
-    cache = new_cache(4, 4)
-    write(cache, [[0, 1]] * 4, [[1, 2], [3, 4], [5, 6], [7, 8]])
-    cache.keep(torch.tensor([1, 3]))
-    write(cache, [[2], [2]], [[9], [10]])
-    assert [held(cache, row, 3) for row in range(2)] == [[3, 4, 9], [7, 8, 10]]
+def test_memory_goes_from_one_row_size_to_another():
+    cache = KVCache(SHAPE, rows(4))
+    for i in range(4):
+        slot = cache.take(10)
+        assert slot is not None
+        write(slot, [i])
+        cache.keep(slot, [i])
+    long = cache.take(128)
+    assert long is not None
+    assert cache.bytes <= cache.budget
+    assert [held(slot) for slot in cache.kept] == [[2], [3]]
+    assert cache.take(256) is None
+    assert cache.can_ever_hold(256) and not cache.can_ever_hold(257)
 
 
-def kv_of(ids: list[int]) -> torch.Tensor:
-    return torch.tensor(ids, dtype=torch.float32).view(1, 1, 1, -1, 1).expand(LAYERS, 2, HEADS, -1, SIZE)
+def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
+    cache = KVCache(SHAPE, rows(4))
+    for tokens in ([], [1, 2]):
+        slot = cache.take(10)
+        assert slot is not None
+        write(slot, tokens)
+        cache.keep(slot, tokens)
+    assert len(cache.kept) == len(cache.index) == 1
+    cache.forget()
+    assert len(cache.kept) == len(cache.index) == 0 < cache.bytes
+    cache.forget(release=True)
+    assert cache.bytes == 0
 
 
-def test_a_kept_turn_is_found_by_its_exact_tokens_and_only_once():
-    store = KVStore(100)
-    store.put([1, 2, 3], kv_of([1, 2, 3]))
-    assert store.take([1, 2]) is None
-    assert store.take([1, 2, 4]) is None
-    found = store.take([1, 2, 3])
-    assert found is not None and found[0, 0, 0, :, 0].tolist() == [1, 2, 3]
-    assert store.take([1, 2, 3]) is None
-    assert store.tokens == 0
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "keep", "free", "grow", "copy", "arrange"]), st.integers(1, 200)),
+        max_size=40,
+    ),
+    st.integers(2, 6),
+)
+def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int):
+    cache = KVCache(SHAPE, rows(size))
+    living: dict[Slot, list[int]] = {}
+    kept: dict[Slot, list[int]] = {}
+    for action, number in actions:
+        slot = list(living)[number % len(living)] if living else None
+        if action == "take" and (new := cache.take(number)) is not None:
+            living[new] = list(range(number, 2 * number))
+            write(new, living[new])
+        elif action == "copy" and slot is not None and (new := cache.take(len(living[slot]))) is not None:
+            copy_row(slot, new, len(living[slot]))
+            living[new] = living[slot]
+        elif slot is None:
+            continue
+        elif action == "keep":
+            kept[slot] = living.pop(slot)
+            cache.keep(slot, kept[slot])
+        elif action == "free":
+            del living[slot]
+            cache.free(slot)
+        elif action == "grow" and (new := cache.grow(slot, number)) is not None:
+            living[new] = living.pop(slot)
+        elif action == "arrange":
+            slot.pool.arrange([other for other in living if other.pool is slot.pool][: number % 4])
+        assert cache.bytes <= cache.budget
+        assert all(held(slot) == tokens for slot, tokens in living.items())
+        assert all(held(slot) == kept[slot] for slot in cache.kept)
+        assert len(cache.kept) == len(cache.index)
 
 
-def test_the_least_recently_kept_goes_first():
-    store = KVStore(5)
-    store.put([1, 1], kv_of([1, 1]))
-    store.put([2, 2], kv_of([2, 2]))
-    store.put([1, 1], kv_of([1, 1]))  # kept again: now the newest
-    store.put([3, 3], kv_of([3, 3]))
-    assert store.take([2, 2]) is None
-    assert store.take([1, 1]) is not None
-    assert store.take([3, 3]) is not None
+tokens = st.lists(st.integers(0, 2), max_size=6)
 
 
-def test_what_is_larger_than_the_store_is_not_kept():
-    store = KVStore(2)
-    store.put([1, 2, 3], kv_of([1, 2, 3]))
-    assert (store.tokens, store.take([1, 2, 3])) == (0, None)
+@given(tokens, tokens)
+def test_common_prefixes(a: list[int], b: list[int]):
+    wanted = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    assert common_prefix(a, b) == wanted
 
 
-turns = st.lists(st.integers(0, 2), min_size=1, max_size=4)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["put", "take", "clear"]), turns), max_size=40), st.integers(0, 8))
-def test_memory_stays_bounded_whatever_is_put_and_taken(actions: list[tuple[str, list[int]]], bound: int):
-    store = KVStore(bound)
-    kept: dict[tuple[int, ...], None] = {}  # a model of the store: oldest first
-    for action, ids in actions:
-        if action == "clear":
-            store.clear()
-            kept.clear()
-        elif action == "take":
-            assert (store.take(ids) is not None) == (tuple(ids) in kept)
-            kept.pop(tuple(ids), None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), tokens), max_size=30), tokens)
+def test_the_nearest_share_as_much_as_any(actions: list[tuple[bool, int, list[int]]], wanted: list[int]):
+    index: PrefixIndex[int] = PrefixIndex()
+    model: dict[int, list[int]] = {}
+    for adds, value, at in actions:
+        if adds:
+            index.add(at, value)
+            model[value] = at
         else:
-            store.put(ids, kv_of(ids))
-            kept.pop(tuple(ids), None)
-            kept[tuple(ids)] = None
-            while sum(map(len, kept)) > bound:
-                kept.pop(next(iter(kept)))
-        assert store.tokens == sum(map(len, kept)) <= bound
-
-
-@settings(deadline=None)
-@given(turns, turns)
-def test_keys_tell_sequences_apart(a: list[int], b: list[int]):
-    assert (key_of(a) == key_of(b)) == (a == b)
+            index.remove(value)
+            model.pop(value, None)
+    assert len(index) == len(model)
+    near = index.nearest(wanted)
+    assert all(shared == common_prefix(wanted, model[value]) for shared, value in near)
+    assert max((shared for shared, _ in near), default=0) == max(
+        (common_prefix(wanted, at) for at in model.values()), default=0
+    )

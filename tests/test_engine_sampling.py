@@ -4,10 +4,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from rove.engine.sampling import sample, uniforms
+from rove.engine.sampling import alternatives, draw, keep_likely, sample, score, temper, uniforms
 
 seeds_63 = st.integers(0, 2**63 - 1)
 
@@ -100,3 +106,117 @@ def test_low_precision_logits_are_normalised_in_fp32():
     ids, logprobs = sample(logits, torch.ones(3), ints(1, 2, 3), ints(0, 0, 0))
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0])
+
+
+def test_hardly_any_temperature_is_still_a_distribution():
+    logits = torch.tensor([[80.0, -80.0, 79.0]])
+    ids, logprobs = sample(logits, torch.tensor([1e-38]), ints(1), ints(0))
+    assert (ids.item(), logprobs.item()) == (0, 0.0)
+    assert torch.isfinite(temper(logits, torch.tensor([1e-38]))).all()
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any), st.integers(0, 2**20 - 1))
+def test_a_draw_inverts_the_cumulative_distribution_exactly(weights: list[int], numerator: int):
+    # Everything is a small multiple of a power of two, so that fp32 has no rounding to do.
+    uniform = numerator / 2**20
+    probabilities = torch.tensor([weights]) / 1024
+    id = int(draw(probabilities, torch.tensor([uniform], dtype=torch.double)))
+    total = sum(weights)
+    assert sum(weights[:id]) * 2**20 <= numerator * total < sum(weights[: id + 1]) * 2**20
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50).filter(lambda row: sum(row) > 0))
+def test_the_largest_uniform_draws_no_token_of_probability_zero(row: list[float]):
+    probabilities = torch.tensor([[*row, 0.0, 0.0]])
+    assume(probabilities.sum() > 1e-30)
+    id = int(draw(probabilities, torch.tensor([1 - 2.0**-53], dtype=torch.double)))
+    assert probabilities[0, id] > 0
+
+
+def distribution(seed: int, vocab: int) -> torch.Tensor:
+    return (2 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+
+
+def kept(probabilities: torch.Tensor, k: int = 0, p: float = 1.0, least: float = 0.0) -> torch.Tensor:
+    k = k or probabilities.shape[1]
+    return keep_likely(probabilities, torch.tensor([k]), torch.tensor([p]), torch.tensor([least]))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 40),
+    st.integers(1, 40),
+    st.floats(0.03125, 1, width=32),
+    st.floats(0, 1, width=32),
+)
+def test_filters_keep_what_transformers_keeps(seed: int, vocab: int, k: int, p: float, least: float):
+    probabilities, k = distribution(seed, vocab), min(k, vocab)
+    filters = LogitsProcessorList([MinPLogitsWarper(least), TopKLogitsWarper(k), TopPLogitsWarper(p)])
+    scores = LogitsProcessorList(filters[:2])(torch.zeros(1, 0, dtype=torch.long), probabilities.log())
+    edges = scores.softmax(-1).sort().values.cumsum(-1) - (1 - p)
+    assume(edges.abs().min() > 1e-5)  # at the edge itself, rounding decides
+    assume(((probabilities / probabilities.max()) - least).abs().min() > 1e-5 or least in (0, 1))
+    expected = filters(torch.zeros(1, 0, dtype=torch.long), probabilities.log()).softmax(-1)
+    torch.testing.assert_close(kept(probabilities, k, p, least), expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.floats(2**-100, 1, width=32),
+    st.floats(0, 1, width=32),
+)
+def test_a_filtered_distribution_is_one(seed: int, vocab: int, k: int, p: float, least: float):
+    probabilities = distribution(seed, vocab)
+    made = kept(probabilities, min(k, vocab), p, least)
+    assert made.sum().item() == pytest.approx(1, abs=1e-5)
+    assert made.argmax() == probabilities.argmax()
+    assert (made > 0).sum() <= k
+    gone = probabilities[made == 0]
+    assert len(gone) == 0 or gone.max() < probabilities[made > 0].min()
+    assert probabilities[made > 0].min() >= least * probabilities.max() * (1 - 1e-6)
+    rest = probabilities[made > 0].sum() - probabilities[made > 0].min()
+    assert rest < p + 1e-5  # not even the least likely one could be missed
+
+
+def test_filters_that_are_off_change_nothing():
+    probabilities = distribution(3, 30)
+    torch.testing.assert_close(kept(probabilities), probabilities)
+
+
+def test_tokens_as_likely_as_one_that_stays_stay():
+    probabilities = torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]])
+    for filters in ({"k": 1}, {"p": 0.1}, {"p": 0.55}, {"least": 1.0}):
+        assert kept(probabilities, **filters).tolist()[0] == pytest.approx([0, 0.5, 0, 0.5, 0])
+    assert (kept(probabilities, p=0.7) > 0).tolist() == [[True, True, True, True, False]]
+
+
+def test_top_p_is_of_what_top_k_has_left():
+    probabilities = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    assert (kept(probabilities, p=0.55) > 0).sum() == 2
+    assert (kept(probabilities, k=2, p=0.55) > 0).sum() == 1  # 0.4 of 0.7 is enough
+
+
+def test_alternatives_are_the_likeliest_and_never_impossible():
+    probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    first, second, third = alternatives(probabilities, [2, 3, 0])
+    assert [id for id, _ in first] == [2, 3]
+    assert [logprob for _, logprob in first] == pytest.approx([math.log(0.6), math.log(0.3)])
+    assert (second, third) == ([(1, 0.0)], [])
+    assert [len(row) for row in alternatives(probabilities, [9, 9, 9])] == [3, 1, 4]
+
+
+def test_scores_of_given_tokens_are_the_models_own():
+    logits = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ids = ints(3, 0, 11, 4, 4)
+    logprobs, top = score(logits, ids, 2)
+    expected = logits.float().log_softmax(-1)
+    assert logprobs == pytest.approx([expected[i, id].item() for i, id in enumerate(ids.tolist())])
+    assert [row[0][0] for row in top] == logits.argmax(-1).tolist()
+    assert [len(row) for row in top] == [2] * 5
+    assert score(logits, ids)[1] == [[]] * 5

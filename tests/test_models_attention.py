@@ -8,7 +8,7 @@ from fakes import TEXTS, tiny_model
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
 
-from rove.models.attention import fits, grouped_attention
+from rove.models.attention import attend_chunk, attend_decode, fits, grouped_attention
 from rove.models.load import prepare
 from rove.models.new import train_tokenizer
 
@@ -150,3 +150,26 @@ def test_a_model_with_sliding_windows_keeps_its_own_attention():
         before = model(input_ids=ids).logits
         after = prepare(model, tokenizer).model(input_ids=ids).logits
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_one_new_token_per_sequence(kv_heads: int):
+    query, key, value = inputs(kv_heads, 1, 9)
+    seen = torch.arange(9) < torch.tensor([[9], [3], [1]])
+    bias = torch.zeros(3, 9).masked_fill(~seen, float("-inf"))
+    got = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2).contiguous(), value, bias)
+    torch.testing.assert_close(got, reference(query, key, value, seen[:, None, None])[:, 0])
+    whole = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2), value, None)
+    torch.testing.assert_close(whole, reference(query, key, value, torch.ones(1, 9, dtype=torch.bool))[:, 0])
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_several_new_tokens_per_sequence(kv_heads: int):
+    query, key, value = inputs(kv_heads, 4, 9)
+    starts = torch.tensor([0, 2, 5])
+    mask = torch.arange(9) <= (starts[:, None] + torch.arange(4))[:, :, None]
+    got = attend_chunk(query.transpose(1, 2) * 8**-0.5, key, value, starts)
+    torch.testing.assert_close(got, reference(query, key, value, mask[:, None]))
+    query, key, value = inputs(kv_heads, 6, 6)
+    got = attend_chunk(*(x.transpose(1, 2) for x in (query * 8**-0.5, key, value)))
+    torch.testing.assert_close(got, reference(query, key, value, causal(6, 6)))

@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_model
 from torch import nn
 
-from rove.models.linear import FastLinear, use_fast_linear
+from rove.models.linear import FastLinear, linear, use_fast_linear
 
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
@@ -78,3 +78,13 @@ def test_a_whole_model_trains_the_same():
 
 def test_saved_weights_carry_ordinary_names():
     assert "model.layers.0.mlp.up_proj.weight" in tiny_model().model.state_dict()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_and_many_rows_and_biases(rows: int, dtype: torch.dtype):
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, 8), (6, 8), (6,)))
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x, weight), nn.functional.linear(x, weight))
+        torch.testing.assert_close(linear(x, weight, bias), nn.functional.linear(x, weight, bias))

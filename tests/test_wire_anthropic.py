@@ -44,7 +44,7 @@ def test_a_whole_request():
         {"type": "function", "function": {"name": "now"}},
         {"type": "web_search_20250305", "name": "web_search"},
     ]
-    sampling = Sampling(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, stop=["END"], extra={"top_k": 20})
+    sampling = Sampling(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, stop=["END"], top_k=20)
     messages = [
         SystemMessage("Be brief."),
         UserMessage(["What is this?", {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}]),
@@ -104,6 +104,16 @@ def test_a_whole_request():
 def test_what_is_not_set_is_left_out_but_for_the_limit():
     body = request_body(Request([UserMessage("hi")], Sampling(seed=1, stop=[]), tools=[]))
     assert body == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": [{"role": "user", "content": [words("hi")]}]}
+
+
+@pytest.mark.parametrize(
+    "given", [{"min_p": 0.1}, {"presence_penalty": 1}, {"response_format": {"type": "json_object"}}]
+)
+def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, Anthropic's Messages API"):
+        request_body(Request([], Sampling(**given)))
+    quiet = Sampling(top_k=-1, logprobs=2, prompt_logprobs=1, repetition_penalty=1.0)
+    assert request_body(Request([], quiet)) == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": []}
 
 
 def test_extra_is_merged_in_last():

@@ -16,14 +16,31 @@ from rove.records import StepTokens, Usage
 from rove.state import State
 from rove.wire.chat import excerpt, read_response, request_body
 
-OWN_NAMES = {*Sampling.__struct_fields__, "model", "messages", "tools", "max_completion_tokens", "extra_body"}
+OWN_NAMES = {
+    *Sampling.__struct_fields__,
+    *("model", "messages", "tools", "max_completion_tokens", "extra_body", "top_logprobs"),
+}
+COUNT = st.none() | st.integers(0, 20)
 SAMPLINGS = st.builds(
     Sampling,
     temperature=st.none() | st.floats(0, 2),
     max_tokens=st.none() | st.integers(1, 10**6),
-    top_p=st.none() | st.floats(0, 1),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True).filter(lambda p: p > 1e-300),
     seed=st.none() | st.integers(0, 2**31),
-    stop=st.none() | st.lists(TEXT, max_size=3),
+    stop=st.none() | st.lists(TEXT.filter(bool), max_size=3),
+    top_k=st.none() | st.integers(-1, 100),
+    min_p=st.none() | st.floats(0, 1),
+    repetition_penalty=st.none() | st.floats(0.5, 2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 50_000), st.floats(-100, 100), max_size=3),
+    stop_token_ids=st.none() | st.lists(st.integers(0, 50_000), max_size=3),
+    min_tokens=st.none() | st.integers(0, 1),
+    ignore_eos=st.none() | st.booleans(),
+    logprobs=COUNT,
+    prompt_logprobs=COUNT,
+    response_format=st.none() | st.just({"type": "json_object"}),
+    structured_outputs=st.none() | st.just({"regex": "a+"}),
     extra=st.dictionaries(TEXT.filter(lambda name: name not in OWN_NAMES), JSON.filter(lambda v: v is not None)),
 )
 MESSAGES = st.lists(
@@ -51,6 +68,29 @@ def test_request_body_uses_openai_names():
         "stop": ["\n"],
         "top_k": 20,
     }
+
+
+def test_what_goes_beyond_openai_is_sent_under_the_names_of_its_servers():
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    told = {
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"17": -100.0},
+        "stop_token_ids": [5],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "prompt_logprobs": 1,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "response_format": schema,
+        "structured_outputs": {"regex": "a+"},
+        "guided_regex": "a+",
+    }
+    assert request_body(Request([], Sampling.from_args(told))) == {"messages": [], **told}
+    assert request_body(Request([], Sampling.from_args({"logprobs": True}))) == {"messages": [], "logprobs": True}
 
 
 def test_request_body_leaves_out_what_is_not_set():

@@ -31,7 +31,15 @@ def completed(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str
 
 def test_the_prompt_is_the_text_of_the_user():
     sampling = Sampling(
-        temperature=0.0, max_tokens=7, top_p=0.9, seed=3, stop=["\n"], extra={"echo": True, "top_p": None}
+        temperature=0.0,
+        max_tokens=7,
+        top_p=0.9,
+        seed=3,
+        stop=["\n"],
+        top_k=5,
+        logit_bias={7: 1.5},
+        logprobs=2,
+        extra={"echo": True, "top_p": None},
     )
     request = Request([UserMessage(["once ", {"type": "text", "text": "upon"}])], sampling, "tiny", tools=[], seed=5)
     assert request_body(request) == {
@@ -41,6 +49,9 @@ def test_the_prompt_is_the_text_of_the_user():
         "max_tokens": 7,
         "seed": 3,
         "stop": ["\n"],
+        "top_k": 5,
+        "logit_bias": {"7": 1.5},
+        "logprobs": 2,
         "echo": True,
     }
     assert request_body(Request([UserMessage("")])) == {"prompt": ""}

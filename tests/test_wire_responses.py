@@ -136,6 +136,35 @@ def test_extra_is_merged_in_last():
     assert request_body(Request([], sampling)) == {"input": [], "store": True}
 
 
+def test_a_format_and_log_probabilities_have_names_of_their_own():
+    schema = {"name": "move", "schema": {"type": "object"}, "strict": True}
+    sampling = Sampling(response_format={"type": "json_schema", "json_schema": schema}, logprobs=3)
+    assert request_body(Request([], sampling)) == {
+        "input": [],
+        "store": False,
+        "text": {"format": {"type": "json_schema", **schema}},
+        "top_logprobs": 3,
+        "include": ["message.output_text.logprobs"],
+    }
+    plain = request_body(Request([], Sampling(response_format={"type": "json_object"}, logprobs=0)))
+    assert plain["text"] == {"format": {"type": "json_object"}}
+    assert "top_logprobs" not in plain
+
+
+@pytest.mark.parametrize(
+    "given", [{"top_k": 5}, {"logit_bias": {1: 2.0}}, {"ignore_eos": True}, {"structured_outputs": {"regex": "a"}}]
+)
+def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, OpenAI's Responses API"):
+        request_body(Request([], Sampling(**given)))
+
+
+def test_what_is_off_is_not_refused():
+    off = Sampling(top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False)
+    assert request_body(Request([], off)) == {"input": [], "store": False}
+    assert request_body(Request([], Sampling(extra={"top_k": 5})))["top_k"] == 5
+
+
 def test_stop_sequences_are_refused():
     with pytest.raises(ConfigError, match=r"stop is \['END'\]; expected none"):
         request_body(Request([], Sampling(stop=["END"])))

@@ -45,11 +45,7 @@ class EngineClient:
             prompt_ids = self.renderer.prompt_ids(request.messages, previous)
         else:
             prompt_ids = self.renderer.text_ids(text, previous)
-        known = 0
-        if previous is not None and prompt_ids[: len(previous.prompt_ids)] == previous.prompt_ids:
-            # The engine has computed everything up to, but not including, the last token it sampled.
-            known = len(previous.prompt_ids) + len(previous.completion_ids) - 1
-        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, known=known)
+        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed)
         return Response(
             message=self.renderer.read(made.ids) if text is None else self.renderer.read_text(prompt_ids, made.ids),
             usage=Usage(len(prompt_ids), len(made.ids)),
@@ -59,4 +55,4 @@ class EngineClient:
 
     async def close(self) -> None:
         """Forget cached keys and values."""
-        self.engine.update_weights(self.engine.policy_version)
+        self.engine.release()

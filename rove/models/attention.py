@@ -62,6 +62,48 @@ def grouped_attention(
     return out.transpose(1, 2), None
 
 
+def attend_decode(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """One new token per sequence: query [B, H, d], already scaled, over keys [B, K, d, T] and values [B, K, T, d] → [B, H, d].
+
+    `bias` [B, T] is −∞ on the keys that a sequence does not see, else 0. Query heads that share a key head are the rows of one
+    matrix product, and keys that are stored transposed are read in order.
+    """
+    rows, heads, size = query.shape
+    kv_heads = keys.shape[1]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
+    scores = grouped @ keys
+    if bias is not None:
+        scores += bias[:, None, None]
+    return (scores.softmax(dim=-1) @ values).view(rows, heads, size)
+
+
+def attend_chunk(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Several new tokens per sequence: query [B, n, H, d], already scaled → [B, n, H, d].
+
+    Without `starts` the keys and values [B, n, K, d] are those of the very same tokens. With it they are all of the sequence
+    so far, [B, K, T, d], and the queries of row b stand at positions starts[b] and following.
+    """
+    rows, queries, heads, size = query.shape
+    if starts is None:
+        kv_heads = key.shape[2]
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        if kv_heads < heads:
+            key, value = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (key, value))
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0).transpose(1, 2)
+    kv_heads, length = key.shape[1], key.shape[2]
+    places = starts[:, None] + torch.arange(queries, device=query.device)
+    hidden = torch.arange(length, device=query.device) > places[:, :, None]
+    grouped = query.transpose(1, 2).reshape(rows, kv_heads, -1, size)
+    scores = (grouped @ key.transpose(-1, -2)).view(rows, heads, queries, length)
+    scores.masked_fill_(hidden[:, None], float("-inf"))
+    seen = scores.softmax(dim=-1).view(rows, kv_heads, -1, length) @ value
+    return seen.view(rows, heads, queries, size).transpose(1, 2)
+
+
 def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
     """transformers asks for a mask per attention function; ours is causal without one."""
     if attention_mask is not None and not attention_mask.all():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -66,6 +67,20 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
     loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
     return loaded._replace(name=digest_model(path))
+
+
+def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """Parameter name → tensor of a model folder's safetensors files, on the CPU.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"{path} holds no weights; expected a model folder with .safetensors files{_hint(Path(path))}"
+        )
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def load_for_sampling(path: str | Path) -> LoadedModel:

@@ -20,6 +20,7 @@ from rove.wire.common import (
     function_of,
     is_text,
     parts_of,
+    refuse_sampling,
     said,
     still_says,
     text_in,
@@ -41,6 +42,18 @@ CONTENT = "anthropic_content"
 
 _INSTRUCTIONS = ("system", "developer")
 _THINKING = ("thinking", "redacted_thinking")
+_LACKING = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "response_format",
+    "structured_outputs",
+)
 
 
 class _Text(msgspec.Struct):
@@ -76,13 +89,15 @@ def request_body(request: Request) -> dict[str, Any]:
     (signed thinking must). Tools that are not functions are the API's own and pass as they are.
 
     `max_tokens` is `DEFAULT_MAX_TOKENS` where the request names none. `sampling.seed` and a part's `detail` have no
-    counterpart and stay here. Some models refuse `temperature` and `top_p`; they are sent if asked for.
+    counterpart and stay here, as do log-probabilities. Some models refuse `temperature` and `top_p`; they are sent if asked for.
     `sampling.extra` is merged in last and wins; None in it removes a field.
 
     Raises:
         ConfigError: a message holds what the API cannot take: audio, an image that is neither a base64 data URL nor a
-            web address, tool arguments that are no JSON object; or a tool is not in chat form.
+            web address, tool arguments that are no JSON object; a tool is not in chat form; or the sampling has what the API
+            does not: without it the model would say something else than was asked for.
     """
+    refuse_sampling(request.sampling, "Anthropic's Messages API", *_LACKING)
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in request.messages:
@@ -102,6 +117,7 @@ def request_body(request: Request) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in request.tools or []] or None,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        "top_k": None if sampling.top_k in (0, -1) else sampling.top_k,
         "stop_sequences": sampling.stop or None,
         **sampling.extra,
     }

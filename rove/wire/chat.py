@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from rove.errors import InvalidModelResponseError
-from rove.messages import text_of
+from rove.errors import ConfigError, InvalidModelResponseError
+from rove.messages import FIELDS, as_message, text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
-from rove.wire.common import ToolCall, answer, count, excerpt, is_text, without_none
+from rove.wire.common import (
+    ToolCall,
+    answer,
+    count,
+    excerpt,
+    function_of,
+    is_text,
+    parts_of,
+    said,
+    sampling_fields,
+    tool_calls_of,
+    without_none,
+)
+from rove.wire.serving import (
+    Asked,
+    Head,
+    Options,
+    Question,
+    TokenLogprob,
+    questions_of,
+    read_body,
+    rest_of,
+    sampling_of,
+    usage_body,
+)
 
 
 class _Message(msgspec.Struct):
@@ -46,11 +71,9 @@ def request_body(request: Request) -> dict[str, Any]:
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "stop": sampling.stop,
+        **sampling_fields(sampling),
+        "logprobs": None if sampling.logprobs is None else True,
+        "top_logprobs": sampling.logprobs or None,
         **sampling.extra,
     }
     return without_none(body)
@@ -86,3 +109,133 @@ def read_response(body: Any) -> Response:
         ),
         refusal=message.refusal if is_text(message.refusal) else None,
     )
+
+
+# The other direction: we are the one who is asked.
+
+
+class _Body(Options):
+    """The fields of a chat-completions request that we read."""
+
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+
+def read_request(body: Any) -> Asked:
+    """What a chat-completions body asks for.
+
+    Contents that are nothing but text parts become one text. `tool_choice` "none" drops the tools; no other choice than
+    "auto" can be promised. Fields that we do not know go on to the client, as `sampling.extra`.
+
+    Raises:
+        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+    """
+    options = read_body(body, _Body)
+    if options.tool_choice not in (None, "none", "auto"):
+        raise ConfigError(f"tool_choice is {options.tool_choice!r}; expected 'none' or 'auto'")
+    if options.top_logprobs and not options.logprobs:
+        raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
+    for tool in options.tools or []:
+        if function_of(tool) is None:
+            raise ConfigError(f"a tool of type {tool['type']!r}; expected 'function'")
+    wanted = options.response_format
+    sampling = sampling_of(
+        body,
+        options,
+        response_format=None if wanted == {"type": "text"} else wanted,
+        top_logprobs=options.top_logprobs or None,
+    )
+    request = Request(
+        [_asked_message(message) for message in options.messages],
+        sampling,
+        tools=None if options.tool_choice == "none" else options.tools or None,
+    )
+    return Asked(
+        options.model,
+        questions_of(Question(request), options.n),
+        options.n or 1,
+        bool(options.stream),
+        bool(options.stream_options and options.stream_options.include_usage),
+        (options.top_logprobs or 0) if options.logprobs else None,
+    )
+
+
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
+) -> dict[str, Any]:
+    """The JSON of a chat completion with these choices; `logprobs` are the tokens of each."""
+    choices = [
+        {
+            "index": i,
+            "message": {"content": None} | {k: v for k, v in response.message.items() if k in FIELDS and v is not None},
+            "logprobs": None if logprobs is None else _logprobs(logprobs[i]),
+            "finish_reason": response.finish_reason,
+        }
+        for i, response in enumerate(responses)
+    ]
+    return _piece(head, "chat.completion", choices) | {"usage": usage_body(usage)}
+
+
+def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+    """How the stream of a choice begins."""
+    return [_chunk(head, index, {"role": "assistant", "content": ""})]
+
+
+def text_chunk(head: Head, index: int, text: str) -> dict[str, Any]:
+    """A piece of a choice's text."""
+    return _chunk(head, index, {"content": text})
+
+
+def last_chunks(
+    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """What is left of a choice whose text was streamed as far as `told`."""
+    message = response.message
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
+    fields = {name: message.get(name) or None for name in ("reasoning_content", "refusal")}
+    delta = without_none({"content": rest_of(response, told) or None, "tool_calls": calls or None, **fields})
+    rest = [_chunk(head, index, delta, logprobs=logprobs)] if delta or logprobs else []
+    return [*rest, _chunk(head, index, {}, response.finish_reason)]
+
+
+def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+    """The end of a stream that was to tell token counts."""
+    return _piece(head, "chat.completion.chunk", []) | {"usage": usage_body(usage)}
+
+
+def _chunk(
+    head: Head,
+    index: int,
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
+    logprobs: list[TokenLogprob] | None = None,
+) -> dict[str, Any]:
+    told = None if logprobs is None else _logprobs(logprobs)
+    choice = {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
+    return _piece(head, "chat.completion.chunk", [choice])
+
+
+def _piece(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
+    def entry(token: str, logprob: float) -> dict[str, Any]:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    content = [{**entry(t.token, t.logprob), "top_logprobs": [entry(*other) for other in t.top]} for t in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as it was sent, checked; a list of text parts as one text."""
+    as_message(message)
+    tool_calls_of(message)
+    parts = [said(part) for part in parts_of(message)]
+    if isinstance(message.get("content"), list) and None not in parts:
+        return {**message, "content": "".join(filter(None, parts))}
+    return message

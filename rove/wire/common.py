@@ -9,7 +9,7 @@ import msgspec
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, text_of
-from rove.protocols import Response
+from rove.protocols import Response, Sampling
 from rove.records import Usage
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -108,6 +108,50 @@ def unsendable(part: Mapping[str, Any], api: str, known: str) -> ConfigError:
 def still_says(message: Mapping[str, Any], text: str, tool_calls: list[dict[str, Any]]) -> bool:
     """Whether nobody has edited these words and calls of a message."""
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """How to sample, under the names that servers of (chat) completions know; some are None.
+
+    Those that are not OpenAI's are vLLM's, SGLang's and others' at the top level of the body. Log-probabilities of the
+    answer are missing: the two APIs ask for them in different ways.
+    """
+    bias = sampling.logit_bias
+    return {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "stop": sampling.stop,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": None if bias is None else {str(token): value for token, value in bias.items()},
+        "stop_token_ids": sampling.stop_token_ids,
+        "min_tokens": sampling.min_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "response_format": sampling.response_format,
+        "structured_outputs": sampling.structured_outputs,
+    }
+
+
+def refuse_sampling(sampling: Sampling, api: str, *names: str) -> None:
+    """Refuse what an API does not have: without it the model would say something else than was asked for.
+
+    Raises:
+        ConfigError: one of these arguments is given and not off.
+    """
+    off = {"top_k": (0, -1), "repetition_penalty": (1,)}
+    for name in names:
+        value = getattr(sampling, name)
+        if value and value not in off.get(name, ()):
+            raise ConfigError(
+                f"{name} is {value!r}; expected none, {api} has no such argument: leave it out or ask through chat "
+                "completions (what a server has beyond the API goes into extra)"
+            )
 
 
 def answer(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:

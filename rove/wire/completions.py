@@ -5,14 +5,41 @@ For models without a chat template: the prompt is continued as it stands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
 
 from rove.errors import ConfigError, InvalidModelResponseError
+from rove.messages import text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
-from rove.wire.common import answer, count, excerpt, finish_reason, parts_of, said, unsendable, without_none
+from rove.wire.common import (
+    answer,
+    count,
+    excerpt,
+    finish_reason,
+    parts_of,
+    said,
+    sampling_fields,
+    unsendable,
+    without_none,
+)
+from rove.wire.serving import (
+    MAX_CHOICES,
+    Asked,
+    Head,
+    Options,
+    Question,
+    TokenLogprob,
+    questions_of,
+    read_body,
+    refuse,
+    rest_of,
+    sampling_of,
+    usage_body,
+)
 
 
 class _Choice(msgspec.Struct):
@@ -42,11 +69,8 @@ def request_body(request: Request) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": request.model or None,
         "prompt": _prompt(request.messages),
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "stop": sampling.stop,
+        **sampling_fields(sampling),
+        "logprobs": sampling.logprobs,
         **sampling.extra,
     }
     return without_none(body)
@@ -84,3 +108,122 @@ def _prompt(messages: list[dict[str, Any]]) -> str:
             raise unsendable(part, "the completions API", "text")
         prompt += words
     return prompt
+
+
+# The other direction: we are the one who is asked.
+
+Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+
+
+class _Body(Options):
+    """The fields of a completions request that we read."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+def read_request(body: Any) -> Asked:
+    """What a completions body asks for: one text, several, one list of token ids, or several of these.
+
+    Fields that we do not know go on to the client, as `sampling.extra`.
+
+    Raises:
+        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+    """
+    options = read_body(body, _Body)
+    refuse(body, ("echo", "suffix"), "this server answers with what follows the prompt and nothing else")
+    if options.best_of not in (None, 1, options.n):
+        raise ConfigError(f"best_of is {options.best_of}; expected that of n: every answer sampled is sent")
+    sampling = sampling_of(body, options, top_logprobs=options.logprobs or None)
+    prompts = _prompts(options.prompt)
+    if len(prompts) * (options.n or 1) > MAX_CHOICES:
+        raise ConfigError(f"{len(prompts)} prompts with n {options.n or 1}; expected {MAX_CHOICES} answers at most")
+    questions = []
+    for prompt in prompts:
+        is_words = isinstance(prompt, str)
+        question = Question(Request([], sampling, text=prompt if is_words else None), None if is_words else prompt)
+        questions += questions_of(question, options.n)
+    return Asked(
+        options.model,
+        questions,
+        options.n or 1,
+        bool(options.stream),
+        bool(options.stream_options and options.stream_options.include_usage),
+        options.logprobs,
+    )
+
+
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
+) -> dict[str, Any]:
+    """The JSON of a completion with these choices; `logprobs` are the tokens of each."""
+    choices = [
+        _choice(i, text_of(response.message), response.finish_reason, None if logprobs is None else logprobs[i])
+        for i, response in enumerate(responses)
+    ]
+    return _piece(head, choices) | {"usage": usage_body(usage)}
+
+
+def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+    """How the stream of a choice begins: with its text."""
+    return []
+
+
+def text_chunk(head: Head, index: int, text: str) -> dict[str, Any]:
+    """A piece of a choice's text."""
+    return _piece(head, [_choice(index, text)])
+
+
+def last_chunks(
+    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """What is left of a choice whose text was streamed as far as `told`."""
+    return [_piece(head, [_choice(index, rest_of(response, told), response.finish_reason, logprobs)])]
+
+
+def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+    """The end of a stream that was to tell token counts."""
+    return _piece(head, []) | {"usage": usage_body(usage)}
+
+
+def _piece(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+    }
+
+
+def _choice(
+    index: int, text: str, finish_reason: str | None = None, logprobs: list[TokenLogprob] | None = None
+) -> dict[str, Any]:
+    told = None if logprobs is None else _logprobs(logprobs)
+    return {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
+    starts = accumulate((len(token.token) for token in tokens), initial=0)
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [dict(token.top) for token in tokens] if any(token.top for token in tokens) else None,
+        "text_offset": list(starts)[: len(tokens)],
+    }
+
+
+def _prompts(given: str | list[Any]) -> list[str] | list[list[int]]:
+    for kind, one in ((str, True), (Ids, True), (list[str], False), (list[Ids], False)):
+        try:
+            prompts = msgspec.convert([given] if one else given, list[kind] if one else kind)
+        except msgspec.ValidationError:
+            continue
+        if prompts:
+            return prompts
+    raise ConfigError(
+        f"prompt is {excerpt(given)}; expected a text, texts, token ids, or lists of these that are not empty"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError, InvalidModelResponseError, ModelError
+from rove.errors import InvalidModelResponseError, ModelError
 from rove.protocols import Request, Response
 from rove.records import Usage
 from rove.wire.common import (
@@ -22,6 +22,7 @@ from rove.wire.common import (
     function_of,
     is_text,
     parts_of,
+    refuse_sampling,
     said,
     still_says,
     text_in,
@@ -33,6 +34,20 @@ from rove.wire.common import (
 
 OUTPUT = "responses_output"
 """The key of an assistant message that holds an answer's output items, where they say what our fields cannot."""
+
+_LACKING = (
+    "stop",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "structured_outputs",
+)
 
 
 class _FunctionCall(msgspec.Struct):
@@ -78,21 +93,18 @@ def request_body(request: Request) -> dict[str, Any]:
     otherwise, as chat completions understands it: left out, this API would rewrite their schema. Tools of another type
     are the API's own and pass as they are.
 
-    `store` is false. `sampling.seed` and a message's `name` have no counterpart and stay here. Encrypted reasoning is
-    not asked for (models that do not reason refuse the question; OpenAI sends it unasked): a server that wants to be
-    asked takes `extra={"include": ["reasoning.encrypted_content"]}`. `sampling.extra` is merged in last and wins; None
-    in it removes a field.
+    `sampling.response_format` is sent as the `format` of `text`, `sampling.logprobs` as `top_logprobs`. `store` is false.
+    `sampling.seed`, `sampling.prompt_logprobs` and a message's `name` have no counterpart and stay here. Encrypted
+    reasoning is not asked for (models that do not reason refuse the question; OpenAI sends it unasked): a server that wants
+    to be asked takes `extra={"include": ["reasoning.encrypted_content"]}`. `sampling.extra` is merged in last and wins;
+    None in it removes a field.
 
     Raises:
-        ConfigError: a message holds what the API cannot take, a tool is not in chat form, or there are stop sequences,
-            which the API does not have: without them the model would say something else than was asked for.
+        ConfigError: a message holds what the API cannot take, a tool is not in chat form, or the sampling has what
+            the API does not, such as stop sequences: without them the model would say something else than was asked for.
     """
     sampling = request.sampling
-    if sampling.stop:
-        raise ConfigError(
-            f"stop is {sampling.stop!r}; expected none, OpenAI's Responses API has no stop sequences: "
-            "leave it out or ask through chat completions"
-        )
+    refuse_sampling(sampling, "OpenAI's Responses API", *_LACKING)
     body: dict[str, Any] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
@@ -100,10 +112,19 @@ def request_body(request: Request) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "max_output_tokens": sampling.max_tokens,
         "top_p": sampling.top_p,
+        "text": {"format": _format(sampling.response_format)} if sampling.response_format else None,
+        "top_logprobs": sampling.logprobs or None,
+        "include": None if sampling.logprobs is None else ["message.output_text.logprobs"],
         "store": False,
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """Chat's `response_format`, of which this API writes the schema beside the type."""
+    inner = response_format.get("json_schema")
+    return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
 
 
 def read_response(body: Any) -> Response:

@@ -1,0 +1,256 @@
+"""What sampling costs on a CPU: rove's engine against `transformers.generate`, new tokens per CPU second, one thread.
+
+    python benchmarks/generation.py [--cases 1,32,32x8,turns] [--dtypes float32,bfloat16] [--rounds 3] [--peer PYTHON]
+
+The model is a Llama of 4.2 M random weights (hidden 256, 6 layers, 8 heads of 32 over 2 key/value heads, MLP 640, vocabulary
+1,024). A case is a number of prompts of 150 random tokens, each continued by 64 tokens at temperature 1, nothing ending
+early; "32x8" is 32 prompts with 8 continuations each; "turns" is 256 conversations of four turns, 120 prompt tokens, then 40
+sampled and 40 given ones a turn, where `generate` reads everything again in every turn. Both return the log-probabilities of
+the sampled tokens. Every round has fresh prompts and measures one after the other in this process, so that a noisy neighbour
+hurts them alike; printed are medians over the rounds: new tokens per CPU second (prefill included), the ratio to `generate`
+in the same precision, and the share of the limit: the rate at which this machine does the weights' matrix products alone,
+256 rows at a time, measured in the same run. `--peer` is the Python of an environment with vLLM for CPU (bf16, compiled), which
+runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROMPT, NEW = 150, 64
+FIRST, SAID, GIVEN, TURNS = 120, 40, 40, 4
+VOCAB = 1024
+
+
+def spent() -> float:
+    """CPU seconds of this process and of those that it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def new_model(dtype: str) -> Any:
+    """The same weights every time."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+
+
+def new_prompts(case: str, seed: int) -> list[list[int]]:
+    """Random tokens; continuations of one prompt stand together."""
+    import torch
+
+    count, _, copies = ("256" if case == "turns" else case).partition("x")
+    generator = torch.Generator().manual_seed(seed)
+    length = FIRST if case == "turns" else PROMPT
+    made = torch.randint(0, VOCAB, (int(count), length), generator=generator).tolist()
+    return [prompt for prompt in made for _ in range(int(copies or 1))]
+
+
+def new_given(turn: int, rows: int, seed: int) -> list[list[int]]:
+    """What the environment says after a turn."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * seed + turn)
+    return torch.randint(0, VOCAB, (rows, GIVEN), generator=generator).tolist()
+
+
+Say = Callable[[list[list[int]], int, int], list[list[int]]]
+
+
+def play(case: str, say: Say, seed: int) -> tuple[int, float]:
+    """New tokens and CPU seconds of a case; `say(prompts, new tokens, seed)` continues prompts."""
+    prompts = new_prompts(case, seed)
+    started = spent()
+    if case != "turns":
+        made = say(prompts, NEW, seed)
+        assert [len(ids) for ids in made] == [NEW] * len(prompts)
+        return NEW * len(prompts), spent() - started
+    for turn in range(TURNS):
+        made = say(prompts, SAID, seed * TURNS + turn)
+        given = new_given(turn, len(prompts), seed)
+        prompts = [p + m + g for p, m, g in zip(prompts, made, given, strict=True)]
+    return TURNS * SAID * len(prompts), spent() - started
+
+
+def with_rove(model: Any) -> Say:
+    """The embedded engine, every continuation a request of its own."""
+    from rove.engine.engine import Engine
+    from rove.models.load import prepare
+    from rove.protocols import Sampling
+
+    class NoTokenizer:
+        eos_token_id = bos_token_id = None
+
+    loaded = prepare(model, NoTokenizer())
+    engine = Engine(loaded.model, [])
+
+    def say(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
+        async def every() -> list[Any]:
+            sampling = Sampling(temperature=1.0, max_tokens=count)
+            asked = (engine.generate(p, sampling, seed=seed * 1000 + i) for i, p in enumerate(prompts))
+            return await asyncio.gather(*asked)
+
+        made = asyncio.run(every())
+        assert all(len(one.logprobs) == count for one in made)
+        return [one.ids for one in made]
+
+    return say
+
+
+def with_generate(model: Any) -> Say:
+    """`transformers.generate` as it comes, with the log-probabilities of what it sampled."""
+    import torch
+
+    def say(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                max_new_tokens=count,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            new = out.sequences[:, ids.shape[1] :]
+            logprobs = [
+                logits.float().log_softmax(-1).gather(1, new[:, i : i + 1]) for i, logits in enumerate(out.logits)
+            ]
+            torch.cat(logprobs, 1).tolist()
+        return new.tolist()
+
+    return say
+
+
+def with_vllm(folder: str) -> Say:
+    """vLLM for CPU."""
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    llm = LLM(folder, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=1024)
+
+    def say(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
+        params = SamplingParams(temperature=1.0, max_tokens=count, ignore_eos=True, logprobs=0, detokenize=False)
+        made = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in made]
+
+    return say
+
+
+def limit(model: Any) -> float:
+    """Tokens per CPU second if nothing but the products with the weights cost anything, at their best."""
+    import torch
+
+    from rove.models.linear import linear
+
+    weights = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    best = float("inf")
+    with torch.inference_mode():
+        inputs = [torch.randn(256, weight.shape[1], dtype=weight.dtype) for weight in weights]
+        for _ in range(9):
+            started = time.process_time()
+            for x, weight in zip(inputs, weights, strict=True):
+                linear(x, weight)
+            best = min(best, time.process_time() - started)
+    return 256 / best
+
+
+def child(folder: str, case: str, rounds: int) -> None:
+    """Measure vLLM here; its workers are processes of their own, so the parent counts what this one and they used."""
+    say = with_vllm(folder)
+    play(case, say, 99)
+    rates = []
+    for seed in range(rounds):
+        started = time.perf_counter()
+        tokens, _ = play(case, say, seed)
+        rates.append(tokens / (time.perf_counter() - started))
+    print(json.dumps(statistics.median(rates)))
+
+
+def measure_peer(python: str, case: str, rounds: int) -> float:
+    """New tokens per second of wall time (its processes cannot be told apart from their start-up)."""
+    with tempfile.TemporaryDirectory() as folder:
+        new_model("bfloat16").save_pretrained(folder)
+        command = [python, __file__, "--child", folder, case, str(rounds)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"the peer failed:\n{done.stderr[-3000:]}")
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def compare(case: str, dtype: str, rounds: int) -> None:
+    """Measure a case in rounds, and print its line."""
+    says = {"generate": with_generate(new_model(dtype)), "rove": with_rove(new_model(dtype))}
+    rates: dict[str, list[float]] = {name: [] for name in says}
+    for name, say in says.items():  # first calls compile, fill caches and warm up
+        play(case, say, 99)
+        _ = name
+    for seed in range(rounds):
+        for name, say in says.items():
+            tokens, seconds = play(case, say, seed)
+            rates[name].append(tokens / seconds)
+    theirs, ours = (statistics.median(rates[name]) for name in says)
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["rove"], rates["generate"], strict=True))
+    most = limit(new_model(dtype))
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{case:8}{dtype:10}{theirs:10.0f}{ours:10.0f}{ratio:8.2f}{most:10.0f}{ours / most:8.0%}{rss:10.0f}", flush=True
+    )
+
+
+def main() -> None:
+    """Measure in rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="1,32,32x8,turns")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", metavar="PYTHON", type=Path)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        folder, case, rounds = given.child
+        child(folder, case, int(rounds))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    print(
+        f"{'case':8}{'precision':10}{'generate':>10}{'rove':>10}{'ratio':>8}{'limit':>10}{'share':>8}{'peak MiB':>10}"
+    )
+    for case in given.cases.split(","):
+        for dtype in given.dtypes.split(","):
+            compare(case, dtype, given.rounds)
+        if given.peer:
+            print(
+                f"{case:8}vLLM, bf16, per second of wall time: {measure_peer(str(given.peer), case, given.rounds):.0f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""`rove serve`: any model as an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
+from rove.cli.common import SETTINGS, console_for, hint, settings
+from rove.config import check_positive
+from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
+from rove.errors import ConfigError, MissingKeyError
+from rove.messages import text_of
+from rove.protocols import Client, Request, Response
+from rove.state import State
+
+ROWS = 10_000
+"""Rows of each dataset that a scripted player is told of."""
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a server."""
+
+    model: str
+    """A model folder, a name in endpoints.toml, or scripted:NAME."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 = any that is free."""
+    api_key_var: str | None = None
+    """Environment variable with the key that requests must bring; None = they need none."""
+    name: str | None = None
+    """What requests call the model; default: MODEL as it was given, a player without "scripted:"."""
+    max_batch: int = 256
+    """Most answers under way at once; the others wait."""
+    drain_seconds: float = 30.0
+    """Time for what runs to end after SIGTERM or Ctrl-C."""
+    endpoints: str | None = None
+    """File of endpoint names; default: endpoints.toml, configs/endpoints.toml."""
+    env: str | None = None
+    """Environment that ships the scripted player."""
+    env_args: dict[str, Any] = {}
+    env_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_batch")
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port is {self.port}; expected 0 (any) to 65535")
+        if self.drain_seconds < 0:
+            raise ConfigError(f"drain_seconds is {self.drain_seconds}; expected 0 or more")
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model."""
+        return self.name or self.model.removeprefix(SCRIPTED)
+
+
+class Informed:
+    """A scripted player that finds the dataset row of a conversation in its state; nothing else of one comes over the wire."""
+
+    def __init__(self, client: Client, env: Environment):
+        self.client = client
+        self.max_concurrent = client.max_concurrent
+        prompts = ((row, _words(row["prompt"])) for row in (*env.examples(ROWS), *env.examples(ROWS, train=True)))
+        self._rows = {words: row for row, words in prompts}
+        self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
+
+    async def respond(self, request: Request) -> Response:
+        """Ask the player, who is told the row whose prompt the conversation begins with."""
+        words = _words(request.messages if request.text is None else request.text)
+        found = (self._rows.get(words[:length]) for length in self._lengths)
+        row = next((row for row in found if row is not None), None)
+        state = State() if row is None else State(input=row)
+        return await self.client.respond(msgspec.structs.replace(request, state=state))
+
+    async def close(self) -> None:
+        """Close the player."""
+        await self.client.close()
+
+
+def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    if isinstance(prompt, str):
+        return (("text", prompt),)
+    return tuple((message["role"], text_of(message)) for message in prompt)
+
+
+def served_client(config: ServeConfig) -> Client:
+    """Who answers.
+
+    Raises:
+        ConfigError: there is no such folder, endpoint or player.
+    """
+    if config.model.startswith(SCRIPTED):
+        if config.env is None:
+            raise ConfigError(f"{config.model} is a player of an environment; give that with --env")
+        env = load_environment(config.env, config.env_dir, **config.env_args)
+        return Informed(make_client(config.model, env), env)
+    endpoint = find_endpoint(config.model, config.endpoints)
+    if endpoint is not None:
+        return endpoint.client(max_concurrent=config.max_batch)
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        other = "" if is_folder(config.model) else ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
+        raise ConfigError(f"'{config.model}' is no model folder here{other}")
+    with needs_train_extra():
+        from rove.engine.client import EngineClient
+        from rove.models.load import load_for_sampling
+    return EngineClient.of(load_for_sampling(folder), config.max_batch)
+
+
+def api_key_of(config: ServeConfig) -> str | None:
+    """The key that requests must bring.
+
+    Raises:
+        MissingKeyError: the variable that was to hold it is not set.
+    """
+    if config.api_key_var is None:
+        return None
+    key = os.environ.get(config.api_key_var, "").strip()
+    if not key:
+        raise MissingKeyError(
+            f"environment variable {config.api_key_var} is not set, which was to hold the key that requests must bring"
+        )
+    return key
+
+
+def print_start(config: ServeConfig, url: str, console: Console) -> None:
+    """Where it is, and what to try."""
+    name = config.served_name
+    console.print(f"serving {name} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    key = f' -H "Authorization: Bearer ${config.api_key_var}"' if config.api_key_var else ""
+    evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
+    hint(
+        console,
+        f"curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        evaluate + (f" -k {config.api_key_var}" if config.api_key_var else ""),
+        f"curl {url.removesuffix('/v1')}/metrics{key}",
+    )
+
+
+def run_serve(config: ServeConfig, console: Console) -> None:
+    """Serve until told to stop."""
+    from rove.server import is_loopback, make_app, serve
+
+    key = api_key_of(config)
+    client = served_client(config)
+    app = make_app(client, config.served_name, api_key=key)
+    if key is None and not is_loopback(config.host):
+        warning = f"warning: anybody who can reach {config.host} can use this model; ask for a key with --api-key-var"
+        console.print(warning, style="yellow", soft_wrap=True)
+
+    async def go() -> int:
+        try:
+            return await serve(
+                app, config.host, config.port, config.drain_seconds, lambda url: print_start(config, url, console)
+            )
+        finally:
+            await client.close()
+
+    cut_off = asyncio.run(go())
+    console.print(f"stopped; {cut_off} requests cut off" if cut_off else "stopped; every request was answered")
+
+
+@click.command(context_settings=SETTINGS, options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.option("--host", help="Where to listen.  [default: 127.0.0.1, this machine alone]")
+@click.option("--port", type=int, help="0 = any that is free.  [default: 8000]")
+@click.option(
+    "-k", "--api-key-var", help="Environment variable with the key that requests must bring.  [default: none]"
+)
+@click.option("--name", help="What requests call the model.  [default: MODEL]")
+@click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
+@click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
+@click.option("--env", help="Environment that ships the player scripted:NAME.")
+@click.pass_context
+def command(ctx: click.Context, **named: Any) -> None:
+    """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
+
+    Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
+    folder; /health and /metrics. Ctrl-C lets what runs end, a second one does not.
+    """
+    run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False))

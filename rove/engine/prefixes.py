@@ -1,0 +1,55 @@
+"""Finding the sequence that shares the longest beginning with a given one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two sequences of one type share."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # a[:low] is shared, a[:high] is not
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class PrefixIndex(Generic[T]):
+    """Values under token sequences, kept in dictionary order: who shares most with a sequence stands next to it."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[int, ...], int, T]] = []
+        self._where: dict[T, tuple[tuple[int, ...], int]] = {}
+        self._serial = count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, tokens: Sequence[int], value: T) -> None:
+        """Put `value` (hashable) under these tokens, and under no others any more."""
+        self.remove(value)
+        key = (tuple(tokens), next(self._serial))  # the serial number decides before values are ever compared
+        self._where[value] = key
+        insort(self._entries, (*key, value), key=lambda entry: entry[:2])
+
+    def remove(self, value: T) -> None:
+        """Forget `value`, if it is there."""
+        key = self._where.pop(value, None)
+        if key is not None:
+            del self._entries[bisect_left(self._entries, key, key=lambda entry: entry[:2])]
+
+    def nearest(self, tokens: Sequence[int]) -> list[tuple[int, T]]:
+        """(shared tokens, value) of the neighbours of a sequence; none shares more than the best of these."""
+        wanted = tuple(tokens)
+        i = bisect_left(self._entries, (wanted, -1), key=lambda entry: entry[:2])
+        return [(common_prefix(wanted, key), value) for key, _, value in self._entries[max(0, i - 1) : i + 1]]

@@ -1,0 +1,135 @@
+"""Answering a chat completion or a completion, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from rove.errors import ConfigError
+from rove.protocols import Response
+from rove.records import Usage
+from rove.server.desk import Desk
+from rove.server.refusals import told
+from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, usage_of
+
+Item = str | Response | Exception
+
+
+class Wire(Protocol):
+    """What a wire module has for those who are asked."""
+
+    def read_request(self, body: Any) -> Asked: ...  # noqa: D102
+    def response_body(  # noqa: D102
+        self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None
+    ) -> dict[str, Any]: ...
+    def first_chunks(self, head: Head, index: int) -> list[dict[str, Any]]: ...  # noqa: D102
+    def text_chunk(self, head: Head, index: int, text: str) -> dict[str, Any]: ...  # noqa: D102
+    def last_chunks(  # noqa: D102
+        self, head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None
+    ) -> list[dict[str, Any]]: ...
+    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
+
+
+async def read_json(request: web.Request) -> Any:
+    """The decoded body of a request.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    body = await request.read()
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is not JSON: {error}") from error
+
+
+def json_response(body: Any) -> web.Response:
+    """JSON with status 200."""
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+async def answer(request: web.Request, desk: Desk, wire: Wire, prefix: str) -> web.StreamResponse:
+    """Answer one request in the words of `wire`, with an id that begins with `prefix`."""
+    asked = desk.admit(wire.read_request(await read_json(request)))
+    head = new_head(prefix, asked.model)
+    if asked.stream:
+        return await _Stream(request, desk, wire, head, asked).run()
+    responses = await desk.ask_all(asked.questions)
+    logprobs = None if asked.logprobs is None else [desk.logprobs_of(response) for response in responses]
+    return json_response(wire.response_body(head, responses, usage_of(responses, asked.n), logprobs))
+
+
+class _Stream:
+    """One answer as server-sent events. Its status is sent with the first piece, so that a refusal has a status too."""
+
+    def __init__(self, request: web.Request, desk: Desk, wire: Wire, head: Head, asked: Asked):
+        self.request = request
+        self.desk = desk
+        self.wire = wire
+        self.head = head
+        self.asked = asked
+        self.reply = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        self.told = [""] * len(asked.questions)
+        self._news: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
+
+    async def run(self) -> web.StreamResponse:
+        questions = self.asked.questions
+        tasks = [asyncio.create_task(self._ask(i, question)) for i, question in enumerate(questions)]
+        try:
+            first = await self._news.get()
+            if isinstance(first[1], Exception):
+                raise first[1]
+            with suppress(ConnectionError):  # whoever listened has gone
+                await self.reply.prepare(self.request)
+                await self._tell(*first)
+                await self.reply.write_eof()
+            return self.reply
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, index: int, question: Question) -> None:
+        request = question.request
+        if not request.tools and self.asked.logprobs is None:  # calls and log-probabilities are known at the end only
+            request = msgspec.structs.replace(request, on_text=lambda text: self._news.put_nowait((index, text)))
+            question = msgspec.structs.replace(question, request=request)
+        try:
+            item: Item = await self.desk.ask(question)
+        except Exception as error:
+            item = error
+        self._news.put_nowait((index, item))
+
+    async def _tell(self, index: int, item: Item) -> None:
+        for i in range(len(self.asked.questions)):
+            await self._send(*self.wire.first_chunks(self.head, i))
+        responses: dict[int, Response] = {}
+        while True:
+            if isinstance(item, Exception):
+                await self._send(told(item)[1])
+                return
+            if isinstance(item, str):
+                self.told[index] += item
+                await self._send(self.wire.text_chunk(self.head, index, item))
+            else:
+                responses[index] = item
+                logprobs = None if self.asked.logprobs is None else self.desk.logprobs_of(item)
+                await self._send(*self.wire.last_chunks(self.head, index, item, self.told[index], logprobs))
+            if len(responses) == len(self.asked.questions):
+                break
+            index, item = await self._news.get()
+        if self.asked.include_usage:
+            usage = usage_of([responses[i] for i in sorted(responses)], self.asked.n)
+            await self._send(self.wire.usage_chunk(self.head, usage))
+        await self.reply.write(b"data: [DONE]\n\n")
+
+    async def _send(self, *chunks: dict[str, Any]) -> None:
+        for chunk in chunks:
+            await self.reply.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")

@@ -1,0 +1,168 @@
+"""The desk: where questions wait for a client, are asked, and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from rove.errors import ConfigError, nearest
+from rove.messages import AssistantMessage
+from rove.protocols import Client, InferenceEngine, Response
+from rove.records import StepTokens, Usage
+from rove.renderer import Renderer
+from rove.server.metrics import Metrics
+from rove.server.refusals import Refusal
+from rove.wire.serving import Asked, Question, TokenLogprob
+
+
+class Desk:
+    """One client and those who ask it, at most `client.max_concurrent` answers at a time, the others in a queue.
+
+    Args:
+        client: who answers. If it has an `engine` and a `renderer`, tokens can be asked for too.
+        names: of what it serves; the first one is meant where a request names none.
+        max_queued: most answers that wait.
+    """
+
+    def __init__(self, client: Client, names: Sequence[str], max_queued: int):
+        self.client = client
+        self.names = list(names)
+        self.max_queued = max_queued
+        self.metrics = Metrics()
+        self.draining = False
+        """Whether nobody else is let in."""
+        self.idle = asyncio.Event()
+        """Set while no HTTP request is open."""
+        self.idle.set()
+        self.started = int(time.time())
+        self._room = asyncio.Semaphore(client.max_concurrent)
+
+    @property
+    def renderer(self) -> Renderer:
+        """The client's.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        renderer = getattr(self.client, "renderer", None)
+        if not isinstance(renderer, Renderer):
+            raise ConfigError(
+                f"'{self.names[0]}' is not run by this server, which therefore knows neither its tokens nor their "
+                "log-probabilities; ask for text alone"
+            )
+        return renderer
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """The client's.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        engine = getattr(self.client, "engine", None)
+        if not isinstance(engine, InferenceEngine):
+            raise ConfigError(f"'{self.names[0]}' takes no token ids here; send the prompt as text")
+        return engine
+
+    def named(self, model: str) -> str:
+        """The name of the model that is meant.
+
+        Raises:
+            Refusal: it is not served.
+        """
+        if model and model not in self.names:
+            raise Refusal(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
+        return model or self.names[0]
+
+    def admit(self, asked: Asked) -> Asked:
+        """The same with the model's full name, if all of it can be done.
+
+        Raises:
+            Refusal: the model is not served, or too many answers wait already.
+            ConfigError: it needs tokens, and there are none; or a token id that does not exist.
+        """
+        model = self.named(asked.model)
+        if asked.logprobs is not None:
+            _ = self.renderer
+        for question in asked.questions:
+            if question.prompt_ids is not None:
+                self.check_ids(question.prompt_ids)
+                _ = self.engine
+        if self.metrics.queued + len(asked.questions) > self.max_queued + self.client.max_concurrent:
+            raise Refusal(503, f"{self.metrics.queued} answers wait already; try again later", "queue_full")
+        questions = [
+            msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
+            for question in asked.questions
+        ]
+        return msgspec.structs.replace(asked, model=model, questions=questions)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse ids that no token has: they would fail in the middle of a batch.
+
+        Raises:
+            ConfigError: there is one, or no renderer that knows.
+        """
+        size = len(self.renderer.tokenizer) if hasattr(self.renderer.tokenizer, "__len__") else None  # pyright: ignore[reportArgumentType]
+        wrong = next((i for i in ids if i < 0 or (size is not None and i >= size)), None)
+        if wrong is not None:
+            raise ConfigError(f"{wrong} is no token id; '{self.names[0]}' has {size} of them, from 0")
+
+    async def ask(self, question: Question) -> Response:
+        """The answer to one question, once there is room.
+
+        Raises:
+            ConfigError, ModelError, InfraError: see `Client.respond`.
+        """
+        self.metrics.queued += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.metrics.queued -= 1
+        self.metrics.under_way += 1
+        try:
+            ids = question.prompt_ids
+            response = await (self.client.respond(question.request) if ids is None else self._go_on(question, ids))
+        finally:
+            self.metrics.under_way -= 1
+            self._room.release()
+        self.metrics.prompt_tokens += response.usage.prompt_tokens
+        self.metrics.completion_tokens += response.usage.completion_tokens
+        return response
+
+    async def ask_all(self, questions: Sequence[Question]) -> list[Response]:
+        """The answers to all of them; the first error, or being cancelled, cancels the rest."""
+        if len(questions) == 1:
+            return [await self.ask(questions[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.ask(question)) for question in questions]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _go_on(self, question: Question, ids: list[int]) -> Response:
+        request = question.request
+        made = await self.engine.generate(ids, request.sampling, seed=request.seed)
+        said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
+        return Response(
+            said,
+            Usage(len(ids), len(made.ids)),
+            made.finish_reason,
+            StepTokens(ids, made.ids, made.logprobs, made.policy_version),
+            top_logprobs=made.top_logprobs,
+        )
+
+    def logprobs_of(self, response: Response) -> list[TokenLogprob]:
+        """The sampled tokens of an answer, the one that ended it included."""
+        tokens = response.tokens
+        if tokens is None:
+            return []
+        text = self.renderer.decode
+        likeliest = response.top_logprobs or [[]] * len(tokens.completion_ids)
+        return [
+            TokenLogprob(text([id]), logprob, [(text([other]), p) for other, p in top])
+            for id, logprob, top in zip(tokens.completion_ids, tokens.logprobs, likeliest, strict=True)
+        ]

@@ -1,0 +1,300 @@
+"""Tool calls as models write them: to calls in chat form and back, for the chat templates in common use."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A function a model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Parsed = tuple[str, list[Call]]
+"""The text beside the calls, and the calls."""
+
+
+class Format(NamedTuple):
+    """One way to write calls."""
+
+    name: str
+    parse: Callable[[str], Parsed]
+    """A text with at least the beginning of a call in it; raises `Malformed` unless all of it can be understood."""
+    write: Callable[[Sequence[Call]], str]
+    """As the model would write them."""
+    mark: re.Pattern[str]
+    """What in a chat template tells that its model writes calls this way."""
+    starts: re.Pattern[str]
+    """Where a call begins in an answer."""
+    bare: bool = False
+    """Whether a call looks like any other JSON, so that only the name of a known tool makes it one."""
+
+
+class Malformed(Exception):
+    """This is no call, whatever it looks like."""
+
+
+def format_of(template: str) -> Format | None:
+    """The way the model of a chat template writes calls; None where the template shows none that we know."""
+    return next((one for one in FORMATS if one.mark.search(template)), None)
+
+
+def read_calls(
+    text: str, how: Format, names: Collection[str] = (), before: int = 0
+) -> tuple[str, list[dict[str, Any]]]:
+    """The text of an answer beside its calls, and the calls in chat form.
+
+    All or nothing: where anything of the calls is malformed, cut off for instance, the whole answer stays text. What is
+    said inside <think></think> is no call.
+
+    Args:
+        text: the answer.
+        how: the format.
+        names: of the tools there are.
+        before: anything that tells this turn from others of the conversation, so that ids of calls differ.
+    """
+    thought, closed, rest = text.rpartition("</think>")
+    if not how.starts.search(rest):
+        return text, []
+    try:
+        beside, calls = how.parse(rest)
+        if how.bare and any(call.name not in names for call in calls):
+            return text, []
+        told = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
+    except (Malformed, RecursionError):
+        return text, []
+    return (thought + closed + beside).strip(), told
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
+    """The calls of a message in chat form; None if one of them has arguments that are no JSON object."""
+    try:
+        functions = [call["function"] for call in message.get("tool_calls") or []]
+        return [Call(function["name"], _arguments(function["arguments"])) for function in functions]
+    except (Malformed, KeyError, TypeError):
+        return None
+
+
+def _chat_form(call: Call, salt: str) -> dict[str, Any]:
+    try:
+        arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise Malformed from error
+    # Nine letters and digits: Mistral's templates insist on it. No random numbers: the same answer is the same message.
+    id = hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
+    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _no_constant(name: str) -> Any:
+    raise Malformed(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
+
+
+def _json(text: str, start: int = 0) -> tuple[Any, int]:
+    """The JSON value that begins at `start`, and where it ends."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+
+
+def _whole_json(text: str) -> Any:
+    value, end = _json(text)
+    if text[end:].strip():
+        raise Malformed("there is more after the JSON")
+    return value
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = _whole_json(value) if value.strip() else {}
+    if not isinstance(value, dict):
+        raise Malformed("arguments are no JSON object")
+    return value
+
+
+def _call(value: Any, key: str = "arguments") -> Call:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise Malformed("no call")
+    return Call(value["name"], _arguments(value.get(key, {})))
+
+
+def _dumped(call: Call, key: str = "arguments") -> str:
+    return json.dumps({"name": call.name, key: call.arguments}, ensure_ascii=False)
+
+
+# Hermes, Qwen: <tool_call>{"name": …, "arguments": {…}}</tool_call>
+
+
+def _parse_tagged(text: str) -> Parsed:
+    calls, beside, at = [], "", 0
+    while (start := text.find("<tool_call>", at)) >= 0:
+        beside += text[at:start]
+        value, end = _json(text, start + len("<tool_call>"))  # the JSON tells where it ends: it may quote the tag
+        close = re.compile(r"\s*</tool_call>").match(text, end)
+        if close is None:
+            raise Malformed("not closed")
+        calls.append(_call(value))
+        at = close.end()
+    return beside + text[at:], calls
+
+
+def _write_tagged(calls: Sequence[Call]) -> str:
+    return "\n".join(f"<tool_call>\n{_dumped(call)}\n</tool_call>" for call in calls)
+
+
+# Llama 3: {"name": …, "parameters": {…}}, several with "; " between them, maybe after <|python_tag|>
+
+
+def _parse_llama(text: str) -> Parsed:
+    beside, tag, body = text.partition("<|python_tag|>")
+    if not tag:
+        beside, body = "", text
+    elif not body.lstrip().startswith("{"):
+        return beside, [_python_call(_python(body))]
+    calls, at = [], 0
+    while True:
+        value, at = _json(body, at)
+        key = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
+        if not isinstance(value, dict) or key not in value:
+            raise Malformed("no call")
+        calls.append(_call(value, key))
+        more = re.compile(r"\s*;?\s*").match(body, at)
+        at = more.end() if more else at
+        if at == len(body):
+            return beside, calls
+
+
+def _write_llama(calls: Sequence[Call]) -> str:
+    return "; ".join(_dumped(call, "parameters") for call in calls)
+
+
+# LFM2: <|tool_call_start|>[f(a=1), g(b='x')]<|tool_call_end|>
+
+
+def _python(text: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():  # of "\\d" in a text: the model will not read it
+            warnings.simplefilter("ignore")
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Malformed(str(error)) from error
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise Malformed("no call with named arguments")
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise Malformed("**")
+        arguments[keyword.arg] = _python_value(keyword.value)
+    name = ast.unparse(node.func)
+    if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
+        raise Malformed(name)
+    return Call(name.removesuffix(".call"), arguments)
+
+
+_NAMES = {"true": True, "false": False, "null": None}
+"""JSON's constants, which models write among Python's."""
+
+
+def _python_value(node: ast.expr) -> Any:
+    """The JSON value that a Python literal says; nothing is ever evaluated."""
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_python_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _python_value(key) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise Malformed("keys that are no texts")
+        return dict(zip(keys, map(_python_value, node.values), strict=True))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _python_value(node.operand)
+        if type(value) in (int, float):
+            return -value
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    raise Malformed(f"no literal: {type(node).__name__}")
+
+
+def _parse_pythonic(text: str) -> Parsed:
+    calls, beside, at = [], "", 0
+    while (start := text.find("<|tool_call_start|>", at)) >= 0:
+        end = text.find("<|tool_call_end|>", start)
+        if end < 0:
+            raise Malformed("not closed")
+        beside += text[at:start]
+        node = _python(text[start + len("<|tool_call_start|>") : end])
+        if not isinstance(node, ast.List) or not node.elts:
+            raise Malformed("no list of calls")
+        calls += [_python_call(item) for item in node.elts]
+        at = end + len("<|tool_call_end|>")
+    return beside + text[at:], calls
+
+
+def _write_pythonic(calls: Sequence[Call]) -> str:
+    told = (f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls)
+    return f"<|tool_call_start|>[{', '.join(told)}]<|tool_call_end|>"
+
+
+# Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], newer ones [TOOL_CALLS]f[ARGS]{…}
+
+
+def _parse_mistral(text: str) -> Parsed:
+    beside, _, body = text.partition("[TOOL_CALLS]")
+    if body.lstrip().startswith("["):
+        values = _whole_json(body)
+        if not values:
+            raise Malformed("no calls")
+        return beside, [_call(value) for value in values]
+    calls, at = [], 0
+    while True:
+        name, mark, _ = body[at:].partition("[ARGS]")
+        if not mark or not re.fullmatch(r"\s*[\w.-]+\s*", name):
+            raise Malformed("no call")
+        value, at = _json(body, at + len(name) + len(mark))
+        calls.append(Call(name.strip(), _arguments(value)))
+        if not body[at:].strip():
+            return beside, calls
+        if not body.startswith("[TOOL_CALLS]", at):
+            raise Malformed("there is more after the call")
+        at += len("[TOOL_CALLS]")
+
+
+def _write_mistral(calls: Sequence[Call]) -> str:
+    return f"[TOOL_CALLS][{', '.join(_dumped(call) for call in calls)}]"
+
+
+def _write_mistral_named(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json.dumps(call.arguments, ensure_ascii=False)}" for call in calls)
+
+
+_TAG, _MARKER, _MISTRAL = map(re.compile, (r"<tool_call>", r"<\|tool_call_start\|>", r"\[TOOL_CALLS\]"))
+FORMATS = (
+    Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG),
+    Format("lfm2", _parse_pythonic, _write_pythonic, re.compile(r"<\|tool_(call|list)_start\|>"), _MARKER),
+    Format("mistral_named", _parse_mistral, _write_mistral_named, re.compile(r"\[ARGS\]"), _MISTRAL),
+    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL),
+    Format(
+        "llama3",
+        _parse_llama,
+        _write_llama,
+        re.compile(r'<\|python_tag\|>|<\|start_header_id\|>[^\0]*"parameters": '),
+        re.compile(r"<\|python_tag\|>|\A\s*\{"),
+        bare=True,
+    ),
+)
+"""In the order in which a template is searched for their marks."""

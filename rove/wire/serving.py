@@ -1,0 +1,173 @@
+"""What OpenAI's APIs share where we are the one who is asked: the options, the questions, log-probabilities, errors."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from rove.errors import ConfigError
+from rove.messages import text_of
+from rove.protocols import Request, Response, Sampling
+from rove.records import Usage
+
+MAX_CHOICES = 128
+"""Most answers to one prompt in one HTTP request."""
+
+IGNORED = frozenset(
+    ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
+)
+"""Fields that say nothing about the answer; everything else we do not know goes on to the client unchanged."""
+
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StreamOptions(msgspec.Struct):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """The fields that chat completions and completions have in common."""
+
+    model: str = ""
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=64)] | None = None
+
+
+_SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop")
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One answer that is wanted."""
+
+    request: Request
+    prompt_ids: list[int] | None = None
+    """The prompt, where it came as token ids; the request then has neither messages nor a text."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What one HTTP request asks for."""
+
+    model: str
+    """As it was named; "" when it was not."""
+    questions: list[Question]
+    """One for each choice of the answer, in their order."""
+    n: int = 1
+    """Neighbouring choices that share a prompt."""
+    stream: bool = False
+    include_usage: bool = False
+    """Whether a stream ends with token counts."""
+    logprobs: int | None = None
+    """None: no log-probabilities; else those of the sampled tokens, and of so many of the most likely ones."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What every piece of one answer repeats."""
+
+    id: str
+    model: str
+    created: int
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A sampled token as text, its log-probability, and the likeliest tokens in its place, if they were asked for."""
+
+    token: str
+    logprob: float
+    top: Sequence[tuple[str, float]] = ()
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def new_head(prefix: str, model: str) -> Head:
+    """The head of a new answer; `prefix` is how ids of its API begin."""
+    return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
+
+
+def read_body(body: Any, kind: type[T]) -> T:
+    """A decoded body as its typed fields.
+
+    Raises:
+        ConfigError: a field is missing, out of range or of the wrong type; the message says which.
+    """
+    if not isinstance(body, dict):
+        raise ConfigError(f"the body is {type(body).__name__}; expected a JSON object")
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> Sampling:
+    """How to sample: the options' own fields, those of the body that no struct of ours names, and `fields`.
+
+    Raises:
+        ConfigError: one of them is out of range.
+    """
+    known = {*options.__struct_fields__, *IGNORED}
+    further = {name: value for name, value in body.items() if name not in known}
+    return Sampling.from_args(further, {name: getattr(options, name, None) for name in _SAMPLING}, fields)
+
+
+def questions_of(question: Question, n: int | None) -> list[Question]:
+    """`n` questions that differ in their random stream only: seeds count up from the one given, else from any."""
+    request = question.request
+    given = request.sampling.seed
+    start = random.getrandbits(62) if given is None else given
+    made = []
+    for i in range(n or 1):
+        sampling = request.sampling if given is None else msgspec.structs.replace(request.sampling, seed=given + i)
+        one = msgspec.structs.replace(request, sampling=sampling, seed=start + i)
+        made.append(msgspec.structs.replace(question, request=one))
+    return made
+
+
+def usage_of(responses: Sequence[Response], n: int) -> Usage:
+    """What an answer with these choices took: each prompt counts once, however many choices share it."""
+    prompts = sum(response.usage.prompt_tokens for response in responses[::n])
+    return Usage(prompts, sum(response.usage.completion_tokens for response in responses))
+
+
+def usage_body(usage: Usage) -> dict[str, int]:
+    """Token counts in OpenAI's words."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def rest_of(response: Response, told: str) -> str:
+    """The text of an answer after the beginning that was told before it ended; all that can be told truly."""
+    text = text_of(response.message)
+    return text[len(told) :] if text.startswith(told) else ""
+
+
+def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    return {"error": {"message": message, "type": type, "param": None, "code": code}}
+
+
+def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
+    """Refuse fields that ask for something.
+
+    Raises:
+        ConfigError: one of them does.
+    """
+    for name in fields:
+        if body.get(name):
+            raise ConfigError(f"{name} is {body[name]!r}, but {why}; leave it out")

@@ -1,0 +1,176 @@
+"""`rove serve` as people start, ask and stop it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+from commands import Rove, environment, in_its_own, in_this_process
+from fakes import tiny_model
+
+SLOW_ENV = """
+import asyncio
+import rove as vf
+
+async def slow(messages, state, rng):
+    if messages[-1].content == "wait":
+        await asyncio.sleep(1)
+    return "done"
+
+def load_environment(**kwargs):
+    return vf.SingleTurnEnv(dataset=[{"question": "wait"}], players={"slow": slow})
+"""
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@contextmanager
+def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Its base URL, and the process."""
+    process = in_its_own(folder, "serve", *words, "--port", "0")
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+/v1", line)
+        assert found, line + process.stderr.read()
+        yield found[0], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """All it said; not by communicate(), which forgets what came together with the first line."""
+    assert process.stdout is not None and process.stderr is not None
+    process.wait(60)
+    return process.stdout.read(), process.stderr.read()
+
+
+def ask(url: str, body: object = None, **headers: str) -> str:
+    data = None if body is None else json.dumps(body).encode()
+    with build_opener(ProxyHandler({})).open(Request(url, data, headers), timeout=60) as reply:
+        return reply.read().decode()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model().save(folder)
+    return folder
+
+
+def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Path, model: Path):
+    with server(tmp_path, str(model), "--name", "tiny", "--max-batch", "4") as (url, process):
+        done = rove("eval", "reverse_text", "-m", "tiny", "-b", url, "-n", "3", "-r", "2", "-t", "8", "--json")
+        assert done.status == 0, done.err
+        summary = json.loads(done.out)
+        assert (summary["scored"], summary["failed"]) == (6, 0)
+        assert 0 < summary["completion_tokens"] <= 6 * 8
+        assert '"tiny"' in ask(f"{url}/models")
+        metrics = ask(url.removesuffix("/v1") + "/metrics")
+        assert f"rove_completion_tokens_total {summary['completion_tokens']}" in metrics
+        process.send_signal(signal.SIGTERM)
+        out, err = ended(process)
+        assert (process.returncode, err) == (0, "")
+        assert "every request was answered" in out
+        assert f"rove eval reverse_text -m tiny -b {url}" in out
+
+
+@pytest.mark.slow
+def test_a_player_knows_the_row_it_is_asked_about(rove: Rove, tmp_path: Path):
+    with server(tmp_path, "scripted:oracle", "--env", "reverse_text") as (url, _):
+        done = rove("eval", "reverse_text", "-m", "oracle", "-b", url, "-n", "4", "-r", "1", "--json")
+        here = rove("eval", "reverse_text", "-m", "scripted:oracle", "-n", "4", "-r", "1", "--json")
+    assert json.loads(done.out)["reward"]["mean"] == json.loads(here.out)["reward"]["mean"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_commands_it_prints_work(tmp_path: Path, model: Path):
+    with server(tmp_path, str(model)) as (_, process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert json.loads(made.stdout)["choices"][0]["message"]["role"] == "assistant", made.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
+    environment(tmp_path / "environments", "slow", SLOW_ENV)
+    with server(tmp_path, "scripted:slow", "--env", "slow") as (url, process):
+        body = json.dumps({"model": "slow", "messages": [{"role": "user", "content": "wait"}]})
+        asking = subprocess.Popen(
+            ["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True
+        )
+        while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
+            pass
+        process.send_signal(signal.SIGINT)
+        answer, _ = asking.communicate(timeout=60)
+        assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
+        out, err = ended(process)
+        assert (process.returncode, err, "every request was answered" in out) == (0, "", True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_what_runs_is_cut_off_when_its_time_is_over(tmp_path: Path):
+    environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
+    with server(tmp_path, "scripted:slow", "--env", "slow", "--drain_seconds", "0.1") as (url, process):
+        body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
+        asking = subprocess.Popen(["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body])
+        while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
+            pass
+        process.send_signal(signal.SIGTERM)
+        out, _ = ended(process)
+        assert (process.returncode, "1 requests cut off" in out) == (0, True)
+        assert asking.wait(60) != 0
+
+
+def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    environment(tmp_path / "environments", "slow", SLOW_ENV)
+    monkeypatch.setenv("SERVER_KEY", "s3cret")
+    words = ("scripted:slow", "--env", "slow", "--api-key-var", "SERVER_KEY")
+    with server(tmp_path, *words) as (url, process):
+        with pytest.raises(HTTPError, match="401"):
+            ask(f"{url}/models")
+        assert "slow" in ask(f"{url}/models", Authorization="Bearer s3cret")
+        process.send_signal(signal.SIGTERM)
+        out, err = ended(process)
+        assert "s3cret" not in out + err and "$SERVER_KEY" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nobody/nothing"], "no model folder"),
+        (["./nothing"], "no model folder"),
+        (["scripted:oracle"], "--env"),
+        (["scripted:nobody", "--env", "reverse_text"], "oracle"),
+        (["scripted:oracle", "--env", "reverse_text", "-k", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        (["scripted:oracle", "--env", "reverse_text", "--port", "70000"], "65535"),
+        (["scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1"], "cannot listen"),
+        (["scripted:oracle", "--env", "reverse_text", "--max-batch", "0"], "max_batch"),
+        ([], "missing setting: model"),
+    ],
+)
+def test_what_cannot_be_served_is_said(rove: Rove, words: list[str], reason: str):
+    done = rove("serve", *words)
+    assert (done.status, reason in done.err) == (2, True), done.err
+
+
+def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
+    done = rove("serve", "scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1")
+    assert "anybody who can reach 203.0.113.1" in done.out + done.err

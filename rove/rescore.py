@@ -18,11 +18,12 @@ from rove.clients.scripted import ScriptedClient
 from rove.digest import derive_seed
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.errors import ConfigError, Error, LimitReachedError, RunError, phase
+from rove.groups import run_groups
 from rove.messages import Message, text_of
 from rove.protocols import Request, Response, Sampling
 from rove.records import Outcome, RolloutRecord, Timing, decode_record, encode_record
-from rove.rollout import Job, make_turn, plan, run_groups
-from rove.runs import Run, fingerprint
+from rove.rollout import Job, make_turn, plan
+from rove.runs import Run, fingerprint, in_one_piece
 from rove.state import State
 from rove.statistics import Price, Tally
 
@@ -166,12 +167,15 @@ async def _play(
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
     """The groups that `run` does not hold yet; one that is scored together is played together."""
-    kept = run.kept()[0]
+    kept = {(key, index): line for (_, key, index), line in run.kept().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
-        there = {job.index: run.outcome_at(kept[place]) for job in group if (place := (job.key, job.index)) in kept}
+        there = {
+            job.index: run.outcome_at(kept[place].offset) for job in group if (place := (job.key, job.index)) in kept
+        }
         held = {job.index for job in group if job.index in there and source.holds(job, there[job.index])}
-        if together and len(held) < len(group):
+        pieces = [kept[job.key, job.index] for job in group if job.index in held]
+        if together and (len(held) < len(group) or not in_one_piece(pieces)):
             held.clear()
         for index in held:
             on_kept(there[index])
@@ -199,8 +203,8 @@ class _Recorded:
         self.seed: int = self.config["seed"]
         self.gone = 0
         self._places: dict[str, dict[int, int]] = {}
-        for (key, index), offset in run.kept()[0].items():
-            self._places.setdefault(key, {})[index] = offset
+        for (_, key, index), line in run.kept().items():
+            self._places.setdefault(key, {})[index] = line.offset
         failed: set[tuple[str, int]] = set()
         self._rows = 0
         for outcome in run.outcomes():

@@ -357,21 +357,6 @@ def test_other_last_words_are_noticed(tmp_path):
     assert len(error_of(record).message) < 300
 
 
-def test_another_first_prompt_is_noticed_even_if_nobody_was_asked(tmp_path):
-    class Shuffled(Talk):
-        async def setup_state(self, state, **kwargs):
-            await super().setup_state(state)
-            state["prompt"] = [vf.UserMessage("other")]
-
-    async def silent(messages, state, rng):
-        await asyncio.Event().wait()
-
-    source = played(tmp_path / "a", Talk(1), says(silent), limits={"timeout_seconds": 0.2})
-    assert [record.stop_condition for record in source.rollouts()] == ["timeout_reached"]
-    _, [record] = again(Shuffled(1), source, tmp_path / "b")
-    assert "message 1 is now 'other', was 'q0'" in error_of(record).message
-
-
 def test_a_difference_that_the_environment_catches_is_still_one(tmp_path):
     class Careless(Talk):
         words = ("a", "b")

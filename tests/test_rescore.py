@@ -622,3 +622,18 @@ def test_a_run_that_generate_has_kept_is_as_good(tmp_path):
     records = roll(Quiz(2), says(right), run=tmp_path / "a")
     summary, again_records = again(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
     assert summary["scored"] == len(records) == len(again_records)
+
+
+def test_what_only_a_reward_function_failed_on_is_scored_again(tmp_path):
+    def asserts(completion, answer):
+        assert completion[-1].content == answer
+        return 1.0
+
+    def mended(completion, answer):
+        return float(completion[-1].content == answer)
+
+    source = played(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), says("0"))
+    assert sum(record.error is not None for record in source.rollouts()) == 3
+    summary, records = again(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
+    assert sorted(record.reward for record in records) == [0.0, 0.0, 0.0, 1.0]
+    assert (summary["scored"], summary["failed"]) == (4, 0)

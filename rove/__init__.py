@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from rove.clients.anthropic import AnthropicClient
     from rove.clients.openai import OpenAIClient, as_client
     from rove.clients.responses import ResponsesClient
-    from rove.engine.client import EngineClient
-    from rove.models.load import load_model
+    from rove.engine.client import EngineClient as EngineClient
+    from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
 
@@ -64,7 +64,6 @@ __all__ = [
     "Client",
     "ConfigError",
     "EmptyModelResponseError",
-    "EngineClient",
     "Environment",
     "Error",
     "InferenceEngine",
@@ -113,7 +112,6 @@ __all__ = [
     "generate",
     "group_reward",
     "load_environment",
-    "load_model",
     "make_dataset",
     "rescore",
     "stop",

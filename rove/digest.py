@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+PIECES, PIECE = 16, 1 << 20
+_PLAIN = (int, float, str, bytes, bool, type(None))
+
 
 def digest_files(files: Iterable[Path]) -> str:
-    """Hash of files by name, size and at most their first and last megabyte, as 12 hexadecimal digits."""
+    """Hash of files, as 12 hexadecimal digits: by name and content, of those over 16 MB by name, size and 16 pieces."""
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
         size = file.stat().st_size
         with file.open("rb") as content:
-            digest.update(f"{file.name} {size} ".encode() + content.read(1 << 20))
-            content.seek(max(0, size - (1 << 20)))
-            digest.update(content.read())
+            digest.update(f"{file.name} {size} ".encode())
+            for piece in range(PIECES):
+                content.seek(max(0, size - PIECE) * piece // (PIECES - 1) if size > PIECES * PIECE else piece * PIECE)
+                digest.update(content.read(PIECE))
     return digest.hexdigest()
+
+
+def digest_code(function: Any) -> str:
+    """Hash of a function's source text, of its class's for an object that can be called; "" where there is none to read."""
+    for target in (function, type(function)):
+        try:
+            text = inspect.getsource(target)
+        except (OSError, TypeError):  # built in, or typed into an interpreter
+            code = getattr(target, "__code__", None)
+            text = (
+                ""
+                if code is None
+                else repr((code.co_code, code.co_names, [c for c in code.co_consts if type(c) in _PLAIN]))
+            )
+        if text:
+            return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return ""
 
 
 def digest_model(model: str | Path) -> str:
@@ -25,7 +47,7 @@ def digest_model(model: str | Path) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return str(model)
-    patterns = ("*.safetensors", "tokenizer*.json", "chat_template*")
+    patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
     return "folder#" + digest_files(file for pattern in patterns for file in folder.glob(pattern))
 
 

@@ -8,27 +8,27 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from rove.clients.limiter import AdmissionLimiter
 from rove.config import check_positive, convert
 from rove.data.filters import Filter
 from rove.data.rows import dataset_row
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, TooManyErrorsError
+from rove.groups import run_groups
 from rove.messages import text_of
 from rove.protocols import Client, Limits, Sampling
 from rove.records import Outcome, RolloutRecord, Usage
-from rove.rollout import Allowance, Job, plan, run_groups
-from rove.runs import Run
+from rove.rollout import Allowance, Job, plan
+from rove.runs import Run, in_one_piece
 from rove.statistics import Price, Tally
 
 OnRecord = Callable[[RolloutRecord | Outcome], None]
 SHARE_FROM = 20
 """Rollouts before a share of errors says anything."""
-
-_KeptT = TypeVar("_KeptT", RolloutRecord, Outcome)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,23 +84,20 @@ class _Evaluation:
         self.run = run
         if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
             raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
-        self.kept, used = run.kept() if run is not None else ({}, Usage())
+        lines, used = run.ledger() if run is not None else ({}, Usage())
+        self.kept = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
         self.price = options.price or Price(0.0, 0.0)
         self.spent = self.price.of(used)
-        self.not_run = 0
+        self.planned = 0
+        self.out_of_budget = False
         self._reopened = False
         self._untold: deque[int] = deque()  # where the kept rollouts of this plan begin
         self._errors: Counter[str] = Counter()
         self._done = 0
 
-    async def finish(
-        self,
-        read: Callable[[Run, int], _KeptT],
-        on_kept: Callable[[_KeptT], None],
-        on_new: Callable[[RolloutRecord], None],
-    ) -> None:
-        """Run what is missing; `on_kept` gets what is kept of this plan, by `read`, and `on_new` what is run."""
-        options = self.options
+    async def finish(self, read: Callable[[Run, int], RolloutRecord | Outcome], tell: Callable[[Any], None]) -> None:
+        """Run what is missing; `tell` gets every record, those kept already as `read` reads them."""
+        options, run = self.options, self.run
         rollouts = run_groups(
             self.env,
             self.client,
@@ -111,61 +108,84 @@ class _Evaluation:
             max_scoring=options.max_scoring,
             allowance=Allowance(options.limits, options.price),
             fail_fast=options.fail_fast,
+            keep=self._keep,
         )
         limiter = getattr(self.client, "limiter", None)
-        if limiter is not None and self.run is not None:
-            run = self.run
+        if run is not None and isinstance(limiter, AdmissionLimiter):
             limiter.on_change = lambda change: run.append_limit(change._asdict())
         try:
             with _rare_collections():
                 async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
                     async for record in rollouts:
-                        if self.run is not None:
-                            self.run.append_rollout(record)
-                        self.spent += self.price.of(record.usage)
-                        on_new(record)
+                        tell(record)
                         self._check_errors(record)
-                        self._tell_kept(read, on_kept, most=200)  # no more: answers wait meanwhile
-                self._tell_kept(read, on_kept)
+                        self._tell_kept(read, tell, most=200)  # no more: answers wait meanwhile
+                self._tell_kept(read, tell)
         finally:
+            if isinstance(limiter, AdmissionLimiter):
+                limiter.on_change = None
             await self.env.tear_down()
+
+    def _keep(self, record: RolloutRecord) -> None:
+        self.spent += self.price.of(record.usage)
+        if self.run is not None:
+            self.run.append_rollout(record)
 
     def _missing(self) -> Iterator[list[Job]]:
         """The groups still to run; one that is scored together is run together. Notes where the others are kept."""
         options, together = self.options, self.env.rubric.has_group_rewards
         examples = self.env.examples(options.num_examples, options.train)
         for group in plan(examples, options.rollouts_per_example, options.seed):
+            self.planned += len(group)
             missing = [job for job in group if (job.key, job.index) not in self.kept]
+            if together and not missing and not in_one_piece([self.kept[job.key, job.index] for job in group]):
+                missing = group  # of two attempts, the later one cut short
             again = group if missing and together else missing
             if len(again) < len(group):
-                self._untold.extend(self.kept[job.key, job.index] for job in group if job not in again)
-            if options.budget is not None and self.spent >= options.budget:
-                self.not_run += len(again)
-            elif again:
-                if self.run is not None and not self._reopened:
-                    self.run.reopen()
-                    self._reopened = True
+                self._untold.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
+            if again and self.run is not None and not self._reopened:
+                self.run.reopen()
+                self._reopened = True
+            if again and options.budget is not None and self.spent >= options.budget:
+                self.out_of_budget = True
+                return
+            if again:
                 yield again
+        if not self.planned:
+            raise ConfigError(
+                f"the dataset of environment '{self.env.env_id}' has no rows; there is nothing to evaluate"
+            )
 
     def _tell_kept(
-        self, read: Callable[[Run, int], _KeptT], on_kept: Callable[[_KeptT], None], most: int | None = None
+        self,
+        read: Callable[[Run, int], RolloutRecord | Outcome],
+        tell: Callable[[Any], None],
+        most: int | None = None,
     ) -> None:
-        assert self.run is not None or not self._untold
         for _ in range(len(self._untold) if most is None else min(most, len(self._untold))):
-            on_kept(read(self.run, self._untold.popleft()))  # pyright: ignore[reportArgumentType]
+            assert self.run is not None
+            tell(read(self.run, self._untold.popleft()))
+
+    def not_run(self, told: int) -> int | None:
+        """Rollouts of the plan that the budget did not allow; None when the dataset's length is not known."""
+        if not self.out_of_budget:
+            return 0
+        examples = self.env.count_examples(self.options.num_examples, self.options.train)
+        return None if examples is None else examples * self.options.rollouts_per_example - told
 
     def _check_errors(self, record: RolloutRecord) -> None:
         self._done += 1
         most = self.options.max_errors
         if record.error is None or most is None:
             return
-        self._errors[f"{record.error.phase}: {record.error.type}: {record.error.message}"] += 1
+        self._errors[f"{record.error.phase}: {record.error.type}"] += 1
         failed = self._errors.total()
         if failed > most if most >= 1 else self._done >= SHARE_FROM and failed > most * self._done:
             [(worst, times)] = self._errors.most_common(1)
             raise TooManyErrorsError(
                 f"{failed} of {self._done} rollouts failed, more than max_errors = {most:g} allows; "
-                f"{times} of them with\n  {worst}\nWhat is finished is kept; the same command runs the rest"
+                f"{times} of them with {worst}; the last one:\n  {record.error.message}\n"
+                "What is finished is kept; the same command runs the rest"
             )
 
 
@@ -215,7 +235,7 @@ async def generate(
         tell(record)
 
     with _opened(run, env, client, model, options) as evaluation:
-        await evaluation.finish(Run.record_at, keep, keep)
+        await evaluation.finish(Run.record_at, keep)
     return sorted(records, key=lambda record: (record.example_id, record.rollout_index))
 
 
@@ -234,7 +254,9 @@ async def evaluate(
     already is given to `on_record` as an `Outcome`.
 
     Returns:
-        a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that the budget did not allow.
+        a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that
+        the budget did not allow (None when the dataset's length is not known), and `cost.spent`: what every try cost, those
+        run again included.
     """
     tell = on_record or (lambda record: None)
     with _opened(run, env, client, model, options) as evaluation:
@@ -244,9 +266,11 @@ async def evaluate(
             tally.add(record)
             tell(record)
 
-        await evaluation.finish(Run.outcome_at, count, count)
-        summary = {**tally.summary(), "not_run": evaluation.not_run}
-        if evaluation.run is not None and not evaluation.not_run:
+        await evaluation.finish(Run.outcome_at, count)
+        summary = {**tally.summary(), "not_run": evaluation.not_run(tally.rollouts)}
+        if "cost" in summary:
+            summary["cost"]["spent"] = evaluation.spent
+        if evaluation.run is not None and not evaluation.out_of_budget:
             evaluation.run.finish(summary)
     return summary
 
@@ -263,6 +287,7 @@ def run_identity(env: Environment, client: Any, model: str, options: Options) ->
         **getattr(client, "identity", {}),
         "sampling": msgspec.structs.asdict(Sampling.from_args(env.sampling_args, options.sampling_args)),
         "limits": msgspec.structs.asdict(options.limits),
+        "price": options.price if options.limits.max_cost is not None else None,
         "seed": options.seed,
         "train": options.train,
     }

@@ -212,8 +212,14 @@ class Place(msgspec.Struct, frozen=True):
 
     example_key: str
     rollout_index: int
+    step: int | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
     usage: Usage = Usage()
+
+    @property
+    def key(self) -> tuple[int | None, str, int]:
+        """Training step (None outside of RL), example and sibling: what makes a rollout."""
+        return self.step, self.example_key, self.rollout_index
 
     @property
     def failed(self) -> bool:

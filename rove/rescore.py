@@ -18,11 +18,12 @@ from rove.clients.scripted import ScriptedClient
 from rove.digest import derive_seed
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.errors import ConfigError, Error, LimitReachedError, RunError, phase
+from rove.groups import run_groups
 from rove.messages import Message, text_of
 from rove.protocols import Request, Response, Sampling
-from rove.records import Outcome, RolloutRecord, Timing, decode_record, encode_record
-from rove.rollout import Job, make_turn, plan, run_groups
-from rove.runs import Run, fingerprint
+from rove.records import ErrorInfo, Outcome, RolloutRecord, Timing, decode_record, encode_record
+from rove.rollout import Job, make_turn, plan
+from rove.runs import Run, fingerprint, in_one_piece
 from rove.state import State
 from rove.statistics import Price, Tally
 
@@ -166,12 +167,15 @@ async def _play(
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
     """The groups that `run` does not hold yet; one that is scored together is played together."""
-    kept = run.kept()[0]
+    kept = {(key, index): line for (_, key, index), line in run.kept().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
-        there = {job.index: run.outcome_at(kept[place]) for job in group if (place := (job.key, job.index)) in kept}
+        there = {
+            job.index: run.outcome_at(kept[place].offset) for job in group if (place := (job.key, job.index)) in kept
+        }
         held = {job.index for job in group if job.index in there and source.holds(job, there[job.index])}
-        if together and len(held) < len(group):
+        pieces = [kept[job.key, job.index] for job in group if job.index in held]
+        if together and (len(held) < len(group) or not in_one_piece(pieces)):
             held.clear()
         for index in held:
             on_kept(there[index])
@@ -191,23 +195,23 @@ class _Told(msgspec.Struct):
 
 
 class _Recorded:
-    """The scored rollouts of an evaluation: where they lie, by example and sibling."""
+    """The rollouts of an evaluation that were played to their end: where they lie, by example and sibling."""
 
     def __init__(self, run: Run):
         self.run = run
         self.config = settings_of(run)
         self.seed: int = self.config["seed"]
         self.gone = 0
+        self.failed = 0
         self._places: dict[str, dict[int, int]] = {}
-        for (key, index), offset in run.kept()[0].items():
-            self._places.setdefault(key, {})[index] = offset
-        failed: set[tuple[str, int]] = set()
         self._rows = 0
-        for outcome in run.outcomes():
+        for (_, key, index), line in run.ledger()[0].items():
+            outcome = run.outcome_at(line.offset)
             self._rows = max(self._rows, outcome.example_id + 1)
-            if outcome.rollout_index not in self._places.get(outcome.example_key, ()):
-                failed.add((outcome.example_key, outcome.rollout_index))
-        self.failed = len(failed)
+            if outcome.error is None or _is_of_scoring(outcome.error):
+                self._places.setdefault(key, {})[index] = line.offset
+            else:
+                self.failed += 1
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
         """The rollouts of every example that the dataset still has; afterwards `gone` says how many of others there are."""
@@ -230,6 +234,11 @@ class _Recorded:
         """Whether `outcome` is of the very rollout that lies here: no two take the same time to the last digit."""
         mine = self.run.outcome_at(self._places[job.key][job.index])
         return (mine.turn_seconds, mine.usage) == (outcome.turn_seconds, outcome.usage)
+
+
+def _is_of_scoring(error: ErrorInfo) -> bool:
+    """Whether all was said, and only a reward function failed: what rescoring is there to mend."""
+    return error.phase == "scoring" or error.phase.startswith("reward ")
 
 
 class _Replay(Environment):

@@ -1,21 +1,20 @@
-"""Running rollouts: one, a group, many at once. The only place where a step is recorded."""
+"""Running one rollout, and scoring it. The only place where a step is recorded."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from rove.clients.limiter import Limiter
 from rove.digest import derive_seed
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of
-from rove.errors import Error, LimitReachedError, OverlongPromptError, phase, phase_of, traceback_text
+from rove.errors import Error, InfraError, LimitReachedError, OverlongPromptError, phase, phase_of, traceback_text
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
@@ -158,9 +157,14 @@ async def _play(env: Environment, state: State, turn: Turn, timeout_seconds: flo
         state.update(stop_condition="prompt_too_long", is_truncated=True)
     except LimitReachedError as reached:
         state.update(stop_condition=str(reached), is_truncated=state["is_truncated"] or reached.truncated)
-    except TimeoutError:
+    except TimeoutError as error:
         if not limit.expired():
             raise
+        # An endpoint that refuses, or does not answer at all, is no reason for a score.
+        unanswered = getattr(error.__cause__, "rove_unanswered", None)
+        if unanswered or not state["trajectory"]:
+            said = f"no answer in the {timeout_seconds:g} s that the rollout may take"
+            raise InfraError(f"{said}: {unanswered[-1]}" if unanswered else said, unanswered or ()) from error
         state.update(stop_condition="timeout_reached", is_truncated=True)
 
 
@@ -250,143 +254,11 @@ def make_record(
     )
 
 
-async def run_groups(
-    env: Environment,
-    client: Client,
-    groups: Iterable[Sequence[Job]],
-    *,
-    model: str = "",
-    sampling: Sampling | None = None,
-    max_concurrent: int | None = None,
-    max_scoring: int | None = None,
-    allowance: Allowance = Allowance(),  # noqa: B008  frozen
-    fail_fast: bool = False,
-    step: int | None = None,
-) -> AsyncGenerator[RolloutRecord, None]:
-    """Run every job of every group and yield each record as soon as it is final.
-
-    A record is final when its rollout is scored; with group rewards, when all its siblings are. `groups` is read as
-    rollouts are started. At most `max_concurrent` run at a time; where the client finds its own limit, a new one starts
-    only when its first request would be admitted at once.
-
-    Args:
-        model: the model's name, for endpoints that serve several.
-        sampling: the environment's own when not given.
-        max_concurrent: what the client likes when not given.
-        max_scoring: rollouts scored at a time; no limit of its own when not given.
-        allowance: what one rollout may use.
-        step: training step, written into the records.
-
-    Raises:
-        RolloutError: a rollout failed and `fail_fast` is set.
-    """
-    sampling = sampling or Sampling.from_args(env.sampling_args)
-    units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
-    finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
-    scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
-
-    async def play(unit: _Unit, position: int, place: _Place) -> None:
-        turn = make_turn(client, model, sampling, allowance, place.give_up)
-        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds)
-        async with scoring:
-            records = await unit.add(position, env, state, sampling.temperature, step)
-        failed = next((record for record in records if record.error), None)
-        if fail_fast and failed:
-            raise RolloutError(failed)
-        if records:
-            finished.put_nowait(records)
-            await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
-
-    async def worker() -> None:
-        place = _Place(client)
-        try:
-            await place.take()
-            for unit, position in units:
-                await play(unit, position, place)
-                await place.take()
-        finally:
-            place.give_up()
-
-    workers = [worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
-    async with aclosing(_until_done(workers, finished)) as batches:
-        async for records in batches:
-            for record in records:
-                yield record
-
-
-async def _until_done(
-    workers: Sequence[Coroutine[Any, Any, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
-) -> AsyncGenerator[list[RolloutRecord], None]:
-    """What the workers put into the queue, until all are done or one fails; none outlives this generator."""
-    tasks = [asyncio.create_task(worker) for worker in workers]
-    together = asyncio.gather(*tasks)
-    together.add_done_callback(lambda _: finished.put_nowait(None))
-    try:
-        while (records := await finished.get()) is not None:
-            yield records
-        await together
-    finally:
-        together.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # seen, even if nobody asks any more
-        for task in tasks:  # one by one: when a worker fails, gather leaves the others running
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Place:
-    """Room for one more rollout at a client that finds its own limit; at any other there always is."""
-
-    def __init__(self, client: Client):
-        limiter = getattr(client, "limiter", None)
-        self._limiter: Limiter | None = limiter if limiter is not None and limiter.adaptive else None
-        self._held = False
-
-    async def take(self) -> None:
-        """Wait for it."""
-        if self._limiter is not None and not self._held:
-            await self._limiter.reserve()
-            self._held = True
-
-    def give_up(self) -> None:
-        """The rollout's first request is about to be made, or will never be."""
-        if self._limiter is not None and self._held:
-            self._held = False
-            self._limiter.unreserve()
-
-
-class _Unit(msgspec.Struct):
-    """Jobs that are scored together, and what those played so far came to, by position."""
-
-    jobs: Sequence[Job]
-    played: dict[int, tuple[State, Scores | None]] = {}
-
-    async def add(
-        self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
-    ) -> list[RolloutRecord]:
-        """Score a finished rollout, and after the last sibling the group; the records that are final then."""
-        self.played[position] = state, await score(env, state)
-        if len(self.played) < len(self.jobs):
-            return []
-        states, scores = zip(*(self.played[i] for i in range(len(self.jobs))), strict=True)
-        made = zip(self.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
-        return [make_record(job, state, given, temperature, step) for job, state, given in made]
-
-
-def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:
-    for jobs in groups:
-        unit = _Unit(jobs)
-        for position in range(len(jobs)):
-            yield unit, position
-
-
-class RolloutError(Error):
-    """A rollout failed and the run was told to stop at the first failure."""
-
-    def __init__(self, record: RolloutRecord):
-        error = record.error
-        assert error is not None
-        super().__init__(
-            f"{error.phase}: {error.type}: {error.message} (example {record.example_id})\n{error.traceback}"
-        )
-        self.record = record
+def try_record(
+    job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
+) -> RolloutRecord:
+    """`make_record`, and if the environment left a state that no record can be made of, one of that error."""
+    with _contained(state), phase("rollout"):
+        return make_record(job, state, scores, temperature, step)
+    empty = State(state, trajectory=[], completion=[], prompt=job.example["prompt"], error=state["error"])
+    return make_record(job, empty, None, temperature, step)

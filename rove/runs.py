@@ -18,10 +18,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import tomli_w
@@ -51,6 +51,25 @@ OWNED = (
     "config.toml",
 )
 """What a run folder consists of, the file that makes it one last."""
+
+
+RolloutKey = tuple[int | None, str, int]
+"""Training step (None outside of RL), example key, sibling."""
+
+
+class Line(NamedTuple):
+    """One line of rollouts.jsonl."""
+
+    number: int
+    offset: int
+    """Bytes before it."""
+    failed: bool
+
+
+def in_one_piece(lines: Sequence[Line]) -> bool:
+    """Whether these lines follow each other: what is scored together is written together, or was cut short."""
+    numbers = [line.number for line in lines]
+    return not numbers or max(numbers) - min(numbers) + 1 == len(numbers)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -197,21 +216,27 @@ class Run:
         """Every step's metrics kept so far, oldest first."""
         return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
 
-    def kept(self) -> tuple[dict[tuple[str, int], int], Usage]:
-        """Where the last line of every scored rollout starts, by example key and sibling, and what all lines used.
-
-        Failed rollouts are left out of the places, not of the usage: it was paid for.
-        """
-        places: dict[tuple[str, int], int] = {}
+    def ledger(self) -> tuple[dict[RolloutKey, Line], Usage]:
+        """The line that counts of every rollout, its last, and what all lines used (a failed try was paid for, too)."""
+        lines: dict[RolloutKey, Line] = {}
         usage = Usage()
         offset = 0
-        for line in self._lines("rollouts.jsonl"):
-            place = decode_place(line)
+        for number, line in enumerate(self._lines("rollouts.jsonl")):
+            try:
+                place = decode_place(line)
+            except RunError as error:
+                file = self.path / "rollouts.jsonl"
+                raise RunError(
+                    f"{file}, line {number + 1}: {error}\nDelete that line; its rollout is run again"
+                ) from error
             usage = usage + place.usage
-            if not place.failed:
-                places[place.example_key, place.rollout_index] = offset
+            lines[place.key] = Line(number, offset, place.failed)
             offset += len(line) + 1
-        return places, usage
+        return lines, usage
+
+    def kept(self) -> dict[RolloutKey, Line]:
+        """The lines that count of the rollouts that were scored."""
+        return {key: line for key, line in self.ledger()[0].items() if not line.failed}
 
     def record_at(self, offset: int) -> RolloutRecord:
         """The rollout whose line starts there."""
@@ -228,9 +253,10 @@ class Run:
         file.seek(offset)
         return file.readline()[:-1]
 
-    def finished(self) -> dict[tuple[str, int], RolloutRecord]:
-        """The last record of every rollout that was scored, by example key and sibling; failed ones are left out."""
-        return {(r.example_key, r.rollout_index): r for r in self.rollouts() if r.error is None}
+    def finished(self) -> Iterator[RolloutRecord]:
+        """The records that count of the rollouts that were scored, oldest first."""
+        counted = {line.number for line in self.kept().values()}
+        return (record for number, record in enumerate(self.rollouts()) if number in counted)
 
     def _lines(self, name: str) -> Iterator[bytes]:
         file = self.path / name

@@ -69,8 +69,19 @@ def test_no_difference_says_how_to_get_one(rove: Rove):
     assert f"→ more examples, in both runs: rove eval @ a/config.toml -n {needed}" in done.out
 
 
-def test_of_a_repeated_rollout_the_last_counts_and_of_a_failed_one_none(rove: Rove):
-    keep("a", [record(0, 0.0), record(1, 0.0), record(0, 0.25), failed(0), record(1, 0.5, index=1), failed(2)])
+def test_of_a_repeated_rollout_the_last_line_counts_and_of_a_failed_one_none(rove: Rove):
+    keep(
+        "a",
+        [
+            record(0, 0.0),
+            record(1, 0.0),
+            failed(0),
+            record(0, 0.25),
+            record(1, 0.5, index=1),
+            record(2, 1.0),
+            failed(2),
+        ],
+    )
     keep("b", [record(i, 1.0) for i in range(3)])
     found = json.loads(rove("compare", "a", "b", "--json").out)
     assert (found["main"]["examples"], found["only_a"], found["only_b"]) == (2, 0, 1)

@@ -23,9 +23,12 @@ def judge(completion, answer):
 def knows(messages, state, rng):
     return state["answer"]
 
+def forgets(messages, state, rng):
+    return {{"0": "0", "2": "2"}}[state["answer"]]
+
 def load_environment(num_examples: int = 3, ask: str = "How many"):
     rows = [{{"question": f"{{ask}}: {{i}}?", "answer": str(i)}} for i in range(num_examples)]
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([judge]), players={{"knows": knows}})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([judge]), players={{"knows": knows, "forgets": forgets}})
 """
 
 
@@ -103,8 +106,8 @@ def test_an_environment_that_has_changed_too_much_gives_no_score(rove: Rove):
 
 
 def test_failed_rollouts_are_told(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "environments", "guess", GUESS.format(good="{'0': 1.0, '2': 1.0}[answer]"))
-    done = rove("eval", "guess", "-m", "scripted:knows", "--run-dir", "runs/old")
+    environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
+    done = rove("eval", "guess", "-m", "scripted:forgets", "--run-dir", "runs/old")
     assert "3 failed" in done.out
     assert "left out: 3 rollouts that had failed" in rove("rescore", "runs/old").out
 

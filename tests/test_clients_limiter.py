@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.clients.limiter import START, Limiter
+from rove.clients.limiter import START, AdmissionLimiter, Change, Limiter
 
 
 async def test_never_more_than_the_limit_and_in_order():
@@ -88,6 +88,35 @@ async def test_a_pause_holds_everybody_back_until_it_is_over():
     assert not waiting.done()
     now = 1.0
     await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("outcome", ["answered", "refused", "unanswered"])
+async def test_whoever_watches_and_fails_costs_no_place(outcome: str):
+    def fail(change: Change) -> None:
+        raise OSError("disk full")
+
+    limiter = Limiter(1, adaptive=True)
+    limiter.on_change = fail
+    admitted = await limiter.acquire()
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(0)
+    with pytest.raises(OSError, match="disk full"):
+        limiter.release(admitted, outcome)
+    await asyncio.wait_for(waiting, 5)
+    assert limiter.under_way == 1
+
+
+async def test_a_reservation_that_a_restart_has_forgotten_is_not_given_back_twice():
+    limiter = Limiter(1, adaptive=True)
+    await limiter.reserve()
+    limiter.restart()
+    limiter.unreserve()
+    assert limiter._reserved == 0
+
+
+def test_what_others_may_use_of_it():
+    assert isinstance(Limiter(), AdmissionLimiter)
+    assert not isinstance(asyncio.Semaphore(), AdmissionLimiter)
 
 
 Answer = tuple[float, str]
@@ -188,3 +217,36 @@ async def test_history_says_why():
     assert [change.reason for change in limiter.history] == ["start", "grown", "refused"]
     assert seen == ["grown", "refused"]
     assert limiter.limit < 4
+
+
+# Requests without an answer in time
+
+
+@pytest.mark.parametrize("capacity", [5, 50, 300])
+def test_settles_at_the_capacity_of_a_server_that_lets_requests_time_out(capacity: int):
+    def serve(now: float, under_way: int) -> Answer:
+        return (0.5, "answered") if under_way <= capacity else (5.0, "unanswered")
+
+    _, limits, _ = play(serve)
+    settled = statistics.mean(limits[len(limits) // 2 :])
+    assert 0.6 * capacity <= settled <= 1.2 * capacity
+
+
+def test_timeouts_alone_end_at_one():
+    limiter, limits, _ = play(lambda now, under_way: (5.0, "unanswered"), limiter=Limiter(500, adaptive=True))
+    assert limits[-1] == 1
+    assert limiter.history[1].reason == "unanswered"
+
+
+async def test_timeouts_cut_once_a_round_and_close_nothing():
+    limiter = Limiter(10, adaptive=True)
+    admitted = [await limiter.acquire() for _ in range(10)]
+    for place in admitted:
+        limiter.release(place, "unanswered", pause=60.0)
+    assert limiter.limit == 9
+    assert not limiter._is_closed
+
+
+def test_errors_say_nothing_of_a_limit():
+    _, limits, _ = play(lambda now, under_way: (0.5, "failed"), requests=1000, limiter=Limiter(50, adaptive=True))
+    assert set(limits) == {50}

@@ -14,7 +14,7 @@ from toys import Talk
 
 import rove as vf
 from rove.clients.endpoint import EndpointClient
-from rove.clients.limiter import Change
+from rove.clients.limiter import AdmissionLimiter, Change
 from rove.clients.openai import OpenAIClient
 from rove.clients.replicas import AVOIDED, REMEMBERED, Replicas
 from rove.clients.responses import ResponsesClient
@@ -175,7 +175,7 @@ async def test_an_evaluation_uses_all_of_them_and_keeps_its_rollouts_together():
 # Replicas that fail
 
 
-@pytest.mark.parametrize("fault", ["500", "close", "429"])
+@pytest.mark.parametrize("fault", ["500", "close", "504"])
 async def test_a_failing_replica_hands_over_and_is_avoided_until_it_answers(fault: str):
     clock = Clock()
     async with FaultEndpoint([fault]) as bad, FaultEndpoint() as other, replicas_of(bad, other, clock=clock) as client:
@@ -190,6 +190,28 @@ async def test_a_failing_replica_hands_over_and_is_avoided_until_it_answers(faul
         assert (bad.requests, other.requests) == (2, 6)
         await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
         assert (bad.requests, other.requests) == (3, 7)
+
+
+@pytest.mark.parametrize("fault", ["429", "503"])
+async def test_a_replica_that_has_too_much_to_do_hands_over_but_is_not_avoided(fault: str):
+    async with FaultEndpoint(["500", fault, fault]) as busy, FaultEndpoint() as other:
+        async with replicas_of(busy, other, max_retries=1) as client:
+            response = await client.respond(ask())
+            assert [line.split(": ")[1] for line in response.attempts] == ["HTTP 500", f"HTTP {fault}"]
+            assert client._replicas[0].avoided_until == 0
+            await client.respond(ask())
+        assert (busy.requests, other.requests) == (4, 1)
+
+
+async def test_to_be_busy_shows_that_somebody_is_there():
+    clock = Clock()
+    async with FaultEndpoint(["500", "429"]) as one, FaultEndpoint() as other:
+        async with replicas_of(one, other, clock=clock) as client:
+            await client.respond(ask())
+            clock.now += AVOIDED + 1
+            await client.respond(ask())
+            await client.respond(ask())
+        assert (one.requests, other.requests) == (3, 2)
 
 
 async def test_a_replica_that_stays_away_costs_one_try_now_and_then():
@@ -272,6 +294,21 @@ async def test_a_cancelled_request_leaves_nothing_behind():
         assert client._replicas[0].avoided_until == 0
 
 
+async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
+    async with (
+        FaultEndpoint("500") as one,
+        FaultEndpoint(["500", "hang"]) as other,
+        replicas_of(one, other, max_retries=1) as client,
+    ):
+        hanging = asyncio.create_task(client.respond(ask()))
+        await other.arrived(2)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await hanging
+        told = caught.value.rove_unanswered  # pyright: ignore[reportAttributeAccessIssue]
+        assert [line.split(": ")[0] for line in told] == [one.base_url] * 2 + [other.base_url]
+
+
 # Room for new rollouts
 
 
@@ -313,6 +350,18 @@ def test_changes_of_a_limit_are_told_as_the_limit_of_all():
     assert told == [Change(1.5, 19, "grown")]
     limiter.on_change = None
     assert clients[0].limiter_now.on_change is None
+
+
+async def test_a_room_that_a_restart_has_forgotten_is_not_given_back_twice():
+    replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
+    await replicas.limiter.reserve()
+    replicas.limiter.restart()
+    replicas.limiter.unreserve()
+    assert [replica.held for replica in replicas._replicas] == [0, 0]
+
+
+def test_what_others_may_use_of_its_limiter():
+    assert isinstance(Replicas([(Local(), "m")], "tiny").limiter_now, AdmissionLimiter)
 
 
 def test_each_event_loop_starts_afresh():

@@ -9,7 +9,7 @@ from made import made_run, record
 
 import rove as vf
 from rove.data.filters import Filter
-from rove.data.rows import RunRows, last_places
+from rove.data.rows import RunRows
 from rove.runs import Run
 
 MIXED = [
@@ -27,14 +27,11 @@ def test_the_last_score_of_a_rollout_counts_and_failures_never_come_out(tmp_path
     rows = RunRows(run)
     assert (rows.scored, rows.failed) == (2, 1)
     assert [(row["example_id"], row["rollout_index"], row["reward"]) for row in rows] == [(0, 0, 1.2), (0, 1, 0.7)]
-    finished = run.finished()
-    assert {(f"key{row['example_id']}", row["rollout_index"]) for row in rows} == finished.keys()
-    assert sorted(row["reward"] for row in rows) == sorted(one.reward or 0.0 for one in finished.values())
-
-
-def test_of_a_rollout_that_was_never_scored_the_last_failure_counts():
-    again = [record(0, 0, None).outcome] * 2
-    assert last_places(again) == {("key0", 0): (1, False)}
+    finished = list(run.finished())
+    assert [(row["example_id"], row["rollout_index"]) for row in rows] == [
+        (one.example_id, one.rollout_index) for one in finished
+    ]
+    assert [row["reward"] for row in rows] == [one.reward for one in finished]
 
 
 def test_a_row_is_one_of_make_dataset_and_where_it_comes_from(tmp_path: Path):

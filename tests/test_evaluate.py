@@ -7,6 +7,7 @@ import json
 
 import msgspec
 import pytest
+from fault_endpoint import Answer, FaultEndpoint
 from toys import Quiz, Talk, right, roll, says
 
 import rove as vf
@@ -191,10 +192,10 @@ def test_the_last_success_of_a_rollout_counts(tmp_path):
     records = roll(Quiz(1), says(Flaky(0))) + roll(Quiz(1), says("wrong")) + roll(Quiz(1), says(right))
     with started(tmp_path) as run:
         run.append_rollout(records[0])
-        assert run.finished() == {}
+        assert list(run.finished()) == []
         for record in records[1:]:
             run.append_rollout(record)
-        assert list(run.finished().values()) == records[2:]
+        assert list(run.finished()) == records[2:]
 
 
 # Datasets
@@ -296,12 +297,35 @@ def test_a_rollout_that_meets_a_limit_is_scored_as_it_stands(limits, turns, stop
 
 
 def test_a_time_limit_of_the_run_holds_where_the_environment_has_a_longer_one():
-    async def slow(messages, state, rng):
-        await asyncio.sleep(10)
+    async def slow_later(messages, state, rng):
+        await asyncio.sleep(10 if state["trajectory"] else 0)
+        return "hi"
 
-    env = Talk(turns=1, timeout_seconds=60)
-    [record] = roll(env, says(slow), limits=vf.Limits(timeout_seconds=0.05))
-    assert (record.stop_condition, record.is_truncated) == ("timeout_reached", True)
+    env = Talk(turns=5, timeout_seconds=60)
+    [record] = roll(env, says(slow_later), limits=vf.Limits(timeout_seconds=0.05))
+    assert (record.stop_condition, record.is_truncated, record.error) == ("timeout_reached", True, None)
+
+
+def test_whose_time_is_up_before_any_answer_has_failed():
+    async def never(messages, state, rng):
+        await asyncio.Event().wait()
+
+    [record] = roll(Talk(turns=1), says(never), limits=vf.Limits(timeout_seconds=0.05))
+    assert (record.reward, record.error and record.error.type) == (None, "InfraError")
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_an_endpoint_that_refuses_until_the_time_is_up_earns_no_score(answers):
+    refused = Answer(429, "busy", {"Retry-After": "30"})
+    async with FaultEndpoint(lambda number, body: "ok" if number < answers else refused) as server:
+        client = vf.OpenAIClient(server.base_url)
+        async with asyncio.timeout(20):  # the pause that was asked for holds nothing up once all rollouts are done
+            [record] = await vf.generate(Talk(turns=3), client, limits={"timeout_seconds": 0.5})
+        await client.close()
+    assert record.scores is None
+    assert record.error is not None
+    assert record.error.type == "InfraError"
+    assert len(record.steps) == answers
 
 
 def test_a_budget_stops_new_rollouts_and_counts_what_was_spent_before(tmp_path):
@@ -440,3 +464,110 @@ async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
     kept = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
     assert len(kept) == len(server.limiter.history) - 1  # the start was before
     assert {"seconds", "limit", "reason"} == json.loads(kept[0]).keys()
+
+
+# What a review found
+
+
+def ranked(states):
+    """Each reward depends on who else is in the group."""
+    return [float(len(states))] * len(states)
+
+
+def test_a_group_that_was_cut_short_while_it_was_written_is_run_again(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+    folder = tmp_path / "run"
+    roll(env, says("hi"), rollouts_per_example=2, run=folder)
+    lines = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    roll(env, says("hi"), rollouts_per_example=4, run=folder)  # bigger: played anew
+    everything = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(everything) == 6
+    (folder / "rollouts.jsonl").write_bytes(b"".join(everything[:5]))  # killed before the last of four
+    records = roll(env, says("hi"), rollouts_per_example=4, run=folder)
+    assert [record.reward for record in records] == [4.0] * 4
+    assert len(lines) == 2
+
+
+def test_a_later_failure_takes_an_earlier_score_back(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+    folder = tmp_path / "run"
+
+    def fails(sibling):
+        def player(messages, state, rng):
+            fails.calls += 1
+            if fails.calls % 3 == sibling:
+                raise vf.InfraError("gone")
+            return "hi"
+
+        fails.calls = -1
+        return says(player, name="one")
+
+    first = roll(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
+    again = roll(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
+    assert [[r.reward for r in records] for records in (first, again)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
+    assert [r.rollout_index for r in Run(folder).finished()] == [1, 2]
+
+
+def test_another_rubric_is_another_run(tmp_path):
+    roll(Quiz(1, rubric=vf.Rubric([lambda state: 0.0])), says("hi"), run=tmp_path / "run")
+    with pytest.raises(vf.RunError, match="rubric"):
+        roll(Quiz(1, rubric=vf.Rubric([lambda state: 1.0])), says("hi"), run=tmp_path / "run")
+
+
+def test_what_is_finished_when_a_run_stops_is_kept(tmp_path):
+    def observer(record):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        roll(Quiz(30), says("hi"), run=tmp_path / "run", on_record=observer)
+    kept = len(list(Run(tmp_path / "run").rollouts()))
+    with pytest.raises(vf.TooManyErrorsError):
+        roll(Quiz(30), says(Flaky(*range(99)), name="x"), run=tmp_path / "other", max_errors=1)
+    assert kept >= 1
+    assert len(list(Run(tmp_path / "other").rollouts())) >= 2
+
+
+def test_an_endless_dataset_ends_with_the_budget(tmp_path):
+    def endless():
+        while True:
+            yield {"question": "again"}
+
+    options = {"price": Price(0.0, 1e6), "budget": 5.0, "max_concurrent": 1, "run": tmp_path / "run"}
+    summary = asyncio.run(vf.evaluate(Quiz(dataset=endless()), tokens(1), **options))
+    assert (summary["scored"], summary["not_run"]) == (5, None)
+    assert summary["cost"]["spent"] == 5.0
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(vf.ConfigError, match="has no rows"):
+        roll(Quiz(dataset=[]), says("hi"))
+
+
+def test_a_state_that_no_record_can_be_made_of_is_an_error_of_that_rollout():
+    class Vandal(Quiz):
+        async def setup_state(self, state, **kwargs):
+            if state["example_id"] == 1:
+                state["trajectory"] = None
+
+    records = roll(Vandal(3), says(right))
+    assert [record.error is None for record in records] == [True, False, True]
+
+
+def test_an_example_that_failed_half_counts_as_much_as_any_other():
+    def player(messages, state, rng):
+        if state["example_id"] == 1 and len(player.calls) < 3:
+            player.calls.append(1)
+            raise vf.InfraError("gone")
+        return "0"
+
+    player.calls = []
+    summary = asyncio.run(vf.evaluate(Quiz(2), says(player), rollouts_per_example=4))
+    assert (summary["scored"], summary["reward"]["mean"]) == (5, 0.5)
+
+
+async def test_the_limiter_does_not_write_into_a_run_that_is_over(tmp_path):
+    async with FaultEndpoint() as server:
+        client = vf.OpenAIClient(server.base_url)
+        await vf.evaluate(Quiz(40), client, run=tmp_path / "run")
+        assert client.limiter.on_change is None
+        await client.close()

@@ -114,7 +114,7 @@ def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Si
     environment(tmp_path / "environments", "slow", SLOW)
     run, kept = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
     before: list[bytes] = []
-    for moment in (0, 1, 7, 30, 59):
+    for moment in (0, 1, 7, 30, 50):  # later ones may come too late on a busy machine
         process = in_its_own(tmp_path, *EVAL)
         stop(process, kind, lambda at_least=moment: (run / "versions.json").exists() and count(kept) >= at_least)
         if kept.exists():
@@ -176,7 +176,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TRAINING = {
     name: text.split()
     for name, text in {
-        "sft": "sft --data games -m model --epochs 2 --batch-size 8 --validate_every 4 --threads 1",
+        "sft": "sft --data games -m model --epochs 8 --patience 99 --batch-size 8 --validate_every 4 --threads 1",
         "rl": "rl tictactoe -m model --steps 8 --batch-size 32 -r 8 -t 12 --checkpoint_every 2 --threads 1",
     }.items()
 }
@@ -207,6 +207,15 @@ def test_training_ends_with_the_same_weights_to_the_bit(made: Path, name: str, s
     assert "is complete" in finish(made, *words)
 
 
+def without_times(said: str) -> object:
+    """The demo's JSON but for how long answers took."""
+    told = json.loads(said)
+    for row in told["rows"]:
+        for summary in row["opponents"].values():
+            summary.pop("latency", None)
+    return told
+
+
 def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
     words = ("demo", "tictactoe", "--smoke", "--json", "--run-dir", "demo")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -220,7 +229,7 @@ def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
     }
     for file, kind in moments.items():
         stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count(kept) >= 1)
-    assert json.loads(finish(killed, *words)) == json.loads(finish(whole, *words))
+    assert without_times(finish(killed, *words)) == without_times(finish(whole, *words))
     weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 

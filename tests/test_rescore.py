@@ -357,21 +357,6 @@ def test_other_last_words_are_noticed(tmp_path):
     assert len(error_of(record).message) < 300
 
 
-def test_another_first_prompt_is_noticed_even_if_nobody_was_asked(tmp_path):
-    class Shuffled(Talk):
-        async def setup_state(self, state, **kwargs):
-            await super().setup_state(state)
-            state["prompt"] = [vf.UserMessage("other")]
-
-    async def silent(messages, state, rng):
-        await asyncio.Event().wait()
-
-    source = played(tmp_path / "a", Talk(1), says(silent), limits={"timeout_seconds": 0.2})
-    assert [record.stop_condition for record in source.rollouts()] == ["timeout_reached"]
-    _, [record] = again(Shuffled(1), source, tmp_path / "b")
-    assert "message 1 is now 'other', was 'q0'" in error_of(record).message
-
-
 def test_a_difference_that_the_environment_catches_is_still_one(tmp_path):
     class Careless(Talk):
         words = ("a", "b")
@@ -637,3 +622,18 @@ def test_a_run_that_generate_has_kept_is_as_good(tmp_path):
     records = roll(Quiz(2), says(right), run=tmp_path / "a")
     summary, again_records = again(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
     assert summary["scored"] == len(records) == len(again_records)
+
+
+def test_what_only_a_reward_function_failed_on_is_scored_again(tmp_path):
+    def asserts(completion, answer):
+        assert completion[-1].content == answer
+        return 1.0
+
+    def mended(completion, answer):
+        return float(completion[-1].content == answer)
+
+    source = played(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), says("0"))
+    assert sum(record.error is not None for record in source.rollouts()) == 3
+    summary, records = again(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
+    assert sorted(record.reward for record in records) == [0.0, 0.0, 0.0, 1.0]
+    assert (summary["scored"], summary["failed"]) == (4, 0)

@@ -13,8 +13,9 @@ from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 
 import rove as vf
 from rove.digest import derive_seed
+from rove.groups import RolloutError, run_groups
 from rove.records import encode_record
-from rove.rollout import Job, RolloutError, plan, run_groups
+from rove.rollout import Job, plan
 
 
 def examples_of(env: vf.Environment) -> list[dict]:

@@ -9,10 +9,11 @@ from fakes import tiny_model
 
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
+from rove.groups import run_groups
 from rove.models.load import LoadedModel
 from rove.protocols import Sampling
 from rove.records import RolloutRecord
-from rove.rollout import plan, run_groups
+from rove.rollout import plan
 from rove.train.batch import micro_batches, trained_tokens
 from rove.train.losses import cispo, cross_entropy, grpo
 from rove.train.samples import Sample, samples_from_record

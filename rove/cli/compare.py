@@ -32,10 +32,11 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
         raise RunError(f"{path} is not a run folder: its config.toml cannot be read ({error})") from error
     if not {"kind", "identity"} <= config.keys():
         raise RunError(f"{path} is not a run folder: its config.toml is not one that rove wrote")
-    last = {(o.example_key, o.rollout_index): o for o in run.outcomes() if o.error is None}
+    counted = {line.number for line in run.kept().values()}
+    last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
-    return _flat({"kind": config["kind"], **config["identity"]}), list(last.values())
+    return _flat({"kind": config["kind"], **config["identity"]}), last
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

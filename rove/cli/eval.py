@@ -78,7 +78,7 @@ def start_run(config: EvalConfig, env: Environment, client: Client, console: Con
     plain = msgspec.to_builtins(config)
     del plain["fresh"]  # `@ config.toml` of this folder continues the run
     run.start("eval", plain, same, config.fresh)
-    kept = len(run.kept()[0])
+    kept = len(run.kept())
     if kept:
         console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
     return run

@@ -87,6 +87,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        if error.filename is None and error.errno is None:
+            raise
+        click.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.errors import ConfigError
+from rove.groups import run_groups
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Client, Request, Response, Sampling
 from rove.records import RolloutRecord
-from rove.rollout import plan, run_groups
+from rove.rollout import plan
 
 
 def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console) -> int:

@@ -80,7 +80,7 @@ def command(
     env = environment_of(source, json_object(env_args, "-a"), env_dir)
     model = settings_of(source).get("model", "")
     folder = run_folder(into, env.env_id, model, "rescored", identity=rescored_identity(env, source))
-    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.kept()[0])) as tell:
+    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.kept())) as tell:
         watch = Watch(tell, console, ScriptedClient(lambda *_: ""))
         summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
     if as_json:

@@ -56,7 +56,7 @@ def run_sft(
                 words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
                 tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
-            final = train_sft(config, data.finished().values(), loaded, run, on_step)
+            final = train_sft(config, data.finished(), loaded, run, on_step)
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rove.cli.answerers import SCRIPTED, make_client
+from rove.cli.answerers import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
 from rove.config import RUN_CONFIG, merge, read_toml
+from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults, load_environment
 from rove.errors import ConfigError, Error, nearest, traceback_text
 from rove.evaluate import Options, run_identity
@@ -211,8 +212,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
         config = one.config
         with _at(one.place):
             env = load_environment(config.env, config.env_dir, **config.env_args)
-            if config.model.startswith(SCRIPTED):
-                make_client(config.model, env)
+            check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:
             continue
@@ -225,6 +225,23 @@ def check(evaluations: Sequence[Evaluation]) -> None:
                 f"{other.place} and {one.place} would share {folder} (what differs: {differ}); "
                 "leave one out, or give each a run_dir of its own"
             )
+
+
+def check_client(config: EvalConfig, env: Environment) -> None:
+    """See that there is somebody to answer, without loading weights or sending a request.
+
+    Raises:
+        ConfigError: no such player, model folder, endpoint or key, or a limit in money without a price.
+    """
+    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
+    price = config.price or (endpoint and endpoint.price)
+    if price is None and (config.budget is not None or config.limits.max_cost is not None):
+        raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+    if endpoint is None and config.base_url is None and is_folder(config.model):
+        if not Path(config.model).expanduser().is_dir():
+            raise ConfigError(f"model folder {config.model} does not exist")
+        return
+    make_client(config.model, env, config.base_url, config.api_key_var, endpoints=config.endpoints)
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from rove.clients.limiter import Limiter
+from rove.clients.masking import NO_KEY, Secrets
 from rove.errors import (
     ConfigError,
     InfraError,
@@ -35,6 +36,11 @@ MAX_BACKOFF = 8.0
 MAX_RETRY_AFTER = 60.0
 MAX_ANSWER = 64 << 20
 """Bytes of one answer; whoever sends more is not answering the question."""
+
+REFUSED = (429, 503, 529)
+"""Statuses that say: not so many."""
+UNANSWERED = (502, 504, 522, 524)
+"""Statuses of a gateway that waited for the server in vain."""
 
 # How servers say that a prompt does not fit: OpenAI, vLLM, SGLang, llama.cpp, Anthropic, xAI, Gemini. A bare "too
 # long" is not enough: it is also said of a stop list or of a tool's name, and those are mistakes to report, not
@@ -58,6 +64,7 @@ class EndpointClient(ABC):
     API promises, or empty) are tried again up to `max_retries` times, with exponential back-off and full jitter, never
     sooner than a `Retry-After` asks for (at most 60 s). No other layer needs to retry. Proxies are taken from the
     environment, as other programs do it. A client serves one event loop at a time; when that loop has ended, the next.
+    No error tells the key or the value of one of the `headers` (of 6 characters or more), whatever the server repeats.
 
     Args:
         base_url: what comes before the API's own path; default: the subclass's variable, else its maker's address.
@@ -104,7 +111,7 @@ class EndpointClient(ABC):
                 f"no API key for {self.base_url}: set {self.key_var} or pass api_key, "
                 "or name another endpoint with base_url (on the command line: -b)"
             )
-        self._key = key or "EMPTY"
+        self._secrets = Secrets(key or NO_KEY, headers or {})
         self.timeout = timeout
         self.connect_timeout = connect_timeout
         self.max_retries = max_retries
@@ -116,7 +123,7 @@ class EndpointClient(ABC):
         _check("backoff", backoff, backoff >= 0, "seconds, 0 or more")
         self._limiter = Limiter(adaptive=True) if max_concurrent is None else Limiter(max_concurrent)
         self._limiter_loop: asyncio.AbstractEventLoop | None = None
-        self._headers = CIMultiDict({**self.auth_headers(self._key), "Content-Type": "application/json"})
+        self._headers = CIMultiDict({**self.auth_headers(key or NO_KEY), "Content-Type": "application/json"})
         self._headers.update(headers or {})
         # Its own stream: retrying must not disturb the random numbers of anything else.
         self._jitter = random.Random()
@@ -161,7 +168,9 @@ class EndpointClient(ABC):
         """Answer one request.
 
         Every error raised here carries `attempts`, and so does an answer that took several tries: one line per failed
-        try, oldest first.
+        try, oldest first. An `InfraError` after an HTTP status has that as `status`. A request that is cancelled while
+        it waits to be admitted, or after failed tries, leaves those lines in `rove_unanswered` of its `CancelledError`;
+        one whose first try is still being answered does not.
 
         Raises:
             OverlongPromptError: the prompt does not fit the model's context.
@@ -169,10 +178,23 @@ class EndpointClient(ABC):
             ModelError: the endpoint refused the request (any other 4xx).
             InfraError: the last try brought no answer at all, or a 408, 409, 429 or 5xx.
         """
+        attempts: list[str] = []
+        try:
+            return await self._respond(request, attempts)
+        except asyncio.CancelledError as cancelled:
+            if attempts:
+                cancelled.rove_unanswered = list(attempts)  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+        except Exception as error:
+            told = self._secrets.taken_from(error)
+            if told is not error:
+                raise told from None
+            raise
+
+    async def _respond(self, request: Request, attempts: list[str]) -> Response:
         path, content = self.translate(request)
         url = self._urls.get(path) or self._urls.setdefault(path, self._url / path)
         body = msgspec.json.encode(content)
-        attempts: list[str] = []
         while True:
             retries_left = self.max_retries - len(attempts)
             asked_to_wait = 0.0
@@ -180,13 +202,15 @@ class EndpointClient(ABC):
                 response = self.read(request, await self._try(url, body))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
             except _TemporaryError as error:
-                attempts.append(str(error))
+                attempts.append(self._secrets.masked_in(str(error)))
                 if not retries_left:
-                    message = f"no answer from {url} in {len(attempts)} tries; the last one: {error}"
-                    raise InfraError(message, attempts) from error.__cause__
+                    message = f"no answer from {url} in {len(attempts)} tries; the last one: {attempts[-1]}"
+                    failure = InfraError(message, attempts)
+                    failure.status = error.status  # pyright: ignore[reportAttributeAccessIssue]
+                    raise failure from error.__cause__
                 asked_to_wait = error.retry_after
             except ModelError as error:
-                attempts.append(str(error))
+                attempts.append(self._secrets.masked_in(str(error)))
                 if not retries_left or not isinstance(error, InvalidModelResponseError):
                     error.attempts = attempts
                     raise
@@ -207,14 +231,24 @@ class EndpointClient(ABC):
 
     async def _try(self, url: URL, body: bytes) -> Any:
         session, limiter = await self._connect(), self.limiter
-        admitted = await limiter.acquire()
+        try:
+            admitted = await limiter.acquire()
+        except asyncio.CancelledError as cancelled:
+            cancelled.rove_unanswered = ["waited for admission"]  # pyright: ignore[reportAttributeAccessIssue]
+            raise
         outcome, pause = "failed", 0.0
         try:
             status, headers, answer = await self._post(session, url, body)
             if status < 300:
                 outcome = "answered"
-            elif status in (429, 503, 529):
+            elif status in REFUSED:
                 outcome, pause = "refused", _seconds(headers)
+            elif status in UNANSWERED:
+                outcome = "unanswered"
+        except _TemporaryError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                outcome = "unanswered"
+            raise
         finally:
             limiter.release(admitted, outcome, pause)
         if status >= 300:
@@ -228,7 +262,7 @@ class EndpointClient(ABC):
         self, session: aiohttp.ClientSession, url: URL, body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
-            async with session.post(url, data=body) as reply:
+            async with session.post(url, data=body, allow_redirects=False) as reply:
                 return reply.status, reply.headers, await _read(reply)
         except aiohttp.ConnectionTimeoutError as error:
             raise _TemporaryError(f"no connection within {self.connect_timeout:g} s") from error
@@ -238,10 +272,10 @@ class EndpointClient(ABC):
             raise _TemporaryError(f"{type(error).__name__}: {error}") from error
 
     def _refusal(self, url: URL, status: int, text: str, retry_after: float) -> Exception:
-        """The error for an HTTP status that is not a success. The key never shows, even where the server repeats it."""
-        said = excerpt(text if self._key == "EMPTY" else text.replace(self._key, "***"))
+        """The error for an HTTP status that is not a success."""
+        said = excerpt(text)
         if status in (408, 409, 429) or status >= 500:
-            return _TemporaryError(f"HTTP {status}: {said}", retry_after)
+            return _TemporaryError(f"HTTP {status}: {said}", retry_after, status)
         if _OVERLONG.search(text) and status not in _HINTS:
             return OverlongPromptError(f"HTTP {status}: {said}")
         hint = f" ({_HINTS[status].format(key_var=self.key_var)})" if status in _HINTS else ""
@@ -294,9 +328,10 @@ class _Connection(NamedTuple):
 class _TemporaryError(Exception):
     """A try failed in a way that may pass; `retry_after` is how many seconds the server asked for."""
 
-    def __init__(self, message: str, retry_after: float = 0.0):
+    def __init__(self, message: str, retry_after: float = 0.0, status: int | None = None):
         super().__init__(message)
         self.retry_after = retry_after
+        self.status = status
 
 
 def _checked_url(base_url: str, example: str) -> URL:

@@ -12,6 +12,7 @@ import msgspec
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.endpoint import EndpointClient
+from rove.clients.masking import NO_KEY
 from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.clients.replicas import Replicas
 from rove.clients.responses import ResponsesClient
@@ -33,9 +34,6 @@ APIS: dict[str, type[EndpointClient]] = {
 }
 """The names of `api_client_type`, long and short."""
 
-NO_KEY = "EMPTY"
-"""Given as `key` it says that the server wants none (unless there is a variable of that name)."""
-
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -53,7 +51,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     url: str | None = None
     """The base URL; default: that of the API's client, so in the end the API's maker."""
     key: str | None = None
-    """The name of the environment variable that holds the key; default: that of the API's client."""
+    """The name of the environment variable that holds the key; default: that of the API's client. `NO_KEY` says that the
+    server wants none (unless there is a variable of that name)."""
     api_client_type: str = "openai_chat_completions"
     """One of `APIS`."""
     headers: dict[str, str] = {}

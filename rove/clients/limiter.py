@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 START = 16
 """Requests at once before anything is known of an endpoint."""
@@ -33,7 +33,24 @@ class Change(NamedTuple):
     """Since the limiter was made."""
     limit: int
     reason: str
-    """"start", "grown", "refused" (HTTP 429 and the like), "slower", or "restored" (a cut that did not help)."""
+    """"start", "grown", "refused" (HTTP 429 and the like), "unanswered" (no answer in time), "slower", or "restored" (a
+    cut that did not help)."""
+
+
+@runtime_checkable
+class AdmissionLimiter(Protocol):
+    """What `rove.groups` and `rove.evaluate` use of the limiter that a client shows as `limiter`."""
+
+    adaptive: bool
+    on_change: Callable[[Change], None] | None
+
+    async def reserve(self) -> None:
+        """Wait until one more rollout can be started."""
+        ...
+
+    def unreserve(self) -> None:
+        """Its first request is about to be made, or will not be."""
+        ...
 
 
 class Limiter:
@@ -45,6 +62,8 @@ class Limiter:
 
     - A refusal, to 0.9 of what was under way; refusals of requests sent before that cut do not cut again. When a whole
       round is refused, nobody is admitted until the longest pause that the endpoint asked for is over.
+    - A request that got no answer in time, in the same way, but nobody is ever held back for it: an endpoint that takes
+      on more than it can do is not one that asks for a pause. Errors and dropped connections say nothing of its load.
     - A round that took twice as long as the quickest one, though hardly more got done than with half as many requests:
       to 0.7, to see. If answers then come sooner, requests had only queued, at the endpoint or in this process, and the
       cut stays; if not, answers simply take longer now, and the limit goes back to what it was.
@@ -126,16 +145,16 @@ class Limiter:
 
         Args:
             admitted: what `acquire` returned.
-            outcome: "answered", "refused" (the endpoint has too much to do) or "failed" (which says nothing of it).
+            outcome: "answered", "refused" (the endpoint has too much to do), "unanswered" (not in time) or "failed"
+                (which says nothing of its load).
             pause: seconds the endpoint asked to be left alone, when it refused.
         """
-        if self.adaptive:
-            if outcome == "answered":
-                self._answered(admitted)
-            elif outcome == "refused":
-                self._refused(admitted, pause)
-        self.under_way -= 1
-        self._wake()
+        try:
+            if self.adaptive:
+                self._learn(admitted, outcome, pause)
+        finally:  # `on_change` is not ours, and may raise
+            self.under_way -= 1
+            self._wake()
 
     async def reserve(self) -> None:
         """Wait until one more rollout can be started whose first request will be admitted at once.
@@ -157,7 +176,7 @@ class Limiter:
 
     def unreserve(self) -> None:
         """See `reserve`. Whoever makes the request right after this finds its room still there."""
-        self._reserved -= 1
+        self._reserved = max(0, self._reserved - 1)  # `restart` may have forgotten it
         asyncio.get_running_loop().call_soon(self._wake)
 
     @property
@@ -191,6 +210,17 @@ class Limiter:
     def _alarm(self) -> None:
         self._alarm_is_set = False
         self._wake()
+
+    def _learn(self, admitted: float, outcome: str, pause: float) -> None:
+        if outcome == "answered":
+            self._answered(admitted)
+        elif outcome == "refused":
+            self._refused_in_a_row += 1
+            if self._refused_in_a_row >= self.limit:
+                self._open_at = max(self._open_at, self._clock() + pause)
+        if outcome in ("refused", "unanswered") and admitted >= self._cut_at:
+            self._trial = None
+            self._cut(REFUSED_CUT * min(self._limit, self.under_way), outcome)
 
     def _answered(self, admitted: float) -> None:
         self._refused_in_a_row = 0
@@ -239,14 +269,6 @@ class Limiter:
         self._round_size = max(MIN_ROUND, self.limit)
         self._round_began = self._clock()
         self._held_back = False
-
-    def _refused(self, admitted: float, pause: float) -> None:
-        self._refused_in_a_row += 1
-        if self._refused_in_a_row >= self.limit:
-            self._open_at = max(self._open_at, self._clock() + pause)
-        if admitted >= self._cut_at:
-            self._trial = None
-            self._cut(REFUSED_CUT * min(self._limit, self.under_way), "refused")
 
     def _cut(self, limit: float, reason: str) -> None:
         self._limit = max(1.0, limit)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.clients.endpoint import EndpointClient
+from rove.clients.masking import NO_KEY
 from rove.errors import ConfigError
 from rove.messages import UserMessage
 from rove.protocols import Client, Request, Response
@@ -48,7 +49,7 @@ class OpenAIClient(EndpointClient):
         }
         return cls(
             str(sdk.base_url),
-            sdk.api_key or "EMPTY",
+            sdk.api_key or NO_KEY,
             timeout=timeout if isinstance(timeout, (int, float)) else 600.0,
             max_retries=getattr(sdk, "max_retries", 4),
             headers=headers,

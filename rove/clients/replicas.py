@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rove.clients.endpoint import EndpointClient
+from rove.clients.endpoint import REFUSED, EndpointClient
 from rove.clients.limiter import Change
 from rove.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError
 from rove.protocols import Request, Response
@@ -25,7 +25,7 @@ class Replicas:
 
     (A server that keeps what it computed for the last turn has little left to do for the next.) A request that a
     replica fails for good, its client's own retries included, goes to the next one, until each has had it. A replica
-    that gave no answer at all is avoided for a while, also by the rollouts it had.
+    that gave no answer at all is avoided for a while, also by the rollouts it had; one that has too much to do is not.
 
     Args:
         replicas: a client and the name of the model there, for each.
@@ -98,6 +98,11 @@ class Replicas:
                 may_pass = isinstance(error, (InfraError, InvalidModelResponseError))
                 if not may_pass or len(tried) == len(self._replicas):
                     raise
+            except asyncio.CancelledError as cancelled:
+                if attempts:
+                    attempts += self._told(replica, getattr(cancelled, "rove_unanswered", ()))
+                    cancelled.rove_unanswered = attempts  # pyright: ignore[reportAttributeAccessIssue]
+                raise
             else:
                 attempts += self._told(replica, response.attempts)
                 return msgspec.structs.replace(response, attempts=attempts)
@@ -125,8 +130,9 @@ class Replicas:
             replica.avoided_until = self._clock() + AVOIDED
         try:
             response = await replica.client.respond(msgspec.structs.replace(request, model=replica.model))
-        except InfraError:
-            replica.avoided_until = self._clock() + AVOIDED
+        except InfraError as error:
+            is_busy = getattr(error, "status", None) in REFUSED
+            replica.avoided_until = 0.0 if is_busy else self._clock() + AVOIDED
             raise
         except ModelError:
             replica.avoided_until = 0.0  # even to say no one must be there
@@ -194,6 +200,8 @@ class JointLimiter:
 
     def unreserve(self) -> None:
         """Give a reserved room back. Whoever makes a request right after this finds it, for now it counts as room."""
+        if not self._held:  # `restart` has forgotten it
+            return
         replica = self._held.pop()
         replica.held -= 1
         replica.client.limiter.unreserve()

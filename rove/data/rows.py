@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from rove.data.filters import Filter, merged_metrics
 from rove.errors import RunError
-from rove.records import Outcome, RolloutRecord, Scores
+from rove.records import RolloutRecord, Scores
 from rove.runs import Run
 
 CHECKED = 100
@@ -29,16 +29,6 @@ def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
     }
 
 
-def last_places(outcomes: Iterable[Outcome]) -> dict[tuple[str, int], tuple[int, bool]]:
-    """The line that counts of every rollout, and whether it was scored: its last score, or else its last failure."""
-    places: dict[tuple[str, int], tuple[int, bool]] = {}
-    for place, outcome in enumerate(outcomes):
-        key, scored = (outcome.example_key, outcome.rollout_index), outcome.scores is not None
-        if scored or not places.get(key, (0, False))[1]:
-            places[key] = place, scored
-    return places
-
-
 class RunRows:
     """Rows of the scored rollouts of a run that pass a filter, read from disk each time they are iterated.
 
@@ -57,12 +47,12 @@ class RunRows:
         run.config()
         self._run = run
         self._passes = passes
-        places = last_places(run.outcomes()).values()
-        self._places = {place for place, scored in places if scored}
+        lines = run.ledger()[0].values()
+        self._places = {line.number for line in lines if not line.failed}
         self.scored = len(self._places)
         """How many rollouts there are to choose from."""
-        self.failed = len(places) - self.scored
-        """How many failed and were never scored."""
+        self.failed = len(lines) - self.scored
+        """How many failed."""
         if not self._places:
             raise RunError(f"{run.path} has no scored rollouts ({self.failed} failed)")
         if passes is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -19,7 +20,19 @@ DatasetSource = Any
 
 
 _END = object()
-_KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
+
+def _by_text(value: Any) -> str:
+    """What JSON cannot hold counts by its text; one that has an address in it would be another in every process."""
+    text = str(value)
+    if re.search(r" at 0x[0-9a-f]+", text):
+        raise ConfigError(
+            f"a dataset row holds {text}, which has no content to tell it by; expected what JSON can hold"
+        )
+    return text
+
+
+_KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=_by_text)
 
 
 class Rows:
@@ -153,6 +166,10 @@ def build_example(
             raise ConfigError(f"dataset row {index}: '{name}' is a {kind}; message_type 'completion' needs a text")
         example["prompt"] = given
     else:
+        if name == "question" and not isinstance(given, (str, list)):
+            raise ConfigError(
+                f"dataset row {index}: 'question' is {given!r}; expected a text or a list of content parts"
+            )
         prompt: Messages = as_messages(given if name == "prompt" else [*(few_shot or []), UserMessage(given)])
         if system_prompt and (not prompt or prompt[0].role != "system"):
             prompt = [SystemMessage(system_prompt), *prompt]

@@ -161,12 +161,20 @@ class Environment(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this environment from others: name, version and hash of its code, and its arguments."""
+        """What tells this environment from others: name, version and hash of its code, arguments, and how it scores.
+
+        Code that reward functions and the environment call elsewhere does not count.
+        """
         source = self.source
         if not source:  # not loaded by name
             with suppress(OSError, TypeError):  # typed into an interpreter
                 source = digest_files([Path(inspect.getfile(type(self)))])
-        return {"env": f"{self.env_id or type(self).__qualname__}#{source}", "env_args": self.env_args}
+        return {
+            "env": f"{self.env_id or type(self).__qualname__}#{source}",
+            "env_args": self.env_args,
+            "rubric": self.rubric.identity,
+            **{name: getattr(self, name) for name in ("max_turns", "timeout_seconds") if hasattr(self, name)},
+        }
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Score with `rubric` too: rewards add up, metrics are joined."""

@@ -50,6 +50,11 @@ class RubricGroup(Rubric):
         return [name for rubric in self.rubrics for name in rubric.names]
 
     @property
+    def identity(self) -> list[str]:
+        """Name, weight and hash of the code of every function of every rubric."""
+        return [entry for rubric in self.rubrics for entry in rubric.identity]
+
+    @property
     def has_group_rewards(self) -> bool:
         """Whether some function of some rubric needs the whole group."""
         return any(rubric.has_group_rewards for rubric in self.rubrics)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rove.digest import digest_code
 from rove.errors import ConfigError, Error, nearest, phase
 from rove.parsers import Parser
 from rove.records import Scores
@@ -158,6 +159,11 @@ class Rubric:
     def names(self) -> list[str]:
         """Names of all functions, in the order they were added."""
         return [function.name for function in self._functions]
+
+    @property
+    def identity(self) -> list[str]:
+        """Name, weight and hash of the code of every function."""
+        return [f"{f.name} × {f.weight:g} #{digest_code(_unwrapped(f.func))}" for f in self._functions]
 
     @property
     def has_group_rewards(self) -> bool:

@@ -73,8 +73,9 @@ class Column:
 
     @property
     def estimate(self) -> Estimate:
-        """The mean over all values, clustered by example."""
-        return clustered_estimate(self.sums, self.counts)
+        """The mean over examples of the means of their values, so that an example counts the same whatever failed."""
+        means = array("d", (mean for _, mean in self.means()))
+        return clustered_estimate(means, array("I", [1]) * len(means))
 
     @property
     def examples(self) -> int:

@@ -15,11 +15,12 @@ from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, RunError
+from rove.groups import run_groups
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
-from rove.rollout import Job, plan, run_groups
+from rove.rollout import Job, plan
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.advantages import group_advantages

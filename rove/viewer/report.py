@@ -19,7 +19,6 @@ import msgspec
 import tomli_w
 
 from rove.data.filters import merged_metrics
-from rove.data.rows import last_places
 from rove.errors import RunError
 from rove.messages import text_of
 from rove.records import Outcome, RolloutRecord
@@ -78,7 +77,7 @@ class Findings:
         self.examples: dict[str, Example] = {}
         self.rewards: list[tuple[int, float | None]] = []
         """Line and reward of every rollout, None for one that failed."""
-        counted = {place for place, _ in last_places(run.outcomes()).values()}
+        counted = {line.number for line in run.ledger()[0].values()}
         for place, outcome in enumerate(run.outcomes()):
             if place in counted:
                 self._add(place, outcome)

@@ -88,6 +88,8 @@ def counts_line(summary: Mapping[str, Any]) -> str:
     if summary["failed"]:
         reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
         parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]{_of_all(summary, 'error_share')}")
+    if summary.get("not_run", 0) != 0:
+        parts.append(f"[yellow]{summary['not_run'] or 'the rest'} not run: the budget is spent[/yellow]")
     if summary["truncated"]:
         parts.append(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}")
     if summary.get("retries"):

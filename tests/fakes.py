@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rove.engine.sampling import sample
+from rove.engine.sampling import draw, temper, uniforms
 from rove.models.load import LoadedModel, prepare
 from rove.models.new import ARCHITECTURES, train_tokenizer
 from rove.protocols import Generation
@@ -95,3 +95,22 @@ def record_of(
         "error": None,
     }
     return RolloutRecord(**{**defaults, **fields})
+
+
+def sample(
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, position: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row, from the model's distribution at a temperature and nothing else; what samplers are held against.
+
+    Args:
+        logits: [B, V].
+        temperature: [B]; 0 = greedy, whose log-probabilities are those at temperature 1.
+        seeds, position: [B] int64.
+
+    Returns:
+        ids [B] and their log-probabilities [B] under the distribution sampled from.
+    """
+    scores = temper(logits, temperature)
+    probabilities = scores.softmax(-1)
+    ids = torch.where(temperature == 0, scores.argmax(-1), draw(probabilities, uniforms(seeds, position)))
+    return ids, probabilities.gather(1, ids[:, None])[:, 0].log()

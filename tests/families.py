@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import transformers
-from fakes import TEXTS
+from fakes import TEXTS, sample
 
-from rove.engine.sampling import sample, uniforms
+from rove.engine.sampling import uniforms
 from rove.models.load import LoadedModel, prepare
 from rove.models.new import train_tokenizer
 from rove.protocols import Generation

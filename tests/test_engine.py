@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from fakes import generate_naively, tiny_model
 from families import assert_agrees
 
 from rove.engine.engine import Engine
+from rove.engine.sampler import Row, Sampler
 from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import LoadedModel
 from rove.protocols import Generation, InferenceEngine, Sampling
@@ -19,7 +22,7 @@ ARCHITECTURES = ["llama", "qwen3", "lfm2"]
 
 
 def engine_of(loaded: LoadedModel, **options: Any) -> Engine:
-    return Engine(loaded.model, sorted(loaded.renderer.stop_ids), **options)
+    return Engine(loaded.model, sorted(loaded.renderer.stop_ids), renderer=loaded.renderer, **options)
 
 
 def assert_same(got: Generation, wanted: Generation) -> None:
@@ -272,10 +275,124 @@ async def test_a_prompt_must_leave_room_in_the_context(arch: str):
     assert (len(made.ids), made.finish_reason) == (3, "length")
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(stop=["\n"]), Sampling(extra={"beams": 2})])
-async def test_sampling_it_does_not_have_is_refused(sampling: Sampling):
-    with pytest.raises(ConfigError, match=r"does not have (top_p|stop|beams)"):
-        await engine_of(tiny_model()).generate([5], sampling)
+async def test_sampling_it_does_not_have_is_refused():
+    loaded = tiny_model()
+    with pytest.raises(ConfigError, match="does not have beams"):
+        await engine_of(loaded).generate([5], Sampling(extra={"beams": 2}))
+    with pytest.raises(ConfigError, match=r"tokens \[9999\]; expected ids below"):
+        await engine_of(loaded).generate([5], Sampling(logit_bias={9999: 1.0}))
+    with pytest.raises(ConfigError, match="stop needs the tokens' texts"):
+        await Engine(loaded.model, []).generate([5], Sampling(stop=["a"]))
+    with pytest.raises(ConfigError, match="prompt_logprobs of 40 tokens needs"):
+        await engine_of(loaded, cache_bytes=1 << 16).generate([5] * 40, Sampling(prompt_logprobs=0))
+
+
+EVERYTHING = Sampling(
+    temperature=0.9,
+    max_tokens=12,
+    top_p=0.95,
+    top_k=80,
+    min_p=0.001,
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=0.3,
+    logit_bias={7: 2.0, 9: -100.0},
+    min_tokens=4,
+    logprobs=3,
+)
+
+
+def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
+    """A sampler of its own, on the logits of full recomputation."""
+    assert sampling.max_tokens is not None
+    ids, logprobs, top = [], [], []
+    stop_ids = sorted(loaded.renderer.stop_ids)
+    row = Row(sampling, seed, prompt)
+    with torch.inference_mode():
+        sampler = Sampler(loaded.model.config.vocab_size, stop_ids, rows=[row])
+        while len(ids) < sampling.max_tokens and not (ids and ids[-1] in stop_ids):
+            logits = loaded.model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[:, -1]
+            step = sampler.step(logits)
+            ids.append(int(step.ids))
+            logprobs.append(float(step.logprobs))
+            top.append(step.top[0])
+    return Generation(ids, logprobs, "stop" if ids[-1] in stop_ids else "length", 0, top_logprobs=top)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+async def test_rows_sample_as_each_of_them_asks(arch: str):
+    loaded = tiny_model(arch, seed=6)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(300) for _ in range(rng.randrange(1, 30))] for _ in range(9)]
+    samplings = [EVERYTHING if i % 2 else Sampling(max_tokens=3 + i, logprobs=2) for i in range(9)]
+    engine = engine_of(loaded, max_batch=4)
+    made = await asyncio.gather(
+        *(engine.generate(p, s, seed=i) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
+    )
+    for i, (prompt, sampling, got) in enumerate(zip(prompts, samplings, made, strict=True)):
+        wanted = sampled_step_by_step(loaded, prompt, sampling, i)
+        assert_same(got, wanted)
+        assert got.top_logprobs is not None and wanted.top_logprobs is not None
+        for ours, theirs in zip(got.top_logprobs, wanted.top_logprobs, strict=True):
+            assert dict(ours) == pytest.approx(dict(theirs), abs=TOLERANCE)
+
+
+async def test_rows_that_were_set_aside_go_on_as_they_had_begun():
+    loaded = tiny_model(seed=8)
+    row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
+    engine = engine_of(loaded, cache_bytes=3 * row_bytes, chunk=32)
+    sampling = msgspec.structs.replace(EVERYTHING, max_tokens=70, min_tokens=70)
+    prompts = [[i + 1] * (5 * i + 2) for i in range(6)]
+    asked = (engine.generate(p, sampling, seed=i) for i, p in enumerate(prompts))
+    waiting = asyncio.create_task(asyncio.wait_for(asyncio.gather(*asked), 60))
+    made = await waiting
+    assert engine.computed > sum(len(p) + 70 for p in prompts)  # somebody was computed twice
+    for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
+        assert_same(got, sampled_step_by_step(loaded, prompt, sampling, i))
+
+
+async def test_a_stop_text_ends_the_answer_and_is_no_part_of_its_text():
+    loaded = tiny_model(seed=1)
+    free = await engine_of(loaded).generate([5, 6], Sampling(max_tokens=20, ignore_eos=True), seed=3)
+    text = loaded.renderer.decode(free.ids)
+    stop = text[8:11]
+    made = await engine_of(loaded).generate([5, 6], Sampling(max_tokens=20, ignore_eos=True, stop=[stop]), seed=3)
+    assert (made.text, made.finish_reason, made.stopped_by) == (text[: text.index(stop)], "stop", stop)
+    assert made.ids == free.ids[: len(made.ids)]
+    assert stop in loaded.renderer.decode(made.ids)
+
+
+async def test_structured_output_has_the_form_asked_for():
+    loaded = tiny_model(seed=1)
+    form = {"regex": "(yes|no), [0-9]{2}"}
+    plain = Sampling(max_tokens=30)
+    made = await asyncio.gather(
+        *(engine_of(loaded).generate([5], Sampling(max_tokens=30, structured_outputs=form), seed=i) for i in range(3)),
+        engine_of(loaded).generate([5], plain, seed=3),
+    )
+    for got in made[:3]:
+        text = loaded.renderer.decode(got.ids)
+        for stop in loaded.renderer.stop_ids:
+            text = text.removesuffix(loaded.renderer.decode([stop]))
+        assert re.fullmatch(form["regex"], text)
+        assert got.finish_reason == "stop"
+    assert_same(made[3], generate_naively(loaded, [5], 3, 1.0, 30))
+    with pytest.raises(ConfigError, match="not possible"):
+        await engine_of(loaded).generate([5], Sampling(structured_outputs={"regex": "("}))
+
+
+@pytest.mark.parametrize("top", [0, 2])
+async def test_a_prompt_can_be_scored_too(top: int):
+    loaded = tiny_model(seed=1)
+    engine = engine_of(loaded)
+    prompt = [5, 6, 7, 8]
+    made = await engine.generate(prompt, Sampling(max_tokens=1, prompt_logprobs=top), seed=3)
+    assert made.prompt_logprobs == pytest.approx(engine.score(prompt), abs=TOLERANCE)
+    if top:
+        assert made.prompt_top_logprobs is not None
+        assert [len(some) for some in made.prompt_top_logprobs] == [top] * 3
+    else:
+        assert made.prompt_top_logprobs is None
 
 
 async def test_an_empty_prompt_is_refused_and_hurts_nobody():

@@ -111,10 +111,10 @@ async def test_the_version_of_the_weights_is_on_every_answer():
 
 async def test_it_refuses_what_it_cannot_do():
     client = EngineClient.of(tiny_model(context=16))
-    with pytest.raises(ConfigError, match="tools"):
+    with pytest.raises(ConfigError, match="no way to call them"):
         await client.respond(Request(ASK, tools=[{"type": "function"}]))
-    with pytest.raises(ConfigError, match="top_p"):
-        await client.respond(Request(ASK, Sampling(top_p=0.5)))
+    with pytest.raises(ConfigError, match="beams"):
+        await client.respond(Request(ASK, Sampling(extra={"beams": 2})))
     with pytest.raises(OverlongPromptError):
         await client.respond(Request([{"role": "user", "content": "hello " * 20}]))
 

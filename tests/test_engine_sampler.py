@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import sample
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
@@ -17,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from rove.engine.sampler import Row, Sampler
-from rove.engine.sampling import sample, uniforms
+from rove.engine.sampling import uniforms
 from rove.errors import ConfigError
 from rove.protocols import Sampling
 

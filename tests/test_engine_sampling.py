@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fakes import sample
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
@@ -13,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from rove.engine.sampling import alternatives, draw, keep_likely, sample, score, temper, uniforms
+from rove.engine.sampling import alternatives, draw, keep_likely, score, temper, uniforms
 
 seeds_63 = st.integers(0, 2**63 - 1)
 

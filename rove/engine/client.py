@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rove.engine.engine import Engine
-from rove.errors import ConfigError
+from rove.messages import AssistantMessage, Message
 from rove.models.load import LoadedModel
-from rove.protocols import Request, Response
+from rove.protocols import Generation, Request, Response
 from rove.records import StepTokens, Usage
-from rove.renderer import Renderer
+from rove.renderer import Renderer, Speech
 
 
 class EngineClient:
@@ -29,29 +29,48 @@ class EngineClient:
     @classmethod
     def of(cls, loaded: LoadedModel, max_batch: int = 256) -> EngineClient:
         """A client around a loaded model."""
-        return cls(Engine(loaded.model, sorted(loaded.renderer.stop_ids), max_batch), loaded.renderer, loaded.name)
+        renderer = loaded.renderer
+        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer)
+        return cls(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
+        Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, unless it may still
+        turn out to be a tool call or to be cut by a stop text.
+
         Raises:
-            ConfigError: there are tools, or sampling arguments that the engine does not have.
+            ConfigError: the model cannot call tools, or sampling arguments that the engine does not have.
             OverlongPromptError: the prompt leaves no room in the model's context.
+            ModelError: see `Engine.generate`.
         """
-        if request.tools:
-            raise ConfigError("the embedded engine cannot call tools yet; use an OpenAI-compatible endpoint")
-        previous, text = request.previous, request.text
+        text, previous = request.text, request.previous
         if text is None:
-            prompt_ids = self.renderer.prompt_ids(request.messages, previous)
+            prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools)
         else:
             prompt_ids = self.renderer.text_ids(text, previous)
-        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed)
+        speech = None
+        if request.on_text and not request.tools and not request.sampling.stop:
+            speech = Speech(self.renderer, request.on_text, [] if text is None else prompt_ids)
+        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, on_token=speech)
+        message = self._message(request, prompt_ids, made)
+        called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response(
-            message=self.renderer.read(made.ids) if text is None else self.renderer.read_text(prompt_ids, made.ids),
+            message=message,
             usage=Usage(len(prompt_ids), len(made.ids)),
-            finish_reason=made.finish_reason,
+            finish_reason="tool_calls" if called else made.finish_reason,
             tokens=StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
+            top_logprobs=made.top_logprobs,
         )
+
+    def _message(self, request: Request, prompt_ids: list[int], made: Generation) -> Message:
+        """What was sampled; a stop text has cut `made.text`."""
+        if request.text is not None:
+            cut = made.text
+            return self.renderer.read_text(prompt_ids, made.ids) if cut is None else AssistantMessage(cut)
+        if made.text is None:
+            return self.renderer.read(made.ids, request.tools, len(prompt_ids))
+        return self.renderer.message(made.text, request.tools, len(prompt_ids))
 
     async def close(self) -> None:
         """Forget cached keys and values."""

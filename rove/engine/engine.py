@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from rove.engine import decoder
+from rove.engine import decoder, sampler
+from rove.engine.constraints import Constraint, constraint_for
 from rove.engine.runners import FastRunner, Runner, SlowRunner
-from rove.engine.sampling import sample
+from rove.engine.sampler import Sampler
+from rove.engine.sampling import score
 from rove.engine.scheduler import Row
+from rove.engine.stops import Ending
 from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import read_weights
 from rove.protocols import Generation, Sampling
+from rove.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +43,35 @@ QUIET_PASSES = 4
 OnToken = Callable[[int, float], None]
 
 
+Scored = tuple[list[float], list[list[tuple[int, float]]]]
+
+
 @dataclass(eq=False)
 class _Request:
     """Who asked for a row, and what has been said so far."""
 
-    temperature: float
+    sampling: Sampling
     seed: int
     future: asyncio.Future[Generation]
     on_token: OnToken | None
+    ending: Ending
+    constraint: Constraint | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    def generation(self, version: int) -> Generation:
+        """What was said, once it has ended."""
+        ending = self.ending
+        return Generation(
+            self.ids,
+            self.logprobs,
+            ending.reason or "stop",
+            version,
+            top_logprobs=self.top or None,
+            text=ending.text if self.sampling.stop else None,
+            stopped_by=ending.stopped_by,
+        )
 
 
 class Engine:
@@ -58,6 +83,7 @@ class Engine:
         max_batch: most requests under way; more wait.
         cache_bytes: most memory for keys and values: of requests under way, and of ended ones for their next turn.
         chunk: most prompt tokens read in between two sampled tokens of those under way.
+        renderer: of the same model; only stop texts and structured output need one.
     """
 
     def __init__(
@@ -67,14 +93,19 @@ class Engine:
         max_batch: int = 256,
         cache_bytes: int = CACHE_BYTES,
         chunk: int = CHUNK,
+        renderer: Renderer | None = None,
     ):
         self.model = model
         self.stop_ids = frozenset(stop_ids)
+        self.renderer = renderer
         self.max_batch = max_batch
         self.policy_version = 0
         config = model.config.get_text_config()
         self.context = int(getattr(config, "max_position_embeddings", 1 << 30))
         self.vocab = int(config.vocab_size)
+        self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
+        self._sampled: list[Row] = []  # the sampler's rows, in its order
+        self._cache_bytes = cache_bytes
         self._arrivals = 0
         self._task: asyncio.Task[None] | None = None
         self.is_fast = decoder.supports(model)
@@ -102,30 +133,43 @@ class Engine:
 
         Args:
             prompt_ids: the prompt. The part of it that this engine has seen before is found and not computed again.
-            sampling: temperature (default 1) and max_tokens (default 512); anything else is refused.
+            sampling: temperature (default 1), max_tokens (default 512) and all else but `extra`; what it does to the
+                distribution, tells `rove.engine.sampler`.
             seed: of this request's own random stream; the same request with the same weights gets the same tokens.
             on_token: called on the event loop with every sampled token and its log-probability.
 
         Raises:
             OverlongPromptError: the prompt leaves no room in the model's context.
             ConfigError: a sampling argument the embedded engine does not have, an empty prompt, a token the model does not
-                have, or more keys and values than the cache can ever hold.
-            ModelError: the model's probabilities are no numbers.
+                have, a form that cannot be, or more keys and values than the cache can ever hold.
+            ModelError: the model's probabilities are no numbers, or the grammar of a structured output could not go on.
         """
-        _refuse_unsupported(sampling)
         room = self._check_prompt(prompt_ids)
-        request = _Request(
-            temperature=1.0 if sampling.temperature is None else sampling.temperature,
-            seed=seed % (1 << 63),  # what an int64 tensor holds
-            future=asyncio.get_running_loop().create_future(),
-            on_token=on_token,
-        )
-        max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, room)
+        request, max_tokens = self._new_request(sampling, seed, on_token, room)
+        scored = self._score_prompt(prompt_ids, sampling)
         self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request))
         self._arrivals += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
-        return await request.future
+        made = await request.future
+        if scored is None:
+            return made
+        logprobs, top = scored
+        return msgspec.structs.replace(
+            made, prompt_logprobs=logprobs, prompt_top_logprobs=top if sampling.prompt_logprobs else None
+        )
+
+    def _new_request(self, sampling: Sampling, seed: int, on_token: OnToken | None, room: int) -> tuple[_Request, int]:
+        """A request, and the most tokens that it may sample."""
+        _check_sampling(sampling, self.vocab, self.renderer is not None)
+        max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, room)
+        constraint = decode = None
+        if self.renderer is not None:
+            constraint = constraint_for(sampling, self.renderer.tokenizer, sorted(self.stop_ids))
+            decode = self.renderer.decode if sampling.stop else None
+        ending = Ending(sampling, max_tokens, self.stop_ids, decode, constraint)
+        future = asyncio.get_running_loop().create_future()
+        return _Request(sampling, seed, future, on_token, ending, constraint), max_tokens
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> int:
         if len(prompt_ids) == 0:
@@ -139,6 +183,21 @@ class Engine:
         if room < 1:
             raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}")
         return room
+
+    @torch.inference_mode()
+    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling) -> Scored | None:
+        """Log-probabilities of the prompt's tokens where they are asked for; all of it is computed afresh for them."""
+        if asked.prompt_logprobs is None:
+            return None
+        need = 8 * len(prompt_ids) * self.vocab
+        if need > self._cache_bytes:
+            raise ConfigError(
+                f"prompt_logprobs of {len(prompt_ids)} tokens needs {need >> 20} MiB, the engine has "
+                f"{self._cache_bytes >> 20} MiB: shorten the prompt, or give the engine more cache_bytes"
+            )
+        ids = torch.tensor([list(prompt_ids)], device=self.model.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
+        return score(logits, ids[0, 1:], asked.prompt_logprobs)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each of `ids[1:]` given what precedes it."""
@@ -206,51 +265,60 @@ class Engine:
     def _step(self) -> bool:
         """Compute one step and hand out its tokens; whether anybody was answered."""
         rows, logits = self._runner.step()
-        ids, logprobs = self._choose(rows, logits)
+        if not rows:
+            return False
+        self._follow(rows)
+        made = self._sampler.step(logits)
+        told = zip(rows, made.ids.tolist(), made.logprobs.tolist(), strict=True)
         ended = [
-            row for row, token, logprob in zip(rows, ids, logprobs, strict=True) if self._push(row, token, logprob)
+            row for i, (row, token, logprob) in enumerate(told) if self._push(row, token, logprob, made.top.get(i))
         ]
         if ended:
             self._runner.finish(ended)
         return bool(ended)
 
-    def _choose(self, rows: list[Row], logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """The next token of each row, and its log-probability."""
-        if not rows:
-            return [], []
-        device = logits.device
-        asked: list[_Request] = [row.request for row in rows]
-        ids, logprobs = sample(
-            logits,
-            torch.tensor([request.temperature for request in asked], device=device),
-            torch.tensor([request.seed for request in asked], device=device),
-            torch.tensor([len(request.ids) for request in asked], device=device),
+    def _follow(self, rows: list[Row]) -> None:
+        """Bring the sampler's rows into this order; those who come back (from being set aside) bring what they have said."""
+        if rows == self._sampled:
+            return
+        places = {row: i for i, row in enumerate(self._sampled)}
+        new = [row for row in rows if row not in places]
+        asked: list[_Request] = [row.request for row in new]
+        self._sampler.add(
+            [
+                sampler.Row(
+                    request.sampling, request.seed, row.tokens[: row.prompt_length], request.ids, request.constraint
+                )
+                for row, request in zip(new, asked, strict=True)
+            ]
         )
-        if not bool(torch.isfinite(logprobs).all()):
-            raise ModelError(
-                "the model's probabilities are not finite numbers: its weights are damaged, or training diverged"
-            )
-        return ids.tolist(), logprobs.tolist()
+        places |= {row: len(places) + i for i, row in enumerate(new)}
+        self._sampler.keep([places[row] for row in rows])
+        self._sampled = rows
 
-    def _push(self, row: Row, token: int, logprob: float) -> bool:
+    def _push(self, row: Row, token: int, logprob: float, top: list[tuple[int, float]] | None) -> bool:
         """Give a row its token; whether that was its last."""
         request: _Request = row.request
-        request.ids.append(token)
-        request.logprobs.append(logprob)
-        if request.on_token is not None:
-            try:
+        try:
+            if not math.isfinite(logprob):
+                raise ModelError(
+                    "the model's probabilities are not finite numbers: its weights are damaged, or training diverged"
+                )
+            request.ids.append(token)
+            request.logprobs.append(logprob)
+            if top is not None:
+                request.top.append(top)
+            ended = request.ending.push(token)
+            if request.on_token is not None:
                 request.on_token(token, logprob)
-            except Exception as error:
-                _fail(row, error)
-                return True
-        stopped = token in self.stop_ids
-        if not stopped and len(request.ids) < row.max_tokens:
+        except Exception as error:
+            _fail(row, error)
+            return True
+        if ended is None:
             row.tokens.append(token)
-            return False
-        if not request.future.done():
-            reason = "stop" if stopped else "length"
-            request.future.set_result(Generation(request.ids, request.logprobs, reason, self.policy_version))
-        return True
+        elif not request.future.done():
+            request.future.set_result(request.generation(self.policy_version))
+        return ended is not None
 
 
 def _fail(row: Row, error: Exception) -> None:
@@ -270,9 +338,12 @@ def _copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def _refuse_unsupported(sampling: Sampling) -> None:
-    has = ("temperature", "max_tokens", "seed", "extra")
-    given = [name for name in sampling.__struct_fields__ if name not in has and getattr(sampling, name) is not None]
-    given += sorted(sampling.extra)
-    if given:
-        raise ConfigError(f"the embedded engine does not have {', '.join(given)}; it has temperature and max_tokens")
+def _check_sampling(asked: Sampling, vocab: int, has_renderer: bool) -> None:
+    if asked.extra:
+        raise ConfigError(f"the embedded engine does not have {', '.join(sorted(asked.extra))}")
+    unknown = [token for token in asked.logit_bias or {} if token >= vocab]
+    if unknown:
+        raise ConfigError(f"logit_bias is for the tokens {unknown}; expected ids below {vocab}, the model's vocabulary")
+    texts = [name for name in ("stop", "response_format", "structured_outputs") if getattr(asked, name)]
+    if texts and not has_renderer:
+        raise ConfigError(f"{', '.join(texts)} needs the tokens' texts; build the engine with the model's renderer")

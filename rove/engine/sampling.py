@@ -113,26 +113,3 @@ def score(logits: torch.Tensor, ids: torch.Tensor, top: int = 0) -> tuple[list[f
     """
     logprobs = logits.float().log_softmax(-1)
     return logprobs.gather(1, ids[:, None])[:, 0].tolist(), alternatives(logprobs.exp(), [top] * len(ids))
-
-
-def sample(
-    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, position: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row, from the model's distribution at a temperature and nothing else.
-
-    Args:
-        logits: [B, V].
-        temperature: [B]; 0 = greedy, whose log-probabilities are those at temperature 1.
-        seeds, position: [B] int64.
-
-    Returns:
-        ids [B] and their log-probabilities [B] under the distribution sampled from.
-    """
-    device = logits.device
-    if device.type == "mps":  # it has no float64
-        ids, logprobs = sample(logits.cpu(), temperature.cpu(), seeds.cpu(), position.cpu())
-        return ids.to(device), logprobs.to(device)
-    scores = temper(logits, temperature)
-    probabilities = scores.softmax(-1)
-    ids = torch.where(temperature == 0, scores.argmax(-1), draw(probabilities, uniforms(seeds, position)))
-    return ids, probabilities.gather(1, ids[:, None])[:, 0].log()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from rove.engine.sampling import draw, temper, uniforms
 from rove.models.load import LoadedModel, prepare
@@ -24,13 +25,13 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
     """Two layers of width 32 with random weights large enough to have opinions.
 
     Args:
-        arch: "llama", "qwen3" or "lfm2".
+        arch: "llama", "qwen3" or "lfm2"; "gemma2", which rove's engine has no fast path for.
         seed: of the weights.
         kv_heads: of 4 attention heads.
         context: positions.
     """
     tokenizer = train_tokenizer(TEXTS, 320)
-    config_class, model_class = ARCHITECTURES[arch]
+    config_class, model_class = {**ARCHITECTURES, "gemma2": (Gemma2Config, Gemma2ForCausalLM)}[arch]
     shape: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -39,6 +40,8 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
     }
     if arch == "qwen3":
         shape["head_dim"] = 16
+    if arch == "gemma2":
+        shape |= {"head_dim": 16, "sliding_window": 8}
     if arch == "lfm2":
         shape |= {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
     config = config_class(

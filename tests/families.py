@@ -18,18 +18,28 @@ TOLERANCE = 1e-4
 FAMILIES = {
     "llama": ("Llama", {"attention_bias": True}),
     "smollm": ("Llama", {"num_key_value_heads": 4}),
+    "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 8}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": False}),
-    "lfm2": ("Lfm2", {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 3,
+            "full_attn_idxs": [1],
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 4,
+            "conv_bias": True,
+        },
+    ),
 }
-FAST = {"llama", "smollm", "qwen2", "qwen3", "gemma"}
+FAST = {"llama", "smollm", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "lfm2"}
 
 
 def family_model(family: str, seed: int = 0) -> LoadedModel:
-    """Two layers of width 32 with random weights, biases and norms."""
+    """Two or three layers of width 32 with random weights, biases and norms."""
     name, shape = FAMILIES[family]
     tokenizer = train_tokenizer(TEXTS, 320)
     defaults: dict[str, Any] = {

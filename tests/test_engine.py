@@ -18,7 +18,7 @@ from rove.models.load import LoadedModel
 from rove.protocols import Generation, InferenceEngine, Sampling
 
 TOLERANCE = 1e-4
-ARCHITECTURES = ["llama", "qwen3", "lfm2"]
+ARCHITECTURES = ["llama", "qwen3", "lfm2", "gemma2"]
 
 
 def engine_of(loaded: LoadedModel, **options: Any) -> Engine:
@@ -42,7 +42,7 @@ def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
 async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str):
     loaded = tiny_model(arch, seed=1, kv_heads=2)
     engine = engine_of(loaded)
-    assert engine.is_fast == (arch != "lfm2")
+    assert engine.is_fast == (arch != "gemma2")
     rng = random.Random(0)
     prompts = ragged_prompts(10)
     samplings = [Sampling(temperature=[1.0, 1.25, 0.7, 0.0][i % 4], max_tokens=3 + i % 10) for i in range(len(prompts))]
@@ -166,7 +166,7 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
     assert engine._runner.rows() == []
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_every_token_is_told_as_it_is_sampled(arch: str):
     engine = engine_of(tiny_model(arch, seed=1))
     told: list[tuple[int, float]] = []
@@ -266,7 +266,7 @@ async def test_max_tokens_ends_with_length_and_a_stop_token_with_stop():
     assert (short.ids, short.finish_reason) == (free[:3], "length")
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_a_prompt_must_leave_room_in_the_context(arch: str):
     engine = Engine(tiny_model(arch, context=16).model, [])
     with pytest.raises(OverlongPromptError, match="16"):
@@ -485,7 +485,7 @@ async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_tok
         prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_what_can_never_fit_is_refused(arch: str):
     engine = Engine(tiny_model(arch).model, [], cache_bytes=64 * 1024)
     with pytest.raises(ConfigError, match=r"needs up to .* MiB .*lower max_tokens"):

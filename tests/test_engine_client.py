@@ -38,7 +38,7 @@ async def test_an_answer_carries_its_exact_tokens():
     assert response.finish_reason == wanted.finish_reason
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
     loaded = tiny_model(arch, seed=1)
     client = EngineClient.of(loaded)
@@ -141,9 +141,9 @@ async def test_greedy_answers_do_not_depend_on_the_seed():
 # Raw texts
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
-    loaded = tiny_model(arch, seed=1)
+    loaded = tiny_model(arch, seed=2)
     client = EngineClient.of(loaded)
     text, previous, ends = "0 1 2", None, set()
     for turn in range(6):

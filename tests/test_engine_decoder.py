@@ -52,7 +52,7 @@ def test_every_family_agrees_with_naive_recomputation(family: str):
     @settings(deadline=None, max_examples=10)
     @given(
         st.lists(request, min_size=1, max_size=6),
-        st.sampled_from([5, 32, 2048]),
+        st.sampled_from([1, 5, 32, 2048]),
         st.integers(1, 6),
         st.sampled_from([1 << 18, 1 << 24]),
     )
@@ -109,5 +109,5 @@ def test_bf16_stays_close_to_the_models_own_bf16(family: str):
 
 def test_a_model_without_a_fast_path_says_so(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
-        assert not Engine(loaded_family("lfm2").model, []).is_fast
-    assert "lfm2 has no fast path" in caplog.text
+        assert not Engine(loaded_family("gemma2").model, []).is_fast
+    assert "gemma2 has no fast path" in caplog.text

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.engine.kv_cache import KVCache, Shape, Slot, capacity_for, copy_row
+from rove.engine.kv_cache import KVCache, Pool, Shape, Slot, capacity_for, copy_row
 from rove.engine.prefixes import PrefixIndex, common_prefix
 
-SHAPE = Shape(layers=2, heads=2, size=4, dtype=torch.float32, device=torch.device("cpu"))
+CPU = torch.device("cpu")
+SHAPE = Shape(layers=3, heads=2, size=4, dtype=torch.float32, device=CPU, convolutions=frozenset({1}), width=6)
 
 
 def rows(count: int, length: int = 64) -> int:
@@ -16,10 +18,10 @@ def rows(count: int, length: int = 64) -> int:
 
 
 def write(slot: Slot, tokens: list[int]) -> None:
-    """Keys and values that say which token, layer and head they belong to."""
+    """Keys and values that say which token, layer and head they belong to; the second layer is a convolution."""
     slot.filled = len(tokens)
     for layer in range(SHAPE.layers):
-        for head in range(SHAPE.heads):
+        for head in range(SHAPE.of(layer)[0]):
             stamp = torch.tensor(tokens) * 100.0 + layer * 10 + head
             slot.pool.keys[layer][slot.index, head, :, : slot.filled] = stamp
             slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
@@ -29,13 +31,22 @@ def held(slot: Slot) -> list[int]:
     """The tokens that a slot holds, read off its keys and values."""
     found = set()
     for layer in range(SHAPE.layers):
-        for head in range(SHAPE.heads):
+        for head in range(SHAPE.of(layer)[0]):
             keys = slot.pool.keys[layer][slot.index, head, :, : slot.filled]
             values = slot.pool.values[layer][slot.index, head, : slot.filled]
-            assert torch.equal(keys.T, -values)
-            found.add(tuple(((keys[0] - layer * 10 - head) / 100).int().tolist()))
+            assert all(torch.equal(key, -values[:, 0]) for key in keys)
+            assert all(torch.equal(value, values[:, 0]) for value in values.T)
+            found.add(tuple(((-values[:, 0] - layer * 10 - head) / 100).int().tolist()))
     assert len(found) == 1
     return list(found.pop())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bytes_of_a_position_are_those_of_its_tensors(dtype: torch.dtype):
+    shape = SHAPE._replace(dtype=dtype)
+    assert shape.bytes == (2 * 2 * 2 * 4 + 6) * dtype.itemsize  # keys and values of two layers, one vector of a third
+    pool = Pool(shape, 64, 5 * 64 * shape.bytes)
+    assert sum(part.nbytes for part in [*pool.keys, *pool.values]) == 5 * pool.row_bytes == 5 * 64 * shape.bytes
 
 
 @given(st.integers(1, 100_000))

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import embedding, rms_norm
 
+from rove.engine.convolution import Convolution, Window, convolve
+from rove.engine.families import FAMILIES
 from rove.engine.kv_cache import Pool, Shape
 from rove.engine.scheduler import Chunk, Step
 from rove.models.attention import attend_chunk, attend_decode
 from rove.models.linear import linear
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma"})
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone."""
 KEYS_STEP = 32
@@ -31,14 +32,20 @@ SCORES = 1 << 24
 """Most attention scores computed at once while reading in."""
 
 
-class _Layer(NamedTuple):
-    norm: torch.Tensor
+class _Attention(NamedTuple):
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norm: torch.Tensor | None
     """[H + K, d]: of queries and keys."""
     out: torch.Tensor
     out_bias: torch.Tensor | None
+    rotates: bool
+    """Whether queries and keys are turned by their positions."""
+
+
+class _Layer(NamedTuple):
+    norm: torch.Tensor
+    mixer: _Attention | Convolution
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -49,11 +56,15 @@ def supports(model: Any) -> bool:
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in FAMILIES or rope not in ROPES or kinds != {"full_attention"}:
+    if config.model_type not in FAMILIES or rope not in ROPES or not kinds <= {"full_attention", "conv"}:
         return False
     if config.model_type == "mistral" and getattr(config, "sliding_window", None) is not None:
         return False
-    return not getattr(config, "mlp_bias", False) and config.hidden_act in ("silu", "gelu", "gelu_pytorch_tanh")
+    return not getattr(config, "mlp_bias", False) and _activation(config) in ("silu", "gelu", "gelu_pytorch_tanh")
+
+
+def _activation(config: Any) -> str:
+    return getattr(config, "hidden_act", "silu")  # LFM2 has no choice
 
 
 class Decoder:
@@ -66,12 +77,23 @@ class Decoder:
     def __init__(self, model: Any):
         config = model.config
         self.model = model
+        self.names = FAMILIES[config.model_type]
         self.heads = config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
         self.size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.eps = config.rms_norm_eps
+        self.eps = getattr(config, self.names.eps)
         self.gemma = config.model_type == "gemma"
-        self.shape = Shape(config.num_hidden_layers, self.kv_heads, self.size, model.dtype, model.device)
+        self.kernel = getattr(config, "conv_L_cache", 0)
+        kinds = getattr(config, "layer_types", None) or []
+        self.shape = Shape(
+            config.num_hidden_layers,
+            self.kv_heads,
+            self.size,
+            model.dtype,
+            model.device,
+            frozenset(i for i, kind in enumerate(kinds) if kind == "conv"),
+            config.hidden_size,
+        )
         self._parameters = list(model.parameters())
         self._versions: tuple[tuple[int, int], ...] = ()
         self._layers: list[_Layer] = []
@@ -86,29 +108,36 @@ class Decoder:
             self._versions = versions
 
     def _join(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        names, mlp = self.names, getattr(layer, self.names.mlp)
+        return _Layer(
+            norm=self._norm_weight(getattr(layer, names.mixer_norm)),
+            mixer=Convolution.of(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn),
+            mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
+            gate_up=torch.cat([getattr(mlp, names.gate).weight, getattr(mlp, names.up).weight]),
+            down=getattr(mlp, names.down).weight.detach(),
+        )
+
+    def _join_attention(self, attention: Any) -> _Attention:
+        names = self.names
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         weights = [self._paired(p.weight) for p in projections[:2]] + [projections[2].weight]
         bias = None
         if attention.q_proj.bias is not None:
             bias = torch.cat([self._paired(p.bias) for p in projections[:2]] + [projections[2].bias])
         head_norm = None
-        if hasattr(attention, "q_norm"):
-            norms = (
-                (self._paired(norm.weight), heads)
-                for norm, heads in ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
+        if hasattr(attention, names.query_norm):
+            norms = ((names.query_norm, self.heads), (names.key_norm, self.kv_heads))
+            head_norm = torch.cat(
+                [self._paired(getattr(attention, name).weight).expand(heads, -1) for name, heads in norms]
             )
-            head_norm = torch.cat([weight.expand(heads, -1) for weight, heads in norms])
-        return _Layer(
-            norm=self._norm_weight(layer.input_layernorm),
+        out = getattr(attention, names.out)
+        return _Attention(
             qkv=torch.cat(weights),
             qkv_bias=bias,
             head_norm=head_norm,
-            out=attention.o_proj.weight.detach(),
-            out_bias=attention.o_proj.bias,
-            mlp_norm=self._norm_weight(layer.post_attention_layernorm),
-            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=mlp.down_proj.weight.detach(),
+            out=out.weight.detach(),
+            out_bias=out.bias,
+            rotates=bool(getattr(attention, "use_rope", True)),
         )
 
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
@@ -138,9 +167,10 @@ class Decoder:
         if self.gemma:
             x = x * torch.tensor(self.model.config.hidden_size**0.5, dtype=x.dtype)
         turns = self._rotations(batch.positions, batch.most)
+        windows = Window.of(step, self.kernel, self.shape.device) if self.shape.convolutions else []
         for i, layer in enumerate(self._layers):
-            x = self._layer(i, layer, x, turns, batch)
-        x = self._norm(x[batch.last], self._norm_weight(self.model.model.norm))
+            x = self._layer(i, layer, x, turns, batch, windows)
+        x = self._norm(x[batch.last], self._norm_weight(getattr(self.model.model, self.names.last_norm)))
         head = self.model.lm_head
         return linear(x, head.weight, head.bias)
 
@@ -149,22 +179,32 @@ class Decoder:
             return rms_norm(x.float(), x.shape[-1:], weight, self.eps).to(x.dtype)
         return rms_norm(x, x.shape[-1:], weight, self.eps)
 
-    def _layer(self, i: int, layer: _Layer, x: torch.Tensor, turns: torch.Tensor, batch: Batch) -> torch.Tensor:
-        turned = self.heads + self.kv_heads
-        qkv = linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.size)
-        qk, value = qkv[:, :turned], qkv[:, turned:]
-        if layer.head_norm is not None:
-            qk = rms_norm(qk, (self.size,), None, self.eps) * layer.head_norm
-        pairs = torch.view_as_complex(qk.float().unflatten(-1, (-1, 2)).contiguous())
-        query = torch.view_as_real(pairs[:, : self.heads] * (turns * self.size**-0.5)).flatten(-2).to(x.dtype)
-        key = torch.view_as_real(pairs[:, self.heads :] * turns).flatten(-2).to(x.dtype)
-        seen = batch.attend(i, query, key, value)
-        x = x + linear(seen.flatten(1), layer.out, layer.out_bias)
+    def _layer(
+        self, i: int, layer: _Layer, x: torch.Tensor, turns: torch.Tensor, batch: Batch, windows: list[Window]
+    ) -> torch.Tensor:
+        normed = self._norm(x, layer.norm)
+        if isinstance(layer.mixer, Convolution):
+            x = x + convolve(i, layer.mixer, normed, windows)
+        else:
+            x = x + self._attend(i, layer.mixer, normed, turns, batch)
         gate, up = linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
         return x + linear(self._act(gate) * up, layer.down)
 
+    def _attend(self, i: int, layer: _Attention, x: torch.Tensor, turns: torch.Tensor, batch: Batch) -> torch.Tensor:
+        turned = self.heads + self.kv_heads
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.size)
+        qk, value = qkv[:, :turned], qkv[:, turned:]
+        if layer.head_norm is not None:
+            qk = rms_norm(qk, (self.size,), None, self.eps) * layer.head_norm
+        turn = turns if layer.rotates else 1.0
+        pairs = torch.view_as_complex(qk.float().unflatten(-1, (-1, 2)).contiguous())
+        query = torch.view_as_real(pairs[:, : self.heads] * (turn * self.size**-0.5)).flatten(-2).to(x.dtype)
+        key = torch.view_as_real(pairs[:, self.heads :] * turn).flatten(-2).to(x.dtype)
+        seen = batch.attend(i, query, key, value)
+        return linear(seen.flatten(1), layer.out, layer.out_bias)
+
     def _act(self, x: torch.Tensor) -> torch.Tensor:
-        kind = self.model.config.hidden_act
+        kind = _activation(self.model.config)
         if kind == "silu":
             return torch.nn.functional.silu(x)
         return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_pytorch_tanh" else "none")

@@ -29,11 +29,20 @@ class Shape(NamedTuple):
     size: int
     dtype: torch.dtype
     device: torch.device
+    convolutions: frozenset[int] = frozenset()
+    """Layers that keep the input of their convolution: one head of values, no keys."""
+    width: int = 0
+    """Of that input."""
+
+    def of(self, layer: int) -> tuple[int, int, int]:
+        """K and the sizes of a key and of a value of one layer."""
+        return (1, 0, self.width) if layer in self.convolutions else (self.heads, self.size, self.size)
 
     @property
     def bytes(self) -> int:
         """Of all layers' keys and values."""
-        return 2 * self.layers * self.heads * self.size * self.dtype.itemsize
+        kept = (heads * (key + value) for heads, key, value in map(self.of, range(self.layers)))
+        return sum(kept) * self.dtype.itemsize
 
 
 def capacity_for(length: int) -> int:
@@ -64,8 +73,9 @@ class Pool:
         self._room = budget // self.row_bytes if shape.device.type == "cpu" else 0
         self.slots: list[Slot | None] = []
         self.first = self.decoding = 0
-        self.keys = [_zeros((self._room, shape.heads, shape.size, capacity), shape) for _ in range(shape.layers)]
-        self.values = [_zeros((self._room, shape.heads, capacity, shape.size), shape) for _ in range(shape.layers)]
+        sizes = [shape.of(layer) for layer in range(shape.layers)]
+        self.keys = [_zeros((self._room, heads, size, capacity), shape) for heads, size, _ in sizes]
+        self.values = [_zeros((self._room, heads, capacity, size), shape) for heads, _, size in sizes]
 
     @property
     def free(self) -> int:

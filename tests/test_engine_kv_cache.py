@@ -23,7 +23,9 @@ def write(slot: Slot, tokens: list[int]) -> None:
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.of(layer)[0]):
             stamp = torch.tensor(tokens) * 100.0 + layer * 10 + head
-            slot.pool.keys[layer][slot.index, head, :, : slot.filled] = stamp
+            block = slot.pool.keys_to(layer, slot.filled)[slot.index, head].transpose(-1, -2)
+            places = torch.arange(slot.filled)
+            block[places // block.shape[1], places % block.shape[1]] = stamp[:, None]
             slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
 
 
@@ -32,7 +34,8 @@ def held(slot: Slot) -> list[int]:
     found = set()
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.of(layer)[0]):
-            keys = slot.pool.keys[layer][slot.index, head, :, : slot.filled]
+            keys = slot.pool.keys_to(layer, slot.filled)[slot.index, head].transpose(-1, -2).flatten(0, 1)
+            keys = keys[: slot.filled].T
             values = slot.pool.values[layer][slot.index, head, : slot.filled]
             assert all(torch.equal(key, -values[:, 0]) for key in keys)
             assert all(torch.equal(value, values[:, 0]) for value in values.T)

@@ -26,7 +26,7 @@ def compute(step: Step) -> None:
     """Write every computed token where its keys go; what a sequence needs must be there already."""
     for one, start, count in [*((r, len(r.tokens) - 1, 1) for r in step.decode), *step.chunks]:
         assert one.slot is not None
-        keys = one.slot.pool.keys[0][one.slot.index, 0, 0]
+        keys = one.slot.pool.keys[0][one.slot.index, 0, 0, 0]
         assert keys[:start].tolist() == one.tokens[:start]
         keys[start : start + count] = torch.tensor(one.tokens[start : start + count], dtype=torch.float32)
 

@@ -1,11 +1,13 @@
 """Keys and values: where every sequence's lie, what is kept for later, and how much memory all of it may take.
 
-Axes: R rows, K key/value heads, C capacity in positions, d head size. Keys are stored transposed, [R, K, d, C]: so both
-products of decode attention read memory in order, which on a CPU makes them up to three times as fast.
+Axes: R rows, K key/value heads, C capacity in positions, d head size, w positions in a block of keys. Keys are stored
+transposed within blocks, [R, K, C / w, d, w]: so both products of decode attention read memory in order, which on a CPU makes
+them up to three times as fast.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,6 +35,8 @@ class Shape(NamedTuple):
     """Layers that keep the input of their convolution: one head of values, no keys."""
     width: int = 0
     """Of that input."""
+    block: int = 0
+    """Positions in a block of keys, a divisor of 16; 0 = a row is one block."""
 
     def of(self, layer: int) -> tuple[int, int, int]:
         """K and the sizes of a key and of a value of one layer."""
@@ -61,6 +65,18 @@ class Slot:
     """Positions 0 … filled−1 are computed; what lies behind them may hold any finite garbage."""
     target: int = 0
     """Positions that will be computed in any case, because the sequence is being read in."""
+    family: int = 0
+    """Slots of one family have the same content in their first `common` positions; 0 = none is known to."""
+    common: int = 0
+
+    def join(self, source: Slot, length: int) -> None:
+        """Take note that the first `length` positions were copied from `source`."""
+        if length > source.common:  # more than it has in common with others
+            source.family, source.common = next(_families), length
+        self.family, self.common = source.family, length
+
+
+_families = itertools.count(1)
 
 
 class Pool:
@@ -74,13 +90,27 @@ class Pool:
         self.slots: list[Slot | None] = []
         self.first = self.decoding = 0
         sizes = [shape.of(layer) for layer in range(shape.layers)]
-        self.keys = [_zeros((self._room, heads, size, capacity), shape) for heads, size, _ in sizes]
+        block = shape.block or capacity
+        self.keys = [_zeros((self._room, heads, capacity // block, size, block), shape) for heads, size, _ in sizes]
         self.values = [_zeros((self._room, heads, capacity, size), shape) for heads, _, size in sizes]
 
     @property
     def free(self) -> int:
         """Rows that nobody uses."""
         return self.slots.count(None)
+
+    def keys_to(self, layer: int, length: int) -> torch.Tensor:
+        """At least the first `length` keys of all rows, where they are: [R, K, blocks, d, positions of a block]."""
+        block = self.shape.block or self.capacity
+        return self.keys[layer][:, :, : -(-length // block), :, : max(length, self.shape.block)]
+
+    def write(
+        self, layer: int, rows: torch.Tensor, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put keys and values [N, K, d] into rows [N], at positions [N]."""
+        block = self.shape.block or self.capacity
+        self.keys[layer][rows, :, places // block, :, places % block] = key
+        self.values[layer][rows, :, places] = value
 
     def resize(self, rows: int) -> None:
         """Make it `rows` rows long, moving those in use to the front; they must fit."""
@@ -115,8 +145,8 @@ class Pool:
         back = [row for row, hole in zip(rows, holes, strict=True) if self.slots[hole] is not None]
         filled = max(slot.filled for i in [*rows, *used] if (slot := self.slots[i]) is not None)
         to, source = (torch.tensor(x, device=self.shape.device) for x in ([*holes, *back], [*rows, *used]))
-        for keys, values in zip(self.keys, self.values, strict=True):
-            for part in (keys[..., :filled], values[:, :, :filled]):
+        for layer, values in enumerate(self.values):
+            for part in (self.keys_to(layer, filled), values[:, :, :filled]):
                 part[to] = part[source]
         for hole, row in zip(holes, rows, strict=True):
             self.slots[hole], self.slots[row] = self.slots[row], self.slots[hole]
@@ -149,7 +179,7 @@ def copy_row(source: Slot, to: Slot, length: int) -> None:
     """Copy the first `length` positions of a sequence into another slot, of whatever pool."""
     a, b = source.pool, to.pool
     for layer in range(a.shape.layers):
-        b.keys[layer][to.index, :, :, :length] = a.keys[layer][source.index, :, :, :length]
+        b.keys_to(layer, length)[to.index] = a.keys_to(layer, length)[source.index]
         b.values[layer][to.index, :, :length] = a.values[layer][source.index, :, :length]
     to.filled = length
 
@@ -226,7 +256,7 @@ class KVCache:
         larger = self.take(length)
         if larger is not None:
             copy_row(slot, larger, slot.filled)
-            larger.target = slot.target
+            larger.target, larger.family, larger.common = slot.target, slot.family, slot.common
             self.free(slot)
         return larger
 

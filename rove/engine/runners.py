@@ -89,8 +89,9 @@ class FastRunner:
         self.decoder.refresh(self._changed)
         self._changed = False
         step = self.scheduler.plan()
-        for pool in self.cache.pools.values():
-            pool.arrange([row.slot for row in step.decode if row.slot is not None and row.slot.pool is pool])
+        if not self.decoder.ops.anywhere:
+            for pool in self.cache.pools.values():
+                pool.arrange([row.slot for row in step.decode if row.slot is not None and row.slot.pool is pool])
         step.decode.sort(key=_place)
         logits = self.decoder(step)
         self.computed += len(step.decode) + sum(chunk.size for chunk in step.chunks)

@@ -183,6 +183,7 @@ class Scheduler:
             slot = self.cache.take(length, source, expected)
             if slot is not None and source is not None and usable >= WORTH_COPYING:
                 copy_row(source, slot, usable)
+                slot.join(source, usable)
         if slot is None and not self.running:  # then what is kept must give way, even that which would have helped
             slot = self.cache.take(length, None, expected)
         return slot

@@ -1,0 +1,184 @@
+"""How the tokens of a step lie in tensors: the decoded ones first, pool by pool, then those of chunks.
+
+Axes: N tokens of the step, B rows of one pool, n tokens of the longest chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+
+from rove.engine.kv_cache import Pool, Shape, Slot
+from rove.engine.scheduler import Chunk, Step
+
+KEYS_STEP = 32
+"""Attention reads this many keys more or less: a new length every token would compile a new matrix product every token. In
+16 bits it reads whole rows: PyTorch copies pieces of them before it multiplies, which costs more than the empty end."""
+SCORES = 1 << 24
+"""Most attention scores computed at once while reading in."""
+
+
+@dataclass
+class Decoded:
+    """Rows of a pool that are decoded, one token each."""
+
+    pool: Pool
+    tokens: slice
+    """Where in the step."""
+    rows: torch.Tensor
+    """[B] of the pool."""
+    positions: torch.Tensor
+    """[B]"""
+    sources: torch.Tensor
+    """[B] rows of the pool that hold the same ..."""
+    shared: torch.Tensor
+    """... in so many first positions."""
+    longest: int
+    """Positions of the longest sequence, this token included."""
+
+    @staticmethod
+    def of(pool: Pool, slots: Sequence[Slot], positions: Sequence[int], start: int) -> Decoded:
+        """The rows of these slots; `start` tokens of the step come before theirs."""
+        shown: dict[int, Slot] = {}
+        for slot in slots:
+            if slot.family and slot.common > (shown[slot.family].common if slot.family in shown else 0):
+                shown[slot.family] = slot
+        sources = [shown[slot.family] if slot.family else slot for slot in slots]
+        columns = (
+            [slot.index for slot in slots],
+            positions,
+            [source.index for source in sources],
+            [slot.common for slot in slots],
+        )
+        rows, places, others, shared = torch.tensor(columns, dtype=torch.long, device=pool.shape.device)
+        return Decoded(pool, slice(start, start + len(slots)), rows, places, others, shared, max(positions) + 1)
+
+    @cached_property
+    def keys(self) -> int:
+        """Keys that are read of every row."""
+        if self.pool.shape.dtype != torch.float32:
+            return self.pool.capacity
+        return min(self.pool.capacity, -(-self.longest // KEYS_STEP) * KEYS_STEP)
+
+    @cached_property
+    def bias(self) -> torch.Tensor | None:
+        """[B, keys] −∞ on what a row does not see, else 0; None when all see everything."""
+        hidden = torch.arange(self.keys, device=self.rows.device) > self.positions[:, None]
+        if not hidden.any():
+            return None
+        bias = torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=hidden.device)
+        return bias.masked_fill_(hidden, float("-inf"))
+
+
+@dataclass
+class Read:
+    """Chunks of a pool, attended to together; tokens are counted from the first one of any chunk of the step."""
+
+    pool: Pool
+    slots: torch.Tensor
+    """[B] rows of the pool."""
+    tokens: torch.Tensor
+    """[B, n] where their tokens are; padded with any."""
+    back: torch.Tensor
+    """Where the tokens are in the flattened [B · n]."""
+    where: torch.Tensor
+    """The tokens."""
+    rows: torch.Tensor
+    """The row of each token."""
+    places: torch.Tensor
+    """The position of each token."""
+    starts: torch.Tensor
+    """[B] positions of the first ones."""
+    keys: int
+    fresh: bool
+    """All start at position 0."""
+
+    @staticmethod
+    def of(chunks: Sequence[Chunk], offsets: Sequence[int]) -> Read:
+        """These chunks, whose tokens begin at `offsets`."""
+        slots = [slot for chunk in chunks if (slot := chunk.row.slot) is not None]
+        pool, longest = slots[0].pool, max(chunk.size for chunk in chunks)
+        pieces = list(zip(slots, chunks, offsets, strict=True))
+
+        def tensor(values: Sequence[object]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.long, device=pool.shape.device)
+
+        return Read(
+            pool,
+            slots=tensor([slot.index for slot in slots]),
+            tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
+            back=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
+            where=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
+            rows=tensor([slot.index for slot, chunk, _ in pieces for _ in range(chunk.size)]),
+            places=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
+            starts=tensor([chunk.start for chunk in chunks]),
+            keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_STEP) * KEYS_STEP),
+            fresh=all(chunk.start == 0 for chunk in chunks),
+        )
+
+
+@dataclass
+class Batch:
+    """The tensors of one step."""
+
+    ids: torch.Tensor
+    """[N]"""
+    positions: torch.Tensor
+    """[N]"""
+    most: int
+    """The largest of them."""
+    last: torch.Tensor | None
+    """Tokens whose logits are asked for; None = every one's."""
+    count: int
+    """Decoded tokens."""
+    decoded: list[Decoded]
+    read: list[Read]
+
+    @staticmethod
+    def of(step: Step, shape: Shape) -> Batch:
+        """Lay a step out; its decoded rows are in the order of their pools."""
+        ids = [row.tokens[-1] for row in step.decode]
+        positions = [len(row.tokens) - 1 for row in step.decode]
+        count, start = len(ids), 0
+        decoded: list[Decoded] = []
+        slots = [slot for row in step.decode if (slot := row.slot) is not None]
+        for _, same in groupby(slots, key=lambda slot: slot.pool.capacity):
+            some = list(same)
+            decoded.append(Decoded.of(some[0].pool, some, positions[start : start + len(some)], start))
+            start += len(some)
+        last, offsets = list(range(count)), {}
+        for chunk in step.chunks:
+            offsets[chunk] = len(ids) - count
+            ids += chunk.row.tokens[chunk.start : chunk.start + chunk.size]
+            positions += range(chunk.start, chunk.start + chunk.size)
+            last.append(len(ids) - 1)
+        read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
+
+        def tensor(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.long, device=shape.device)
+
+        asked = None if len(last) == len(ids) else tensor(last)
+        return Batch(tensor(ids), tensor(positions), max(positions), asked, count, decoded, read)
+
+
+def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
+    """Chunks of one pool and of similar length, so that little is padded."""
+
+    def kind(chunk: Chunk) -> tuple[int, bool]:
+        assert chunk.row.slot is not None
+        return chunk.row.slot.pool.capacity, chunk.start == 0
+
+    group: list[Chunk] = []
+    for chunk in sorted(chunks, key=lambda chunk: (*kind(chunk), -chunk.size)):
+        if group:
+            scores = (len(group) + 1) * heads * group[0].size * kind(chunk)[0]
+            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > SCORES:
+                yield group
+                group = []
+        group.append(chunk)
+    if group:
+        yield group

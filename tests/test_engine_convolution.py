@@ -53,7 +53,7 @@ def test_it_is_the_models_own_wherever_steps_cut(
     """Row i takes cuts[i][k] tokens in step k: 1 as a decoded row, more as a chunk."""
     module = short_convolution(length, bias, dtype)
     shape = Shape(1, 1, 1, dtype, CPU, frozenset({0}), WIDTH)
-    cache = KVCache(shape, 1 << 20)
+    cache = KVCache(shape, 1 << 20, 99)
     inputs = [torch.randn(sum(sizes), WIDTH, dtype=dtype) for sizes in cuts]
     rows = [Row(i, [], 1) for i in range(len(cuts))]
     for i, row in enumerate(rows):

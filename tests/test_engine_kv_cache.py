@@ -61,7 +61,7 @@ def test_a_row_holds_what_is_asked_and_at_most_a_quarter_more(length: int):
 
 
 def test_what_is_brought_together_keeps_its_content():
-    cache = KVCache(SHAPE, rows(8))
+    cache = KVCache(SHAPE, rows(8), 99)
     slots = [cache.take(10, expected=8) for _ in range(7)]
     for i, slot in enumerate(slots):
         assert slot is not None
@@ -76,7 +76,7 @@ def test_what_is_brought_together_keeps_its_content():
 
 
 def test_a_sequence_that_outgrows_its_row_moves():
-    cache = KVCache(SHAPE, rows(8))
+    cache = KVCache(SHAPE, rows(8), 99)
     slot = cache.take(60)
     assert slot is not None
     write(slot, list(range(60)))
@@ -88,7 +88,7 @@ def test_a_sequence_that_outgrows_its_row_moves():
 
 
 def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
-    cache = KVCache(SHAPE, rows(3))
+    cache = KVCache(SHAPE, rows(3), 99)
     for i in range(3):
         slot = cache.take(10)
         assert slot is not None
@@ -103,7 +103,7 @@ def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
 
 
 def test_memory_goes_from_one_row_size_to_another():
-    cache = KVCache(SHAPE, rows(4))
+    cache = KVCache(SHAPE, rows(4), 99)
     for i in range(4):
         slot = cache.take(10)
         assert slot is not None
@@ -118,7 +118,7 @@ def test_memory_goes_from_one_row_size_to_another():
 
 
 def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
-    cache = KVCache(SHAPE, rows(4))
+    cache = KVCache(SHAPE, rows(4), 99)
     for tokens in ([], [1, 2]):
         slot = cache.take(10)
         assert slot is not None
@@ -140,7 +140,7 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     st.integers(2, 6),
 )
 def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int):
-    cache = KVCache(SHAPE, rows(size))
+    cache = KVCache(SHAPE, rows(size), 99)
     living: dict[Slot, list[int]] = {}
     kept: dict[Slot, list[int]] = {}
     for action, number in actions:

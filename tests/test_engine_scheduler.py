@@ -15,7 +15,7 @@ SHAPE = Shape(layers=1, heads=1, size=1, dtype=torch.float32, device=torch.devic
 
 
 def new_scheduler(rows: int = 8, max_batch: int = 8, chunk: int = 16) -> Scheduler:
-    return Scheduler(KVCache(SHAPE, rows * 64 * SHAPE.bytes), max_batch, chunk)
+    return Scheduler(KVCache(SHAPE, rows * 64 * SHAPE.bytes, 99), max_batch, chunk)
 
 
 def row(number: int, prompt: list[int], max_tokens: int = 4) -> Row:

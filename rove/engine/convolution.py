@@ -14,7 +14,7 @@ import torch
 
 from rove.engine.kv_cache import Pool
 from rove.engine.scheduler import Chunk, Step
-from rove.models.linear import linear
+from rove.models.linear import linear, packed
 
 
 class Convolution(NamedTuple):
@@ -33,11 +33,11 @@ class Convolution(NamedTuple):
     def of(module: Any) -> Convolution:
         """The weights of transformers' module."""
         return Convolution(
-            into=module.in_proj.weight.detach(),
+            into=packed(module.in_proj.weight),
             into_bias=module.in_proj.bias,
             kernel=module.conv.weight.detach()[:, 0].t().float().contiguous(),
             bias=module.conv.bias,
-            out=module.out_proj.weight.detach(),
+            out=packed(module.out_proj.weight),
             out_bias=module.out_proj.bias,
         )
 

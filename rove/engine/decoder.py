@@ -2,7 +2,7 @@
 
 The same arithmetic as the model's own modules, with less around it: the projections of a layer that read the same input are
 one matrix product, and no token is padded but in the attention of what is read in. The model's weights stay the truth: the
-joined ones are copies, made again after an update.
+joined and packed ones are copies, made again after an update.
 
 Axes: N tokens, H query heads, K key/value heads, G = H / K, d head size, T keys.
 """
@@ -22,7 +22,7 @@ from rove.engine.native import NativeOps
 from rove.engine.ops import Heads, Ops, TorchOps, turned
 from rove.engine.scheduler import Step
 from rove.models.attention import attend_chunk
-from rove.models.linear import linear
+from rove.models.linear import linear, packed
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone."""
@@ -97,7 +97,7 @@ class Decoder:
         self._parameters = list(model.parameters())
         self._versions: tuple[tuple[int, int], ...] = ()
         self._layers: list[_Layer] = []
-        self._norm = torch.empty(0)
+        self._norm = self._head = torch.empty(0)
         self._turns = torch.zeros(0, size // 2, dtype=torch.complex64, device=model.device)
         self._still = self._turns
 
@@ -115,6 +115,7 @@ class Decoder:
             with torch.inference_mode():
                 self._layers = [self._join(layer) for layer in self.model.model.layers]
                 self._norm = self._norm_weight(getattr(self.model.model, self.names.last_norm))
+                self._head = packed(self.model.lm_head.weight)
             self._versions = versions
 
     def _join(self, layer: Any) -> _Layer:
@@ -123,8 +124,8 @@ class Decoder:
             norm=self._norm_weight(getattr(layer, names.mixer_norm)),
             mixer=Convolution.of(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn),
             mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
-            gate_up=torch.cat([getattr(mlp, names.gate).weight, getattr(mlp, names.up).weight]),
-            down=getattr(mlp, names.down).weight.detach(),
+            gate_up=packed(torch.cat([getattr(mlp, names.gate).weight, getattr(mlp, names.up).weight])),
+            down=packed(getattr(mlp, names.down).weight),
         )
 
     def _join_attention(self, attention: Any) -> _Attention:
@@ -142,10 +143,10 @@ class Decoder:
             )
         out = getattr(attention, names.out)
         return _Attention(
-            qkv=torch.cat(weights),
+            qkv=packed(torch.cat(weights)),
             qkv_bias=bias,
             head_norm=head_norm,
-            out=out.weight.detach(),
+            out=packed(out.weight),
             out_bias=out.bias,
             rotates=bool(getattr(attention, "use_rope", True)),
         )
@@ -192,8 +193,7 @@ class Decoder:
             more = linear(self.ops.gate(linear(normed, layer.gate_up)), layer.down)
         if batch.last is not None:
             x, more = x[batch.last], more if more is None else more[batch.last]
-        head = self.model.lm_head
-        return linear(self.ops.add_norm(x, more, self._norm), head.weight, head.bias)
+        return linear(self.ops.add_norm(x, more, self._norm), self._head, self.model.lm_head.bias)
 
     def _attend(self, i: int, layer: _Attention, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.heads.size)

@@ -84,6 +84,7 @@ class Engine:
         cache_bytes: most memory for keys and values: of requests under way, and of ended ones for their next turn.
         chunk: most prompt tokens read in between two sampled tokens of those under way.
         renderer: of the same model; only stop texts and structured output need one.
+        native: on a CPU, use kernels that its C compiler makes for it, where there is one.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Engine:
         cache_bytes: int = CACHE_BYTES,
         chunk: int = CHUNK,
         renderer: Renderer | None = None,
+        native: bool = True,
     ):
         self.model = model
         self.stop_ids = frozenset(stop_ids)
@@ -112,7 +114,7 @@ class Engine:
         """Whether requests are batched token by token, share prefixes and keep them."""
         self._runner: Runner
         if self.is_fast:
-            self._runner = FastRunner(model, max_batch, cache_bytes, chunk)
+            self._runner = FastRunner(model, max_batch, cache_bytes, chunk, native)
         else:
             self._runner = SlowRunner(model, max_batch, cache_bytes)
             logger.info(

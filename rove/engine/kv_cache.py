@@ -191,11 +191,11 @@ class KVCache:
     Args:
         shape: of one position.
         budget: most bytes of all pools together.
-        keep: keep the slots of ended sequences at all.
+        rows: ended sequences are kept while there are no more than this, the living included.
     """
 
-    def __init__(self, shape: Shape, budget: int, keep: bool = True):
-        self.shape, self.budget, self.keeps = shape, budget, keep
+    def __init__(self, shape: Shape, budget: int, rows: int):
+        self.shape, self.budget, self.rows = shape, budget, rows
         self.pools: dict[int, Pool] = {}
         self.kept: OrderedDict[Slot, None] = OrderedDict()
         self.index: PrefixIndex[Slot] = PrefixIndex()
@@ -204,6 +204,11 @@ class KVCache:
     def bytes(self) -> int:
         """Allocated now."""
         return sum(len(pool.slots) * pool.row_bytes for pool in self.pools.values())
+
+    @property
+    def used(self) -> int:
+        """Rows of living and kept sequences."""
+        return sum(len(pool.slots) - pool.free for pool in self.pools.values())
 
     def can_ever_hold(self, length: int) -> bool:
         """Whether a sequence of this length fits when it is alone."""
@@ -221,6 +226,8 @@ class KVCache:
         if capacity not in self.pools:
             self.pools[capacity] = Pool(self.shape, capacity, self.budget)
         pool = self.pools[capacity]
+        while self.used > self.rows and self._evict(pool, spare):
+            pass
         while not pool.free:
             affordable = (self.budget - self.bytes) // pool.row_bytes
             if affordable > 0:
@@ -262,7 +269,7 @@ class KVCache:
 
     def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
         """A sequence has ended: `tokens` are those of its filled positions."""
-        if not self.keeps or not slot.filled:
+        if not slot.filled:
             return self.free(slot)
         slot.target = 0
         self.kept[slot] = None

@@ -68,11 +68,12 @@ class FastRunner:
         max_batch: most rows under way.
         cache_bytes: most memory for keys and values, those of ended rows included.
         chunk: most prompt tokens read in by one step.
+        native: use kernels compiled for this processor, where they can be had.
     """
 
-    def __init__(self, model: Any, max_batch: int, cache_bytes: int, chunk: int):
-        self.decoder = Decoder(model)
-        self.cache = KVCache(self.decoder.shape, cache_bytes)
+    def __init__(self, model: Any, max_batch: int, cache_bytes: int, chunk: int, native: bool = True):
+        self.decoder = Decoder(model, native)
+        self.cache = KVCache(self.decoder.shape, cache_bytes, max_batch)
         self.scheduler = Scheduler(self.cache, max_batch, chunk)
         self.computed = 0
         self._changed = True

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-FEW_ROWS = 8
-"""Below this, setting up oneDNN's product costs more than it saves."""
+PACKED_FOR = 256
+"""Rows that packed weights are laid out for; they serve any other number as well."""
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -21,9 +21,19 @@ def _forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """A copy of a weight [out, in], laid out as `linear` reads it fastest; the weight itself where there is no such layout."""
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16) or not _HAS_ONEDNN:
+        return weight.detach()
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
+    except RuntimeError:  # a processor that has no 16-bit products
+        return weight.detach()
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, in] times weight [out, in], without gradients: by whatever is fastest for this many rows."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and len(x) >= FEW_ROWS and _HAS_ONEDNN:
+    """x [N, in] times a weight [out, in], packed or not, without gradients."""
+    if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)
 

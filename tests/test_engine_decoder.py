@@ -49,15 +49,18 @@ def test_every_family_agrees_with_naive_recomputation(family: str):
     loaded = loaded_family(family)
     assert supports(loaded.model) == (family in FAST)
 
-    @settings(deadline=None, max_examples=10)
+    @settings(deadline=None, max_examples=15)
     @given(
         st.lists(request, min_size=1, max_size=6),
         st.sampled_from([1, 5, 32, 2048]),
         st.integers(1, 6),
         st.sampled_from([1 << 18, 1 << 24]),
+        st.booleans(),
     )
-    def check(requests: list[tuple[int, list[int], int, float, int, int]], chunk: int, batch: int, memory: int) -> None:
-        engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), batch, memory, chunk)
+    def check(
+        requests: list[tuple[int, list[int], int, float, int, int]], chunk: int, batch: int, memory: int, native: bool
+    ) -> None:
+        engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), batch, memory, chunk, native=native)
 
         async def every() -> list[list[tuple[list[int], Generation, float]]]:
             return await asyncio.gather(*(converse(loaded, engine, i, asked) for i, asked in enumerate(requests)))
@@ -97,12 +100,13 @@ def test_stretched_positions_are_the_models_own(rope: str):
     assert_agrees(loaded, list(range(150)), made, 3, 1.0)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", sorted(FAST))
-def test_bf16_stays_close_to_the_models_own_bf16(family: str):
+def test_bf16_stays_close_to_the_models_own_bf16(family: str, native: bool):
     loaded = family_model(family, seed=2)
     loaded.model.to(torch.bfloat16)
     prompt = list(range(40, 80))
-    made = asyncio.run(Engine(loaded.model, []).generate(prompt, Sampling(max_tokens=20), seed=1))
+    made = asyncio.run(Engine(loaded.model, [], native=native).generate(prompt, Sampling(max_tokens=20), seed=1))
     scored = Engine(loaded.model, []).score([*prompt, *made.ids])[-20:]
     assert sum(abs(a - b) for a, b in zip(made.logprobs, scored, strict=True)) / 20 < 0.2
 

@@ -10,6 +10,7 @@ from rove.engine.prefixes import PrefixIndex, common_prefix
 
 CPU = torch.device("cpu")
 SHAPE = Shape(layers=3, heads=2, size=4, dtype=torch.float32, device=CPU, convolutions=frozenset({1}), width=6)
+BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(block=16)], ids=["whole rows", "blocks of 16"])
 
 
 def rows(count: int, length: int = 64) -> int:
@@ -60,8 +61,9 @@ def test_a_row_holds_what_is_asked_and_at_most_a_quarter_more(length: int):
     assert capacity_for(capacity) == capacity
 
 
-def test_what_is_brought_together_keeps_its_content():
-    cache = KVCache(SHAPE, rows(8), 99)
+@BLOCKS
+def test_what_is_brought_together_keeps_its_content(shape: Shape):
+    cache = KVCache(shape, rows(8), 99)
     slots = [cache.take(10, expected=8) for _ in range(7)]
     for i, slot in enumerate(slots):
         assert slot is not None
@@ -75,8 +77,9 @@ def test_what_is_brought_together_keeps_its_content():
         assert all(pool.slots[slot.index] is slot for slot in living)
 
 
-def test_a_sequence_that_outgrows_its_row_moves():
-    cache = KVCache(SHAPE, rows(8), 99)
+@BLOCKS
+def test_a_sequence_that_outgrows_its_row_moves(shape: Shape):
+    cache = KVCache(shape, rows(8), 99)
     slot = cache.take(60)
     assert slot is not None
     write(slot, list(range(60)))
@@ -100,6 +103,41 @@ def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
     assert cache.take(10) is not None and cache.take(10) is not None
     assert cache.take(10) is None
     assert cache.bytes <= cache.budget
+
+
+def test_no_more_is_kept_than_a_full_batch_has():
+    cache = KVCache(SHAPE, rows(99), 4)
+    for i in range(6):
+        slot = cache.take(10)
+        assert slot is not None
+        write(slot, [i])
+        cache.keep(slot, [i])
+    assert [held(slot) for slot in cache.kept] == [
+        [1],
+        [2],
+        [3],
+        [4],
+        [5],
+    ]  # one more, which a sequence that moves needs
+    living = [cache.take(10) for _ in range(6)]
+    assert None not in living and not cache.kept
+    assert len(cache.pools[64].slots) <= 8
+
+
+def test_rows_with_a_common_beginning_know_each_other():
+    cache = KVCache(SHAPE, rows(20), 99)
+    system, first, second, other = (cache.take(60) for _ in range(4))
+    assert system and first and second and other
+    first.join(system, 10)
+    second.join(first, 30)  # a group's prompt, longer than what it shares with others
+    assert (system.family, system.common) == (1, 10) or system.family != second.family
+    assert first.family == second.family and first.common == second.common == 30
+    other.join(second, 20)
+    assert other.family == second.family and other.common == 20
+    write(first, list(range(60)))
+    larger = cache.grow(first, 100)
+    assert larger and (larger.family, larger.common) == (second.family, 30)
+    assert cache.take(60).family == 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_memory_goes_from_one_row_size_to_another():
@@ -138,9 +176,10 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
         max_size=40,
     ),
     st.integers(2, 6),
+    st.sampled_from([0, 8, 16]),
 )
-def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int):
-    cache = KVCache(SHAPE, rows(size), 99)
+def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int, block: int):
+    cache = KVCache(SHAPE._replace(block=block), rows(size), 99)
     living: dict[Slot, list[int]] = {}
     kept: dict[Slot, list[int]] = {}
     for action, number in actions:

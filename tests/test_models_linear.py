@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_model
 from torch import nn
 
-from rove.models.linear import FastLinear, linear, use_fast_linear
+from rove.models.linear import FastLinear, linear, packed, use_fast_linear
 
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
@@ -88,3 +88,19 @@ def test_few_and_many_rows_and_biases(rows: int, dtype: torch.dtype):
     with torch.inference_mode():
         torch.testing.assert_close(linear(x, weight), nn.functional.linear(x, weight))
         torch.testing.assert_close(linear(x, weight, bias), nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("bias", [None, torch.randn(24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bias: torch.Tensor | None):
+    torch.manual_seed(0)
+    weight, x = torch.randn(24, 40).to(dtype), torch.randn(rows, 40).to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    copy = packed(weight)
+    wanted = linear(x, weight, bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
+    weight.zero_()
+    torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
+    assert packed(weight.double()).dtype == torch.float64

@@ -100,7 +100,8 @@ class NativeOps:
         vector: floats per vector, as compiled.
     """
 
-    anywhere, norm_dtype = True, torch.float32
+    anywhere: bool = True
+    norm_dtype: torch.dtype | None = torch.float32
 
     def __init__(self, library: ctypes.CDLL, heads: Heads, eps: float, vector: int):
         self.library, self.heads, self.eps, self.block = library, heads, eps, vector

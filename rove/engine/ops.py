@@ -87,7 +87,9 @@ class TorchOps:
         activation: "silu", "gelu" or "gelu_pytorch_tanh".
     """
 
-    block, anywhere, norm_dtype = 0, False, None
+    block: int = 0
+    anywhere: bool = False
+    norm_dtype: torch.dtype | None = None
 
     def __init__(self, heads: Heads, eps: float, activation: str):
         self.heads, self.eps, self.activation = heads, eps, activation

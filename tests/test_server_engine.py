@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -59,7 +64,7 @@ async def served(context: int = 1024, **options: Any) -> AsyncIterator[tuple[Ser
         url = base_url_of(runner)
         async with (
             openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as sdk,
-            aiohttp.ClientSession(url.removesuffix("/v1")) as http,
+            aiohttp.ClientSession(url.removesuffix("/v1"), connector=aiohttp.TCPConnector(limit=2000)) as http,
         ):
             yield Served(client, url, sdk, http), app
 
@@ -495,3 +500,80 @@ def test_what_is_asked_without_a_name_means_the_first_model():
     app = make_app(EngineClient.of(tiny_model(), max_batch=2), ["a", "b"])
     assert app[DESK].admit(Asked("", [])).model == "a"
     assert app[DESK].admit(Asked("b", [])).model == "b"
+
+
+# In processes of their own
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_requests():
+    script = Path(__file__).parents[1] / "benchmarks/serve.py"
+    done = subprocess.run([sys.executable, script, "10000"], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    used = {
+        int(row[0]): float(row[1]) - float(row[2]) for row in rows
+    }  # without the keys and values it keeps on purpose
+    assert used[10_000] - used[2_000] < 20, done.stdout
+
+
+INSPECT = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import tool
+
+@tool
+def add():
+    async def execute(x: int, y: int):
+        \"\"\"Add two numbers.
+
+        Args:
+            x: First number.
+            y: Second number.
+        \"\"\"
+        return x + y
+    return execute
+
+@task
+def plain():
+    return Task(dataset=[Sample(input=f"Say {i}", target="e") for i in range(4)], solver=generate(), scorer=includes())
+
+@task
+def tools():
+    solver = [use_tools(add()), generate(tool_calls="single")]
+    return Task(dataset=[Sample(input="What is 1 + 1?", target="2")], solver=solver, scorer=includes(), message_limit=4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("inspect") is None, reason="no inspect-ai here")
+@pytest.mark.parametrize("name", ["plain", "tools"])
+async def test_an_evaluation_by_inspect(tmp_path: Path, name: str):
+    (tmp_path / "task.py").write_text(INSPECT)
+    call = '<tool_call>{"name": "add", "arguments": {"x": 1, "y": 1}}</tool_call>'
+    form = ["--extra-body", json.dumps({"structured_outputs": {"choice": [call]}})] if name == "tools" else []
+    words = [
+        "--model",
+        "openai-api/rove/tiny",
+        "--display",
+        "plain",
+        "--log-format",
+        "json",
+        "--max-tokens",
+        "80",
+        *form,
+    ]
+    async with served() as (at, _):
+        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        env = {**os.environ, "ROVE_BASE_URL": at.url, "ROVE_API_KEY": "none", "NO_PROXY": "*"}
+        env.pop("PYTHONPATH", None)  # it has packages of its own
+        inspect = await asyncio.create_subprocess_exec(
+            "inspect", "eval", f"task.py@{name}", *words, cwd=tmp_path, env=env, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await inspect.communicate()
+    (log,) = (json.loads(file.read_text()) for file in (tmp_path / "logs").glob("*.json"))
+    assert (inspect.returncode, log["status"]) == (0, "success"), out.decode()
+    if name == "tools":
+        (sample,) = log["samples"]
+        assert [message["content"] for message in sample["messages"] if message["role"] == "tool"] == ["2"]

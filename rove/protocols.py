@@ -74,7 +74,12 @@ class Sampling(msgspec.Struct, frozen=True):
         given: dict[str, Any] = {}
         for one in args:
             given |= _in_our_shapes({key: value for key, value in (one or {}).items() if value is not None})
-        extra = dict(given.pop("extra", {}) or {}) | dict(given.pop("extra_body", {}) or {})
+        extra: dict[str, Any] = {}
+        for name in ("extra", "extra_body"):
+            more = given.pop(name, {})
+            if not isinstance(more, Mapping):
+                raise ConfigError(f"{name} is {more!r}; expected a dict of further fields for an endpoint's request")
+            extra |= more
         known = {key: given.pop(key) for key in list(given) if key in Sampling.__struct_fields__}
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)

@@ -26,7 +26,10 @@ def test_what_a_body_asks_for():
     assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always told
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt_ids": []}, {"prompt_ids": [-1]}, {"prompt_ids": "a"}, [], None])
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"prompt_ids": []}, {"prompt_ids": [-1]}, {"prompt_ids": "a"}, {"prompt_ids": [1], "logprobs": 101}, [], None],
+)
 def test_what_is_no_such_body(body: Any):
     with pytest.raises(ConfigError):
         read_request(body)

@@ -38,6 +38,7 @@ class Desk:
         self.idle.set()
         self.started = int(time.time())
         self._room = asyncio.Semaphore(client.max_concurrent)
+        self._texts: dict[int, str] = {}
 
     @property
     def renderer(self) -> Renderer:
@@ -156,12 +157,19 @@ class Desk:
 
     def told(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:
         """Sampled tokens as they are told; `offset` characters came before them."""
-        text, made = self.renderer.decode, []
+        made = []
         for token in tokens:
-            likeliest = [TokenLogprob(text([id]), logprob, id=id) for id, logprob in token.top or []]
-            made.append(TokenLogprob(text([token.id]), token.logprob, likeliest, token.id, offset))
+            likeliest = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
+            made.append(TokenLogprob(self._text(token.id), token.logprob, likeliest, token.id, offset))
             offset += len(made[-1].token)
         return made
+
+    def _text(self, id: int) -> str:
+        """A single token's text; kept, because one answer may tell a hundred thousand of them."""
+        text = self._texts.get(id)
+        if text is None:
+            text = self._texts[id] = self.renderer.decode([id])
+        return text
 
 
 def tokens_of(response: Response) -> list[Token]:

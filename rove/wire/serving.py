@@ -29,6 +29,8 @@ IGNORED = frozenset(
 """Fields that say nothing about the answer; everything else we do not know goes on to the client unchanged."""
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+StopText = Annotated[str, msgspec.Meta(max_length=1000)]
+"""Every character of it is looked for after every token."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -49,7 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], msgspec.Meta(max_length=64)] | None = None
+    stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
 
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop")

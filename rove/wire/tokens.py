@@ -6,7 +6,9 @@ The API is our own: no other one tells the ids, the log-probabilities and the ve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from rove.messages import text_of
 from rove.protocols import Request, Response
@@ -25,11 +27,15 @@ from rove.wire.serving import (
     usage_body,
 )
 
+Likeliest = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
 
 class _Body(Options):
     """The fields of a request that we read."""
 
     prompt_ids: Ids
+    logprobs: Likeliest | None = None
+    prompt_logprobs: Likeliest | None = None
 
 
 def read_request(body: Any) -> Asked:
@@ -39,14 +45,14 @@ def read_request(body: Any) -> Asked:
         ConfigError: it is no such body; the message says why.
     """
     options = read_body(body, _Body)
-    sampling = sampling_of(body, options)
+    sampling = sampling_of(body, options, logprobs=options.logprobs, prompt_logprobs=options.prompt_logprobs)
     return Asked(
         options.model,
         questions_of(Question(Request([], sampling), options.prompt_ids), options.n),
         options.n or 1,
         bool(options.stream),
         bool(options.stream_options and options.stream_options.include_usage),
-        logprobs=sampling.logprobs or 0,
+        logprobs=options.logprobs or 0,
         by_token=True,
     )
 

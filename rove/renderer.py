@@ -12,7 +12,7 @@ from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, text_of
 from rove.protocols import OnToken, Request, Token
 from rove.records import StepTokens
-from rove.tool_calls import Format, calls_of, format_of, read_calls
+from rove.tool_calls import Format, calls_of, format_of, read_calls, sure_of
 
 SAMPLED = "sampled_text"
 """The key of an assistant message with tool calls that holds them as the model wrote them."""
@@ -260,9 +260,11 @@ class Speech:
 
         Text that may turn out to be a tool call is not told.
         """
-        on_token, on_text = request.on_token, None if request.tools else request.on_text
+        on_token, on_text = request.on_token, request.on_text
         if on_text is None:
             return on_token
+        if request.tools and renderer.tool_format is not None:
+            on_text = _beside_calls(on_text, renderer.tool_format)
         speech = Speech(renderer, on_text, before)
         if on_token is None:
             return speech
@@ -289,3 +291,18 @@ class Speech:
         self._start, self._told = self._told, len(self._ids)
         if len(text) > len(known):
             self._tell(text[len(known) :])
+
+
+def _beside_calls(tell: Callable[[str], None], how: Format) -> Callable[[str], None]:
+    """What to call with the pieces of an answer so that `tell` is told those that are no tool call for sure."""
+    text, told = "", 0
+
+    def hear(piece: str) -> None:
+        nonlocal text, told
+        text += piece
+        sure = sure_of(text, how)
+        if sure > told:
+            tell(text[told:sure])
+            told = sure
+
+    return hear

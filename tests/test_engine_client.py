@@ -226,13 +226,22 @@ async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: st
     assert "stop" in ended and told_early > 4
 
 
-async def test_nothing_is_told_of_what_may_be_a_call():
+@pytest.mark.parametrize("name", ["f", "g"])
+@pytest.mark.parametrize("stop", [None, ["</tool_call>!"]])
+async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: list[str] | None):
     client = EngineClient.of(tiny_model(seed=1))
     client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
-    told: list[Any] = []
-    asked = Request(ASK, SAMPLING, tools=[{"type": "function", "function": {"name": "f"}}], on_text=told.append)
-    made = await client.respond(structs.replace(asked, on_token=told.append))
-    assert made.tokens is not None and [token.id for token in told] == made.tokens.completion_ids
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' if name == "f" else "<tools are no call> "
+    form = {"choice": [f"Let me see.{call}"]}
+    pieces: list[str] = []
+    tokens: list[Token] = []
+    sampling = Sampling(max_tokens=99, structured_outputs=form, stop=stop)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    made = await client.respond(Request(ASK, sampling, tools=tools, on_text=pieces.append, on_token=tokens.append))
+    assert made.message.content == ("Let me see." if name == "f" else f"Let me see.{call}")
+    assert "".join(pieces) == made.message.content.rstrip() and len(pieces) > 3
+    assert made.finish_reason == ("tool_calls" if name == "f" else "stop")
+    assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids
 
 
 async def test_log_probabilities_of_the_prompt_are_told():

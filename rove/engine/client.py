@@ -36,7 +36,7 @@ class EngineClient:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
         Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, but for what may still
-        turn out to be the beginning of a stop text; with tools nothing, because all of it may turn out to be a call.
+        turn out to be the beginning of a stop text or a tool call.
 
         Raises:
             ConfigError: the model cannot call tools, or sampling arguments that the engine does not have.

@@ -21,7 +21,7 @@ import torch
 from rove.errors import ConfigError, nearest
 
 MOST_LOG_RATIO = 20.0
-"""Ratios are cut off at e to this: no loss wants one of half a billion, and infinity times an advantage of 0 is no number."""
+"""No ratio is above e to the power of this, half a billion: infinity times an advantage of 0 would not be a number."""
 
 NORMALISATIONS = ("token", "sequence", "constant")
 
@@ -120,7 +120,8 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
 
     Every token takes s as its value and the gradient s · ∇log π of itself (the paper's GSPO-token: sg(s) · π / sg(π)), so
     tokens may differ in advantage. The paper's objective is this with the weights of "sequence". Its bounds are far
-    narrower than GRPO's, since a mean over many tokens hardly moves.
+    narrower than GRPO's, since a mean over many tokens hardly moves; where sampler and trainer differ by as much in what
+    they compute, it needs `old` log-probabilities, or it clips before anything is trained.
 
     Raises:
         ConfigError: a bound is not a distance from 1.
@@ -218,7 +219,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "gspo": Preset(gspo, {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence"),
     }
 )
-"""Losses by name. All go with any estimate of the advantages; those of `advantages` are mean-only unless asked otherwise."""
+"""Losses by name. A name does not choose the estimator of the advantages: it is the mean unless another is asked for, though the
+papers of all but Dr. GRPO and REINFORCE divide by the group's deviation ("std")."""
 
 
 def make_loss(

@@ -1,12 +1,29 @@
 from __future__ import annotations
 
+import math
+from statistics import pstdev
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.train.advantages import SPREADLESS, group_advantages
+from rove.errors import ConfigError
+from rove.train.advantages import (
+    ESTIMATORS,
+    SPREADLESS,
+    batch_advantages,
+    batch_step_advantages,
+    check_estimator,
+    group_advantages,
+    returns_to_go,
+    step_advantages,
+)
+
+WITHIN = [name for name in ESTIMATORS if name != "batch_std"]
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
+wild = st.lists(st.one_of(st.floats(-1e100, 1e100), st.sampled_from([0.0, 1.0, 1e-5])), max_size=6)
+turns = st.lists(st.floats(-10, 10), max_size=5)
 
 
 def test_an_advantage_is_the_reward_above_the_groups_mean():
@@ -14,25 +31,176 @@ def test_an_advantage_is_the_reward_above_the_groups_mean():
     assert group_advantages([1.2, 0.0, 0.6]) == pytest.approx([0.6, -0.6, 0.0])
 
 
+@pytest.mark.parametrize("estimator", WITHIN)
 @pytest.mark.parametrize("group", [[], [1.0], [0.7, 0.7], [0.1 + 0.2, 0.3], [0.0] * 8])
-def test_a_group_without_spread_teaches_nothing(group: list[float]):
-    assert group_advantages(group) is None
+def test_a_group_without_spread_teaches_nothing(group: list[float], estimator: str):
+    assert group_advantages(group, estimator) is None
 
 
-@given(rewards, st.floats(-5, 5))
-def test_advantages_sum_to_nothing_and_ignore_a_constant(group: list[float], constant: float):
-    advantages = group_advantages(group)
+@given(rewards, st.floats(-5, 5), st.sampled_from(WITHIN))
+def test_advantages_sum_to_nothing_and_ignore_a_constant(group: list[float], constant: float, estimator: str):
+    advantages = group_advantages(group, estimator)
     if advantages is None:
         assert max(group) - min(group) < SPREADLESS
         return
-    assert sum(advantages) == pytest.approx(0, abs=1e-9)
-    moved = group_advantages([r + constant for r in group])
+    assert sum(advantages) == pytest.approx(0, abs=1e-7)
+    moved = group_advantages([r + constant for r in group], estimator)
     if moved is not None:
-        assert moved == pytest.approx(advantages, abs=1e-9)
+        assert moved == pytest.approx(advantages, abs=1e-7)
 
 
-@given(rewards, st.floats(0.5, 4))
-def test_the_spread_is_not_divided_out(group: list[float], factor: float):
-    advantages, scaled = group_advantages(group), group_advantages([r * factor for r in group])
+@given(rewards, st.floats(0.5, 4), st.sampled_from(WITHIN))
+def test_only_dividing_by_the_spread_takes_the_scale_out(group: list[float], factor: float, estimator: str):
+    advantages = group_advantages(group, estimator)
+    scaled = group_advantages([r * factor for r in group], estimator)
     if advantages is not None and scaled is not None:
-        assert scaled == pytest.approx([a * factor for a in advantages], abs=1e-9)
+        kept = 1.0 if estimator == "std" else factor
+        assert scaled == pytest.approx([a * kept for a in advantages], abs=1e-7)
+
+
+def test_estimators_by_hand():
+    # Mean 0.5; deviations −0.5, 0.5, 1.5, −1.5 have a mean square of 1.25.
+    group = [0.0, 1.0, 2.0, -1.0]
+    assert group_advantages(group, "mean") == [-0.5, 0.5, 1.5, -1.5]
+    assert group_advantages(group, "std") == pytest.approx([a / math.sqrt(1.25) for a in (-0.5, 0.5, 1.5, -1.5)])
+    # Each against the mean of the others: the first against (1 + 2 − 1) / 3.
+    assert group_advantages(group, "leave_one_out") == pytest.approx([0 - 2 / 3, 1 - 1 / 3, 2 - 0 / 3, -1 - 3 / 3])
+
+
+@given(rewards)
+def test_leaving_one_out_is_the_mean_of_the_others(group: list[float]):
+    advantages = group_advantages(group, "leave_one_out")
+    if advantages is not None:
+        others = [(sum(group) - r) / (len(group) - 1) for r in group]
+        assert advantages == pytest.approx([r - o for r, o in zip(group, others, strict=True)], abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_the_one_that_differs_is_kept_and_its_groups_size_leaves_the_unit_spread(size: int):
+    # Divided by the deviation of the others alone, [1, 0, 0, 0] would be 1 / 0 for the first.
+    advantages = group_advantages([1.0, *[0.0] * (size - 1)], "std")
+    assert advantages is not None
+    assert pstdev(advantages) == pytest.approx(1)
+    # A hundred times less spread: the same, as nothing is added to the deviation.
+    assert group_advantages([0.01, *[0.0] * (size - 1)], "std") == pytest.approx(advantages)
+
+
+def test_a_batch_is_divided_by_one_deviation():
+    groups = [[1.0, 0.0], [0.5, 0.5], [4.0, 0.0], [2.0]]
+    assert batch_advantages(groups) == [[0.5, -0.5], None, [2.0, -2.0], None]
+    spread = math.sqrt((0.25 + 4) / 2)
+    found = batch_advantages(groups, "batch_std")
+    assert (found[1], found[3]) == (None, None)
+    assert found[0] == pytest.approx([0.5 / spread, -0.5 / spread])
+    assert found[2] == pytest.approx([2 / spread, -2 / spread])
+    assert batch_advantages([*groups, *[[1.0, 1.0]] * 50], "batch_std")[:4] == found  # solved examples change nothing
+    assert batch_advantages([[1.0, 1.0]], "batch_std") == [None]
+    for name in WITHIN:
+        assert batch_advantages(groups, name) == [group_advantages(group, name) for group in groups]
+
+
+def finite(value: object) -> bool:
+    if isinstance(value, list):
+        return all(finite(v) for v in value)
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+@given(st.lists(wild, max_size=4), st.sampled_from(ESTIMATORS))
+def test_whatever_the_rewards_an_advantage_is_a_number(groups: list[list[float]], estimator: str):
+    found = batch_advantages(groups, estimator)
+    assert finite(found)
+    assert [a and len(a) for a in found] == [len(g) if a else None for g, a in zip(groups, found, strict=True)]
+
+
+@given(st.lists(st.lists(wild, max_size=4), max_size=3), st.floats(0, 1), st.sampled_from(ESTIMATORS))
+def test_whatever_the_rewards_of_turns_an_advantage_is_a_number(
+    groups: list[list[list[float]]], discount: float, estimator: str
+):
+    found = batch_step_advantages(groups, discount, estimator)
+    assert finite(found)
+    for group, advantages in zip(groups, found, strict=True):
+        assert advantages is None or [len(a) for a in advantages] == [len(r) for r in group]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_refused(poison: float):
+    with pytest.raises(ValueError, match="finite"):
+        group_advantages([1.0, poison])
+    with pytest.raises(ValueError, match="finite"):
+        step_advantages([[1.0], [0.0, poison]])
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match="did you mean 'leave_one_out'"):
+        check_estimator("leave-one-ou")
+    with pytest.raises(ConfigError, match="known: batch_std, leave_one_out, mean, std"):
+        batch_advantages([[1.0, 0.0]], "zzz")
+    with pytest.raises(ConfigError, match="batch_advantages"):
+        group_advantages([1.0, 0.0], "batch_std")
+    for discount in (-0.1, 1.1, math.nan):
+        with pytest.raises(ConfigError, match="discount"):
+            step_advantages([[1.0], [0.0]], discount)
+    for name in ESTIMATORS:
+        check_estimator(name)
+
+
+def test_returns_to_go_by_hand():
+    assert returns_to_go([]) == []
+    assert returns_to_go([1.0, 0.0, 2.0]) == [3.0, 2.0, 2.0]
+    assert returns_to_go([1.0, 0.0, 2.0], 0.5) == [1.5, 1.0, 2.0]
+    assert returns_to_go([1.0, 0.0, 2.0], 0.0) == [1.0, 0.0, 2.0]
+
+
+def test_turns_are_measured_against_the_same_turn_of_their_siblings():
+    group = [[1.0, 0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]
+    # Returns 3 2 2 / 1 1 / 0 0: means 4/3, 1, and a third turn that only one took.
+    assert step_advantages(group) == [
+        pytest.approx([5 / 3, 1.0, 0.0]),
+        pytest.approx([-1 / 3, 0.0]),
+        pytest.approx([-4 / 3, -1.0]),
+    ]
+    # Each turn for itself: 1 0 2 / 0 1 / 0 0.
+    assert step_advantages(group, discount=0.0) == [
+        pytest.approx([2 / 3, -1 / 3, 0.0]),
+        pytest.approx([-1 / 3, 2 / 3]),
+        pytest.approx([-1 / 3, -1 / 3]),
+    ]
+
+
+def test_a_turn_is_not_praised_for_what_was_earned_before_it():
+    assert step_advantages([[5.0, 1.0], [0.0, 1.0]]) == [[2.5, 0.0], [-2.5, 0.0]]
+
+
+@pytest.mark.parametrize("group", [[], [[]], [[1.0, 2.0]], [[1.0], [1.0]], [[0.0, 1.0], [1.0], []]])
+def test_turns_without_spread_teach_nothing(group: list[list[float]]):
+    assert step_advantages(group) is None
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=6), st.integers(1, 4), st.sampled_from(WITHIN))
+def test_equally_long_rollouts_rewarded_at_the_end_have_the_advantages_of_whole_rollouts(
+    ends: list[float], length: int, estimator: str
+):
+    whole = group_advantages(ends, estimator)
+    found = step_advantages([[*[0.0] * (length - 1), end] for end in ends], 1.0, estimator)
+    assert found == (whole and [[a] * length for a in whole])
+
+
+@given(st.lists(turns, max_size=6))
+def test_the_order_of_siblings_does_not_matter(group: list[list[float]]):
+    order = sorted(range(len(group)), key=lambda i: (len(group[i]), group[i]))
+    found, sorted_found = step_advantages(group, 0.9), step_advantages([group[i] for i in order], 0.9)
+    assert (found is None) == (sorted_found is None)
+    if found is not None and sorted_found is not None:
+        for i, advantages in zip(order, sorted_found, strict=True):
+            assert advantages == pytest.approx(found[i], abs=1e-9)
+
+
+def test_a_batch_of_turns_is_divided_by_one_deviation():
+    groups = [[[1.0, 0.0], [0.0, 0.0]], [[1.0], [1.0]], [[4.0], [0.0]]]
+    plain = batch_step_advantages(groups)
+    assert plain == [[[0.5, 0.0], [-0.5, 0.0]], None, [[2.0], [-2.0]]]
+    scale = 1 / math.sqrt((0.25 * 2 + 4 * 2) / 6)
+    found = batch_step_advantages(groups, estimator="batch_std")
+    assert found[1] is None
+    assert found[0] == [pytest.approx([0.5 * scale, 0.0]), pytest.approx([-0.5 * scale, 0.0])]
+    assert found[2] == [pytest.approx([2 * scale]), pytest.approx([-2 * scale])]

@@ -233,7 +233,7 @@ def group(*rewards: float | None, key: str = "a", **fields: Any) -> list[Rollout
 
 
 def advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
-    return [sample.advantages[-1] for sample in training_samples(records, truncated)[0]]
+    return [sample.advantages[-1] for rollout in training_samples(records, truncated)[0] for sample in rollout]
 
 
 def test_a_group_is_measured_against_its_own_mean():

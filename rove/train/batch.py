@@ -49,8 +49,14 @@ class Batch(NamedTuple):
     """[M] the sampler's."""
     advantages: torch.Tensor
     """[M]"""
+    weights: torch.Tensor
+    """[M] what each token's loss counts."""
     samples: torch.Tensor
     """[M] the sample that each is of, counted from 0 in this batch."""
+    old: torch.Tensor | None = None
+    """[M] the trainer's log-probabilities before the first of several updates."""
+    reference: torch.Tensor | None = None
+    """[M] the reference model's."""
 
 
 def can_pack(model: Any) -> bool:
@@ -193,9 +199,10 @@ def _batch(
         trained = np.flatnonzero(np.array(sample.mask[1:], dtype=bool)) + 1
         before.append(where[trained - 1])
         values = (np.array(values)[trained] for values in (sample.ids, sample.logprobs, sample.advantages))
-        columns.append(np.stack([*values, np.full(len(trained), sample.temperature), np.full(len(trained), i)]))
+        same = [np.full(len(trained), value) for value in (sample.temperature, sample.weight, i)]
+        columns.append(np.stack([*values, *same]))
     predicting = np.concatenate(before)
-    targets, logprobs, advantages, temperature, number = np.concatenate(columns, axis=1)
+    targets, logprobs, advantages, temperature, weights, number = np.concatenate(columns, axis=1)
     order = np.lexsort((temperature, predicting))
     pairs = np.stack([predicting[order], temperature[order]])
     first = np.ones(pairs.shape[1], dtype=bool)
@@ -214,5 +221,6 @@ def _batch(
         targets=tensor(targets[order], torch.long),
         logprobs=tensor(logprobs[order], torch.float32),
         advantages=tensor(advantages[order], torch.float32),
+        weights=tensor(weights[order], torch.float32),
         samples=tensor(number[order], torch.long),
     )

@@ -23,10 +23,10 @@ from rove.records import RolloutRecord
 from rove.rollout import Job, plan
 from rove.runs import Run
 from rove.statistics import mean
-from rove.train.advantages import group_advantages
+from rove.train.advantages import batch_advantages, check_estimator
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
-from rove.train.losses import make_loss
+from rove.train.losses import PolicyLoss, choose_normalisation, make_loss, token_weights
 from rove.train.samples import Sample, samples_from_record
 from rove.train.trainer import Trainer, lr_scale
 
@@ -51,13 +51,23 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     final_lr_fraction: float = 0.1
     """The learning rate falls linearly to this share of its peak."""
     loss: str = "cispo"
-    """"cispo" or "grpo"."""
+    """cispo, reinforce, grpo, dapo, dr_grpo, gspo, or package.module:function of your own."""
     max_ratio: float = 5.0
     """CISPO: absolute ceiling of the ratio to the sampler."""
-    clip_low: float = 0.2
-    """GRPO: the ratio is clipped below 1 − this."""
-    clip_high: float = 0.2
-    """GRPO: and above 1 + this."""
+    clip_low: float | None = None
+    """GRPO and its kin: the ratio is clipped below 1 − this; the loss's own bound when not given."""
+    clip_high: float | None = None
+    """GRPO and its kin: and above 1 + this."""
+    normalisation: str | None = None
+    """What tokens weigh: "token", "sequence" or "constant"; as the loss's paper has it when not given."""
+    loss_constant: float | None = None
+    """"constant": trained tokens per rollout to divide by; `max_tokens` when not given."""
+    advantages: str = "mean"
+    """"mean", "std", "batch_std" or "leave_one_out"."""
+    kl_penalty: float = 0.0
+    """Weight of the KL divergence to the model training started from."""
+    correction_cap: float = 2.0
+    """Ceiling of the weight that corrects for tokens the sampler drew with other probabilities than the trainer's."""
     entropy_bonus: float = 0.0
     """Weight of the mean entropy of the trained tokens, added to the objective."""
     temperature: float = 1.0
@@ -107,8 +117,17 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "checkpoint_every",
             "keep_checkpoints",
             "threads",
+            "loss_constant",
         )
-        make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
+        check_estimator(self.advantages)
+        choose_normalisation(self.loss, self.normalisation)
+        self.make_loss()
+        if self.kl_penalty:
+            raise ConfigError(f"kl_penalty is {self.kl_penalty}; training keeps no reference model yet, expected 0")
+
+    def make_loss(self) -> PolicyLoss:
+        """The loss these settings ask for."""
+        return make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.correction_cap)
 
 
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -180,7 +199,9 @@ async def _one_step(
     for record in records:
         run.append_rollout(record)
     sampled = time.perf_counter()
-    samples, counts = training_samples(records, config.truncated)
+    rollouts, counts = training_samples(records, config.truncated, config.advantages)
+    normalisation = choose_normalisation(config.loss, config.normalisation)
+    samples = weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
     if counts["rollouts/failed"] == len(records):
         error = records[0].error
         assert error is not None
@@ -191,7 +212,7 @@ async def _one_step(
     if samples:
         trained = trainer.step(
             micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-            make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
+            config.make_loss(),
             divisor=trained_tokens(samples),
             entropy_bonus=config.entropy_bonus,
             lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
@@ -208,37 +229,51 @@ def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -
 
 
 def training_samples(
-    records: Sequence[RolloutRecord], truncated: str = "keep"
-) -> tuple[list[Sample], dict[str, float]]:
-    """The samples of a step, in the order of examples and siblings, and counts of what was left out.
+    records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean"
+) -> tuple[list[list[Sample]], dict[str, float]]:
+    """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
 
     Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
     """
     groups: dict[str, list[RolloutRecord]] = {}
     for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
         groups.setdefault(record.example_key, []).append(record)
-    samples: list[Sample] = []
-    spreadless = too_few = 0
+    kept: list[tuple[list[RolloutRecord], list[float]]] = []
+    too_few = 0
     for group in groups.values():
         scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
         rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
         if len(scored) < 2:
             too_few += 1
             continue
-        advantages = group_advantages(rewards)
-        if advantages is None:
-            spreadless += 1
-            continue
-        for record, advantage in zip(scored, advantages, strict=True):
-            samples += samples_from_record(record, advantage)
+        kept.append((scored, rewards))
+    advantages = batch_advantages([rewards for _, rewards in kept], estimator)
+    rollouts = [
+        samples_from_record(record, advantage)
+        for (scored, _), group in zip(kept, advantages, strict=True)
+        if group is not None
+        for record, advantage in zip(scored, group, strict=True)
+    ]
     counts = {
         "groups/all": float(len(groups)),
-        "groups/zero_spread": float(spreadless),
+        "groups/zero_spread": float(advantages.count(None)),
         "groups/too_few": float(too_few),
         "rollouts/failed": float(sum(r.scores is None for r in records)),
         "rollouts/truncated": float(sum(r.is_truncated for r in records)),
     }
-    return samples, counts
+    return rollouts, counts
+
+
+def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: float) -> list[Sample]:
+    """The samples of all rollouts of a step, with their weights relative to a mean over the step's tokens."""
+    samples = [sample for rollout in rollouts for sample in rollout]
+    numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
+    counts = [sum(sample.mask) for sample in samples]
+    weights = token_weights(normalisation, counts, numbers, constant)
+    return [
+        msgspec.structs.replace(sample, weight=weight * sum(counts))
+        for sample, weight in zip(samples, weights, strict=True)
+    ]
 
 
 def _rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:

@@ -31,6 +31,8 @@ class Sample(msgspec.Struct, frozen=True):
     advantages: list[float]
     """The advantage of each token, 0 where the mask is false."""
     temperature: float = 1.0
+    weight: float = 1.0
+    """What its tokens' losses count, relative to a mean over all tokens of the step."""
     policy_version: int = 0
     """Oldest version of the weights that sampled any of it."""
 
@@ -59,7 +61,7 @@ def samples_from_record(record: RolloutRecord, advantage: float) -> list[Sample]
         branches.append((ids, mask, logprobs, min(version, tokens.policy_version)))
     temperature = record.temperature or 1.0
     return [
-        Sample(ids, mask, logprobs, [advantage if m else 0.0 for m in mask], temperature, version)
+        Sample(ids, mask, logprobs, [advantage if m else 0.0 for m in mask], temperature, policy_version=version)
         for ids, mask, logprobs, version in branches
     ]
 

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rove.errors import Error
 from rove.train.batch import Batch
-from rove.train.losses import Loss
+from rove.train.losses import Loss, Tokens, clipped
 
 LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
-SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "ratio_max", "difference_max")
+SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", "ratio_max", "difference_max")
 
 
 class TrainingError(Error):
@@ -119,8 +119,10 @@ class Trainer:
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in batches:
             logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
-            total = (loss(logprobs, batch.logprobs, batch.advantages) - entropy_bonus * entropy).sum() / divisor
+            tokens = tokens_of(batch)
+            total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
             total.backward()
+            sums["clipped"] += clipped(loss, logprobs.detach(), tokens).sum().item()
             _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
         return sums
 
@@ -152,6 +154,7 @@ class Trainer:
             "entropy/all/mean": sums["entropy"] / tokens,
             "ratio/mean": sums["ratio"] / tokens,
             "ratio/max": sums["ratio_max"],
+            "ratio/clipped": sums["clipped"] / tokens,
             "mismatch_kl/all/mean": sums["kl"] / tokens,
             "logprob_diff/max": sums["difference_max"],
             "optim/grad_norm": norm,
@@ -165,9 +168,14 @@ class Trainer:
         total = tokens = 0.0
         for batch in batches:
             logprobs, _ = token_logprobs(self.model, batch)
-            total += loss(logprobs, batch.logprobs, batch.advantages).sum().item()
+            total += loss(logprobs, tokens_of(batch)).sum().item()
             tokens += len(logprobs)
         return total / max(1.0, tokens)
+
+
+def tokens_of(batch: Batch) -> Tokens:
+    """What a loss may know of a batch's trained tokens."""
+    return Tokens(batch.logprobs, batch.advantages, batch.samples, batch.old, batch.reference)
 
 
 @torch.no_grad()

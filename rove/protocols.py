@@ -246,8 +246,10 @@ class InferenceEngine(Protocol):
 
     policy_version: int
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Generation:
-        """Sample a continuation of `prompt_ids`."""
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int = 0, *, adapter: str | None = None
+    ) -> Generation:
+        """Sample a continuation of `prompt_ids`, with a loaded adapter or (None) from the model as it is."""
         ...
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:

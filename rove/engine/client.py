@@ -36,6 +36,7 @@ class EngineClient:
     async def respond(self, request: Request) -> Response:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
+        Where `request.model` is the name of a loaded adapter, that answers; any other name means the model as it is.
         Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, unless it may still
         turn out to be a tool call or to be cut by a stop text.
 
@@ -52,7 +53,8 @@ class EngineClient:
         speech = None
         if request.on_text and not request.tools and not request.sampling.stop:
             speech = Speech(self.renderer, request.on_text, [] if text is None else prompt_ids)
-        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, on_token=speech)
+        adapter = request.model if request.model in self.engine.adapters else None
+        made = await self.engine.generate(prompt_ids, request.sampling, request.seed, speech, adapter)
         message = self._message(request, prompt_ids, made)
         called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response(

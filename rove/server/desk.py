@@ -145,7 +145,8 @@ class Desk:
 
     async def _go_on(self, question: Question, ids: list[int]) -> Response:
         request = question.request
-        made = await self.engine.generate(ids, request.sampling, seed=request.seed)
+        adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
+        made = await self.engine.generate(ids, request.sampling, seed=request.seed, adapter=adapter)
         said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
         return Response(
             said,

@@ -74,7 +74,12 @@ class Sampling(msgspec.Struct, frozen=True):
         given: dict[str, Any] = {}
         for one in args:
             given |= _in_our_shapes({key: value for key, value in (one or {}).items() if value is not None})
-        extra = dict(given.pop("extra", {}) or {}) | dict(given.pop("extra_body", {}) or {})
+        extra: dict[str, Any] = {}
+        for name in ("extra", "extra_body"):
+            more = given.pop(name, {})
+            if not isinstance(more, Mapping):
+                raise ConfigError(f"{name} is {more!r}; expected a dict of further fields for an endpoint's request")
+            extra |= more
         known = {key: given.pop(key) for key in list(given) if key in Sampling.__struct_fields__}
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)
@@ -164,6 +169,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         check_positive(self, *self.__struct_fields__)
 
 
+class Token(msgspec.Struct, frozen=True):
+    """One sampled token, told as soon as there is one."""
+
+    id: int
+    logprob: float
+    """Under the distribution that it was drawn from."""
+    top: list[tuple[int, float]] | None = None
+    """The likeliest ids in its place, where `Sampling.logprobs` asked."""
+    text: str | None = None
+    """Where stop texts were given: the further text that none of them can take back any more."""
+
+
+OnToken = Callable[[Token], None]
+
+
 class Request(msgspec.Struct, frozen=True):
     """One question to a model: the whole conversation (or raw text), and the exact tokens of the last turn."""
 
@@ -183,6 +203,8 @@ class Request(msgspec.Struct, frozen=True):
     on_text: Callable[[str], None] | None = None
     """Called on the event loop with each further piece of the answer's text, by clients that have it before the answer ends.
     The pieces together are the beginning of that text; a client that cannot know them early never calls it."""
+    on_token: OnToken | None = None
+    """Called likewise with each sampled token, before `on_text` is told what it adds, by clients that have tokens."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -198,6 +220,23 @@ class Response(msgspec.Struct, frozen=True):
     """One line per failed try before this answer, oldest first."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
     """For each sampled token the likeliest ids in its place, where `Sampling.logprobs` asked and the answerer knows."""
+    prompt_logprobs: list[float] | None = None
+    """Of each prompt token but the first, at temperature 1, where `Sampling.prompt_logprobs` asked and the answerer knows."""
+    prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
+    """Likewise the likeliest ids in the place of each."""
+
+    @staticmethod
+    def of(message: Message, prompt_ids: list[int], made: Generation, finish_reason: str | None = None) -> Response:
+        """The answer that an engine's tokens are; `finish_reason` where it is not that of the generation."""
+        return Response(
+            message,
+            Usage(len(prompt_ids), len(made.ids)),
+            finish_reason or made.finish_reason,
+            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
+            top_logprobs=made.top_logprobs,
+            prompt_logprobs=made.prompt_logprobs,
+            prompt_top_logprobs=made.prompt_top_logprobs,
+        )
 
 
 @runtime_checkable
@@ -247,9 +286,15 @@ class InferenceEngine(Protocol):
     policy_version: int
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int = 0, *, adapter: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int = 0,
+        on_token: OnToken | None = None,
+        adapter: str | None = None,
     ) -> Generation:
-        """Sample a continuation of `prompt_ids`, with a loaded adapter or (None) from the model as it is."""
+        """Sample a continuation of `prompt_ids`, with a loaded adapter or (None) from the model as it is; `on_token` is told of
+        each token as it comes."""
         ...
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, text_of
+from rove.protocols import OnToken, Request, Token
 from rove.records import StepTokens
-from rove.tool_calls import Format, calls_of, format_of, read_calls
+from rove.tool_calls import Format, calls_of, format_of, read_calls, sure_of
 
 SAMPLED = "sampled_text"
 """The key of an assistant message with tool calls that holds them as the model wrote them."""
@@ -63,20 +64,33 @@ class Renderer:
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, generation_prompt: bool = True) -> str:
         """The conversation as the template writes it.
 
+        A message of role "developer" is the system's where the template does not know that role.
+
         Raises:
-            ConfigError: there are tools, and the model's template shows none, or not in a way known here.
+            ConfigError: there are tools, and the model's template shows none, or not in a way known here; a message has other
+                parts than text; there is no template, or it refuses these messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
                 f"{len(tools)} tools given, but the model's chat template shows no way to call them that is known here "
                 "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
             )
-        return self.tokenizer.apply_chat_template(
-            [self._as_rendered(message) for message in messages],
-            tools=tools or None,
-            add_generation_prompt=generation_prompt,
-            tokenize=False,
-        )
+        if not self.template:
+            raise ConfigError(
+                "the model has no chat template, so that it cannot read messages; let it continue a text: "
+                'message_type="completion", over HTTP /v1/completions'
+            )
+        told = [self._as_rendered(message) for message in messages]
+        try:
+            return self.tokenizer.apply_chat_template(
+                told, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
+            )
+        except Exception as error:  # a template is a program, often with checks of its own
+            roles = [message["role"] for message in messages]
+            raise ConfigError(
+                f"the model's chat template refuses messages of the roles {roles}: {type(error).__name__}: {error}; "
+                "expected a conversation that it can write"
+            ) from error
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are already written out."""
@@ -171,6 +185,7 @@ class Renderer:
 
     def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message as the template has to see it so that its calls come out as the model writes them."""
+        message = self._in_words(message)
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
@@ -186,6 +201,23 @@ class Renderer:
             for told, call in zip(message["tool_calls"], calls, strict=True)
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
+
+    def _in_words(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message with one text as its content, and a role that the template knows."""
+        content = message.get("content")
+        if isinstance(content, list):
+            kinds = [part.get("type", "text") for part in content if not isinstance(part, str)]
+            other = [kind for kind in kinds if kind != "text"]
+            if other:
+                raise ConfigError(
+                    f"a message has a part of type {other[0]!r}; expected 'text': this model reads nothing else"
+                )
+            message = {**message, "content": text_of(message)}
+        elif content is None:
+            message = {**message, "content": ""}
+        if message["role"] == "developer" and "developer" not in self.template:
+            message = {**message, "role": "system"}
+        return message
 
     def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
@@ -206,7 +238,8 @@ class Renderer:
 class Speech:
     """Tells the text of tokens that come one by one, each piece as soon as no further token can change it.
 
-    The pieces together are the beginning of what `Renderer.read` (with `before`: `Renderer.read_text`) says of all of them.
+    The pieces together are the beginning of what `Renderer.read` (with `before`: `Renderer.read_text`) says of all of them;
+    with stop texts, of the text that they cut.
 
     Args:
         renderer: of the model that speaks.
@@ -221,10 +254,35 @@ class Speech:
         self._start = 0  # what is decoded begins here: a little before what is new, so that its cost does not grow
         self._told = len(self._ids)
 
-    def __call__(self, token: int, logprob: float = 0.0) -> None:
+    @staticmethod
+    def of(renderer: Renderer, request: Request, before: Sequence[int] = ()) -> OnToken | None:
+        """What to call with each token so that those who listen to a request are told; None if nobody does.
+
+        Text that may turn out to be a tool call is not told.
+        """
+        on_token, on_text = request.on_token, request.on_text
+        if on_text is None:
+            return on_token
+        if request.tools and renderer.tool_format is not None:
+            on_text = _beside_calls(on_text, renderer.tool_format)
+        speech = Speech(renderer, on_text, before)
+        if on_token is None:
+            return speech
+
+        def both(token: Token) -> None:
+            on_token(token)
+            speech(token)
+
+        return both
+
+    def __call__(self, token: Token) -> None:
         """The next token."""
-        self._ids.append(token)
-        if token in self._renderer.stop_ids:  # no part of the text if it is the last
+        if token.text is not None:  # whoever looks out for stop texts knows it already
+            if token.text:
+                self._tell(token.text)
+            return
+        self._ids.append(token.id)
+        if token.id in self._renderer.stop_ids:  # no part of the text if it is the last
             return
         known = self._renderer.decode(self._ids[self._start : self._told])
         text = self._renderer.decode(self._ids[self._start :])
@@ -233,3 +291,18 @@ class Speech:
         self._start, self._told = self._told, len(self._ids)
         if len(text) > len(known):
             self._tell(text[len(known) :])
+
+
+def _beside_calls(tell: Callable[[str], None], how: Format) -> Callable[[str], None]:
+    """What to call with the pieces of an answer so that `tell` is told those that are no tool call for sure."""
+    text, told = "", 0
+
+    def hear(piece: str) -> None:
+        nonlocal text, told
+        text += piece
+        sure = sure_of(text, how)
+        if sure > told:
+            tell(text[told:sure])
+            told = sure
+
+    return hear

@@ -34,6 +34,8 @@ class Format(NamedTuple):
     """What in a chat template tells that its model writes calls this way."""
     starts: re.Pattern[str]
     """Where a call begins in an answer."""
+    marks: tuple[str, ...]
+    """The same but for bare calls, as plain texts."""
     bare: bool = False
     """Whether a call looks like any other JSON, so that only the name of a known tool makes it one."""
 
@@ -72,6 +74,21 @@ def read_calls(
     except (Malformed, RecursionError):
         return text, []
     return (thought + closed + beside).strip(), told
+
+
+def sure_of(text: str, how: Format) -> int:
+    """How many characters of the beginning of an answer `read_calls` will leave in its text, whatever comes after them."""
+    thought = text.rfind("</think>")
+    start = 0 if thought < 0 else thought + len("</think>")
+    rest = text[start:]
+    found = [at for mark in how.marks if (at := rest.find(mark)) >= 0]
+    partial = (n for mark in how.marks for n in range(min(len(mark), len(rest)), 0, -1) if mark.startswith(rest[-n:]))
+    sure = min([*found, len(rest) - max(partial, default=0)])
+    if how.bare and rest.lstrip()[:1] in ("", "{"):
+        sure = 0
+    if text[:1].isspace():  # beside calls it would go
+        return 0
+    return len(text[: start + sure].rstrip())
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
@@ -284,16 +301,24 @@ def _write_mistral_named(calls: Sequence[Call]) -> str:
 
 _TAG, _MARKER, _MISTRAL = map(re.compile, (r"<tool_call>", r"<\|tool_call_start\|>", r"\[TOOL_CALLS\]"))
 FORMATS = (
-    Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG),
-    Format("lfm2", _parse_pythonic, _write_pythonic, re.compile(r"<\|tool_(call|list)_start\|>"), _MARKER),
-    Format("mistral_named", _parse_mistral, _write_mistral_named, re.compile(r"\[ARGS\]"), _MISTRAL),
-    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL),
+    Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG, ("<tool_call>",)),
+    Format(
+        "lfm2",
+        _parse_pythonic,
+        _write_pythonic,
+        re.compile(r"<\|tool_(call|list)_start\|>"),
+        _MARKER,
+        ("<|tool_call_start|>",),
+    ),
+    Format("mistral_named", _parse_mistral, _write_mistral_named, re.compile(r"\[ARGS\]"), _MISTRAL, ("[TOOL_CALLS]",)),
+    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL, ("[TOOL_CALLS]",)),
     Format(
         "llama3",
         _parse_llama,
         _write_llama,
         re.compile(r'<\|python_tag\|>|<\|start_header_id\|>[^\0]*"parameters": '),
         re.compile(r"<\|python_tag\|>|\A\s*\{"),
+        ("<|python_tag|>",),
         bare=True,
     ),
 )

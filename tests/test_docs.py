@@ -9,11 +9,15 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from test_renderer_tools import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
 ROVE = Path(sys.executable).with_name("rove")
@@ -138,3 +142,60 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([*command, "-T", "0.5"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, refusal)
+
+
+@pytest.fixture
+def ports() -> Callable[[str], str]:
+    """Replaces the ports of a page by free ones."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001"), sockets, strict=True)}
+    return lambda text: re.sub(r"\b800[01]\b", lambda found: free[found[0]], text)
+
+
+def started(command: str, folder: Path, stack: ExitStack, **env: str) -> None:
+    """A server, once it listens, until the end of the test."""
+    process = subprocess.Popen(
+        [str(ROVE), *shlex.split(command)[1:]], cwd=folder, env=os.environ | env, stdout=subprocess.PIPE, text=True
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    assert "serving tiny at" in process.stdout.readline()
+    stack.callback(process.stdout.close)
+
+
+def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:
+    env = {"NO_PROXY": "*", "SERVER_KEY": "sk-something", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
+    said = {}
+    with ExitStack() as stack:
+        for block in blocks("docs/serving.md", "bash"):
+            for line in ports(block).replace("\\\n", " ").strip().splitlines():
+                if line.startswith("rove serve"):
+                    started(line, tmp_path, stack, **env)
+                    continue
+                done = subprocess.run(
+                    ["bash", "-c", line], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+                assert '"error"' not in done.stdout, f"{line}\n{done.stdout}"
+                said[line] = done.stdout
+                if line.startswith("rove model new"):
+                    (tmp_path / "models/tiny/chat_template.jinja").write_text(TEMPLATES["hermes"])
+        answers = {line: text for line, text in said.items() if line.startswith("curl")}
+        for wanted in (
+            '"role":"assistant"',
+            "data: [DONE]",
+            '"policy_version":0',
+            '"owned_by":"rove"',
+            "rove_requests_total",
+        ):
+            assert any(wanted in text for text in answers.values()), wanted
+        assert len(answers) == 9 and all(answers.values())
+        monkeypatch.setenv("NO_PROXY", "*")
+        examples = ports("\n".join(blocks("docs/serving.md", "python")))
+        test = doctest.DocTestParser().get_doctest(examples, {}, "serving", "docs/serving.md", 0)
+        assert len(test.examples) > 25
+        report = io.StringIO()
+        failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+        assert not failed, report.getvalue()

@@ -15,7 +15,7 @@ from rove.engine.engine import Engine
 from rove.engine.sampler import Row, Sampler
 from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import LoadedModel
-from rove.protocols import Generation, InferenceEngine, Sampling
+from rove.protocols import Generation, InferenceEngine, Sampling, Token
 
 TOLERANCE = 1e-4
 ARCHITECTURES = ["llama", "qwen3", "lfm2", "gemma2"]
@@ -153,8 +153,8 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
     engine = Engine(tiny_model(context=100_000).model, [])
     said: list[int] = []
 
-    def stop(token: int, logprob: float) -> None:
-        said.append(token)
+    def stop(token: Token) -> None:
+        said.append(token.id)
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -169,15 +169,16 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_every_token_is_told_as_it_is_sampled(arch: str):
     engine = engine_of(tiny_model(arch, seed=1))
-    told: list[tuple[int, float]] = []
-    made = await engine.generate([5, 6], Sampling(max_tokens=9), seed=3, on_token=lambda *both: told.append(both))
-    assert told == list(zip(made.ids, made.logprobs, strict=True))
+    told: list[Token] = []
+    made = await engine.generate([5, 6], Sampling(max_tokens=9, logprobs=2), seed=3, on_token=told.append)
+    assert [(one.id, one.logprob, one.text) for one in told] == [(i, p, None) for i, p in zip(made.ids, made.logprobs)]
+    assert [one.top for one in told] == made.top_logprobs
 
 
 async def test_a_callback_that_fails_fails_its_own_request_only():
     engine = Engine(tiny_model().model, [])
 
-    def broken(token: int, logprob: float) -> None:
+    def broken(token: Token) -> None:
         raise RuntimeError("broken callback")
 
     bad, good = await asyncio.gather(

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from fakes import generate_naively, tiny_model
+from msgspec import structs
+from test_renderer_tools import TEMPLATES
 
 import rove as vf
 from rove.engine.client import EngineClient
 from rove.errors import ConfigError, OverlongPromptError
-from rove.protocols import Client, Request, Sampling
+from rove.protocols import Client, Request, Sampling, Token
 from rove.records import StepTokens, Usage
 from rove.train.samples import samples_from_record
 
@@ -198,3 +200,53 @@ async def test_a_raw_rollout_trains_each_sampled_token_once():
 async def test_an_empty_text_is_nothing_to_start_from():
     with pytest.raises(ConfigError, match="the prompt has no tokens"):
         await EngineClient.of(tiny_model()).respond(Request([], SAMPLING, text=""))
+
+
+# Told as it comes
+
+
+@pytest.mark.parametrize("text", [None, "0 1 2"])
+async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: str | None):
+    client = EngineClient.of(tiny_model(seed=1))
+    ended, told_early = set(), 0
+    for seed in range(12):
+        sampling = Sampling(max_tokens=24, min_tokens=seed % 3)
+        asked = Request([] if text else ASK, sampling, seed=seed, text=text)
+        said = (await client.respond(asked)).message.content
+        stop = [said[len(said) // 2 :][:3] or "none", said[-4:-1] + "?"]
+        pieces: list[str] = []
+        tokens: list[Token] = []
+        fields: Any = {"on_text": pieces.append, "on_token": tokens.append}
+        made = await client.respond(structs.replace(asked, sampling=structs.replace(sampling, stop=stop), **fields))
+        assert "".join(pieces) == made.message.content and "" not in pieces
+        assert said.startswith(made.message.content)
+        assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids
+        told_early += len(pieces) > 1
+        ended.add(made.finish_reason)
+    assert "stop" in ended and told_early > 4
+
+
+@pytest.mark.parametrize("name", ["f", "g"])
+@pytest.mark.parametrize("stop", [None, ["</tool_call>!"]])
+async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: list[str] | None):
+    client = EngineClient.of(tiny_model(seed=1))
+    client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' if name == "f" else "<tools are no call> "
+    form = {"choice": [f"Let me see.{call}"]}
+    pieces: list[str] = []
+    tokens: list[Token] = []
+    sampling = Sampling(max_tokens=99, structured_outputs=form, stop=stop)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    made = await client.respond(Request(ASK, sampling, tools=tools, on_text=pieces.append, on_token=tokens.append))
+    assert made.message.content == ("Let me see." if name == "f" else f"Let me see.{call}")
+    assert "".join(pieces) == made.message.content.rstrip() and len(pieces) > 3
+    assert made.finish_reason == ("tool_calls" if name == "f" else "stop")
+    assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids
+
+
+async def test_log_probabilities_of_the_prompt_are_told():
+    client = EngineClient.of(tiny_model())
+    made = await client.respond(Request(ASK, Sampling(max_tokens=1, prompt_logprobs=2)))
+    assert made.tokens is not None
+    assert made.prompt_logprobs == pytest.approx(client.engine.score(made.tokens.prompt_ids), abs=1e-5)
+    assert [len(top) for top in made.prompt_top_logprobs or []] == [2] * (len(made.tokens.prompt_ids) - 1)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from rove.errors import ConfigError
 from rove.models.new import train_tokenizer
 from rove.records import StepTokens
 from rove.renderer import Renderer
@@ -280,3 +281,23 @@ def test_a_raw_text_needs_no_chat_template():
     tokenizer: Any = train_tokenizer(TEXTS, 320)
     tokenizer.chat_template = None
     assert Renderer(tokenizer).text_ids("hello") == RENDERER.encode("hello")
+
+
+def test_messages_are_put_in_words_that_templates_know():
+    parts = [{"type": "text", "text": "be "}, "kind"]
+    told = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
+    assert told == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
+    knows = renderer_with(CHATML + "{# developer #}")
+    assert "<|developer|>\nhi" in knows.text([{"role": "developer", "content": "hi"}])
+
+
+def test_what_cannot_be_rendered_is_said():
+    picture = {"type": "image_url", "image_url": {"url": "a"}}
+    with pytest.raises(ConfigError, match=r"'image_url'.*expected 'text'"):
+        RENDERER.text([{"role": "user", "content": [picture]}])
+    with pytest.raises(ConfigError, match=r"\['user'\].*take turns"):
+        renderer_with("{{ raise_exception('take turns') }}").text([user("a")])
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template"):
+        Renderer(tokenizer).text([user("a")])

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_renderer import END, RENDERER, TOKENIZER, of_pieces
 
+from rove.protocols import Token
 from rove.renderer import Renderer, Speech
 
 ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_size=12).map(RENDERER.encode)
@@ -16,7 +17,7 @@ def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = Non
     pieces: list[str] = []
     speech = Speech(renderer, pieces.append, before or [])
     for token in sampled:
-        speech(token, -1.0)
+        speech(Token(token, -1.0))
     return pieces
 
 

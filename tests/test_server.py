@@ -285,7 +285,7 @@ async def test_other_ways_to_be_wrong():
         status, answer = await post(session, "/v1/completions", {"prompt": "a" * 2000})
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
         status, answer = await post(session, "/v1/nothing", {})
-        assert (status, answer["error"]["message"]) == (404, "Not Found")
+        assert (status, "/v1/completions" in answer["error"]["message"]) == (404, True)
         async with session.get("/v1/completions") as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")
         for path, body in (

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -36,9 +43,17 @@ class Served:
         self.sdk = sdk
         self.http = http
 
-    async def here(self, seed: int, **fields: Any) -> Any:
+    async def here(self, seed: int, sampling: Sampling = SAMPLING, **fields: Any) -> Any:
         """What it says without the server."""
-        return await self.client.respond(Request(fields.pop("messages", []), SAMPLING, seed=seed, **fields))
+        return await self.client.respond(Request(fields.pop("messages", []), sampling, seed=seed, **fields))
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream, which must end with [DONE]."""
+        async with self.http.post(path, json={**body, "stream": True}) as reply:
+            assert reply.status == 200
+            events = [line.removeprefix("data: ") for line in (await reply.text()).split("\n\n") if line]
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
 
 
 @asynccontextmanager
@@ -49,7 +64,7 @@ async def served(context: int = 1024, **options: Any) -> AsyncIterator[tuple[Ser
         url = base_url_of(runner)
         async with (
             openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as sdk,
-            aiohttp.ClientSession(url.removesuffix("/v1")) as http,
+            aiohttp.ClientSession(url.removesuffix("/v1"), connector=aiohttp.TCPConnector(limit=2000)) as http,
         ):
             yield Served(client, url, sdk, http), app
 
@@ -78,14 +93,12 @@ async def test_log_probabilities_are_those_of_the_sampled_tokens():
         assert [one.logprob for one in told] == pytest.approx(tokens.logprobs)
         assert [one.token for one in told] == [at.client.renderer.decode([id]) for id in tokens.completion_ids]
         stream = await create(model="tiny", messages=ASK, seed=4, max_tokens=6, logprobs=True, stream=True)
-        streamed = [
-            one
-            async for chunk in stream
-            for choice in chunk.choices
-            if choice.logprobs
-            for one in choice.logprobs.content
-        ]
-        assert streamed == told
+        chunks = [choice async for chunk in stream for choice in chunk.choices if choice.logprobs]
+        assert [one for chunk in chunks for one in chunk.logprobs.content] == told
+        assert len(chunks) > 2  # as they come, each piece with the tokens that it is made of
+        for chunk in chunks:
+            words = "".join(one.token for one in chunk.logprobs.content)
+            assert chunk.delta.content == words or "\ufffd" in words  # of several tokens, or never finished
         text = await at.sdk.completions.create(model="tiny", prompt="0 1", seed=4, max_tokens=6, logprobs=0)
         tokens = (await at.here(4, text="0 1")).tokens
         logprobs = text.choices[0].logprobs
@@ -119,7 +132,9 @@ async def test_tokens_in_and_tokens_out():
             ({"prompt_ids": []}, "prompt_ids"),
             ({"prompt_ids": [99999]}, "99999 is no token id"),
             ({"prompt_ids": ["a"]}, "prompt_ids"),
-            ({"stream": True}, "stream"),
+            ({"stream": 3}, "stream"),
+            ({"beams": 2}, "beams"),
+            ({"structured_outputs": {"json": {"type": "nothing"}}}, "nothing"),
             ({"model": "other"}, "tiny"),
         ):
             status, answer = await post(at.http, "/generate", {**body, **bad})
@@ -142,6 +157,214 @@ async def test_tokenizing_and_back():
             ("detokenize", {"tokens": "a"}),
         ):
             assert (await post(at.http, f"/{path}", body))[0] == 400
+
+
+async def test_the_likeliest_tokens_are_told_in_both_apis():
+    async with served() as (at, _):
+        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=3), messages=ASK)
+        decode = at.client.renderer.decode
+        tops = [[(decode([id]), pytest.approx(logprob)) for id, logprob in top] for top in wanted.top_logprobs]
+        create: Any = at.sdk.chat.completions.create
+        asked: dict[str, Any] = {"model": "tiny", "messages": ASK, "seed": 4, "max_tokens": 6, "logprobs": True}
+        made = await create(**asked, top_logprobs=3)
+        stream = await create(**asked, top_logprobs=3, stream=True)
+        streamed = [one async for chunk in stream for c in chunk.choices if c.logprobs for one in c.logprobs.content]
+        for told in (made.choices[0].logprobs.content, streamed):
+            assert [[(other.token, other.logprob) for other in one.top_logprobs] for one in told] == tops
+        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=2), text="0 1")
+        text: Any = {"model": "tiny", "prompt": "0 1", "seed": 4, "max_tokens": 6, "logprobs": 2}
+        whole = (await at.sdk.completions.create(**text)).choices[0].logprobs
+        assert whole is not None and whole.tokens is not None and whole.text_offset is not None
+        assert [set(top) for top in whole.top_logprobs or []] == [
+            {decode([i]) for i, _ in top} for top in wanted.top_logprobs
+        ]
+        parts = [event["choices"][0]["logprobs"] for event in await at.events("/v1/completions", text)]
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            assert [one for part in parts for one in part[name]] == getattr(whole, name)
+        assert whole.text_offset == [len("".join(whole.tokens[:i])) for i in range(len(whole.tokens))]
+
+
+@pytest.mark.parametrize("api", ["chat", "text", "ids"])
+async def test_a_stop_text_ends_an_answer_whole_and_streamed(api: str):
+    async with served() as (at, _):
+        prompt: dict[str, Any] = {"messages": ASK} if api == "chat" else {"text": "0 1"}
+        tries = [(seed, await at.here(seed, Sampling(max_tokens=30), **prompt)) for seed in range(20)]
+        seed, free = next(one for one in tries if len(one[1].message.content) > 20)
+        said = free.message.content
+        stop = said[11:14]  # which begins and ends somewhere inside tokens
+        body: dict[str, Any] = {"model": "tiny", "seed": seed, "max_tokens": 30, "stop": ["never said", stop]}
+        ids = free.tokens.prompt_ids
+        body |= {"messages": ASK} if api == "chat" else {"prompt": "0 1" if api == "text" else ids}
+        path = "/v1/chat/completions" if api == "chat" else "/v1/completions"
+        status, made = await post(at.http, path, body)
+        (choice,) = made["choices"]
+        text = choice["message"]["content"] if api == "chat" else choice["text"]
+        assert (status, text, choice["finish_reason"]) == (200, said[: said.index(stop)], "stop")
+        pieces = [event["choices"][0] for event in await at.events(path, body)]
+        told = [piece["delta"].get("content", "") if api == "chat" else piece["text"] for piece in pieces]
+        assert "".join(told) == text and pieces[-1]["finish_reason"] == "stop"
+        assert len(list(filter(None, told))) > 2  # it did not wait for the end
+        assert (await at.here(seed, Sampling(max_tokens=30, stop=body["stop"]), **prompt)).message.content == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_is_called_and_its_result_answered(stream: bool):
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = '<tool_call>{"name": "f", "arguments": {"city": "Rome"}}</tool_call>'
+    async with served() as (at, _):
+        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        create: Any = at.sdk.chat.completions.create
+        asked: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [tool], "max_tokens": 200, "stream": stream}
+        made = await create(**asked, n=2, extra_body={"structured_outputs": {"choice": [call]}})
+        if stream:
+            choices = [choice async for chunk in made for choice in chunk.choices]
+            ended = [choice.finish_reason for choice in choices if choice.finish_reason]
+            calls = [one for choice in choices for one in choice.delta.tool_calls or []]
+            assert not any(choice.delta.content for choice in choices)
+        else:
+            ended = [choice.finish_reason for choice in made.choices]
+            calls = [one for choice in made.choices for one in choice.message.tool_calls]
+            assert [choice.message.content for choice in made.choices] == [None, None]
+        assert ended == ["tool_calls"] * 2
+        assert [(one.function.name, json.loads(one.function.arguments)) for one in calls] == [
+            ("f", {"city": "Rome"})
+        ] * 2
+        said = vf.AssistantMessage(None, tool_calls=[calls[0].model_dump(exclude={"index"})])
+        asked["messages"] = [*ASK, said, vf.ToolMessage("sunny", calls[0].id)]
+        made = await create(**asked, extra_body={"structured_outputs": {"choice": ["It is sunny."]}})
+        if stream:
+            pieces = [choice.delta.content async for chunk in made for choice in chunk.choices if choice.delta.content]
+            text = "".join(pieces)
+            assert len(pieces) > 3  # although it might have called
+        else:
+            text = made.choices[0].message.content
+        assert text == "It is sunny."
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_has_the_form_of_its_schema(stream: bool):
+    async with served() as (at, _):
+        create: Any = at.sdk.chat.completions.create
+        made = await create(model="tiny", messages=ASK, response_format=FORM, n=3, seed=1, stream=stream)
+        texts = ["", "", ""]
+        if stream:
+            async for chunk in made:
+                texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        else:
+            texts = [choice.message.content for choice in made.choices]
+        for trip in map(json.loads, texts):
+            assert trip.keys() == {"city", "days"} and trip["city"] in ("Rome", "Oslo") and trip["days"] in range(1, 8)
+        made = await create(model="tiny", messages=ASK, response_format={"type": "text"}, seed=4, max_tokens=6)
+        assert made.choices[0].message.content == (await at.here(4, messages=ASK)).message.content
+
+
+async def test_a_bias_and_penalties_reach_the_engine():
+    async with served() as (at, _):
+        (token, *_) = at.client.renderer.encode("4")
+        create: Any = at.sdk.chat.completions.create
+        made = await create(model="tiny", messages=ASK, logit_bias={str(token): 100}, max_tokens=4, temperature=0)
+        assert made.choices[0].message.content == at.client.renderer.decode([token] * 4)
+        sampling = Sampling(top_p=0.5, presence_penalty=1.0, top_k=5, max_tokens=6)
+        wanted = (await at.here(4, sampling, messages=ASK)).message.content
+        asked: dict[str, Any] = {"top_p": 0.5, "presence_penalty": 1.0, "max_tokens": 6, "extra_body": {"top_k": 5}}
+        assert (await create(model="tiny", messages=ASK, seed=4, **asked)).choices[0].message.content == wanted
+
+
+async def test_tokens_are_told_as_they_come():
+    async with served() as (at, _):
+        ids = at.client.renderer.prompt_ids(ASK)
+        body: dict[str, Any] = {"prompt_ids": ids, "seed": 4, "max_tokens": 6, "n": 2, "logprobs": 2}
+        _, whole = await post(at.http, "/generate", {**body, "prompt_logprobs": 0})
+        events = await at.events("/generate", {**body, "stream_options": {"include_usage": True}})
+        assert events.pop()["usage"] == whole["usage"]
+        for i, choice in enumerate(whole["choices"]):
+            parts = [event["choices"][0] for event in events if event["choices"][0]["index"] == i]
+            assert len(parts) == len(choice["ids"]) + 1  # one event for each token, and one for the end
+            for name in ("ids", "logprobs", "top_logprobs"):
+                assert [one for part in parts for one in part.get(name, [])] == choice[name]
+            for name in ("text", "finish_reason", "policy_version"):
+                assert parts[-1][name] == choice[name]
+            assert choice["text"] == at.client.renderer.read_text(ids, choice["ids"]).content
+            assert choice["prompt_logprobs"] == pytest.approx(at.client.engine.score(ids), abs=1e-5)
+        text = {"prompt": ids, "seed": 4, "max_tokens": 6}
+        prompt = [event["choices"][0]["text"] for event in await at.events("/v1/completions", text)]
+        assert "".join(prompt) == whole["choices"][0]["text"] and len(prompt) > 2
+
+
+PICTURE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TWO_FORMS: Any = {"response_format": FORM, "structured_outputs": {"regex": "a"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, PICTURE]}]},
+            "image_url.*expected 'text'",
+        ),
+        ({"beams": 2}, "beams.*leave"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs.*/generate"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.*token ids"),
+        ({"logit_bias": {"99999": 1}}, "99999.*expected ids"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens.*max_tokens"),
+        ({"stop": ""}, "stop.*not empty"),
+        ({"stop": ["a" * 1001]}, "length <= 1000.*stop"),
+        ({"extra": 3}, "extra is 3; expected"),
+        ({"response_format": {"type": "xml"}}, "xml.*expected"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "expected.*schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, "nothing"),
+        ({"structured_outputs": {"regex": "("}}, "not possible"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "not possible"),
+        ({"structured_outputs": {"choice": []}}, "expected exactly one"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
+        (TWO_FORMS, "expected one"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.*no way to call"),
+        ({"tool_choice": "required"}, "tool_choice is 'required'; expected"),
+        ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
+        ({"messages": [{"role": "user", "content": "hello " * 2000}]}, "tokens.*context.*shorten"),
+    ],
+)
+async def test_a_refusal_says_what_was_given_and_what_was_expected(body: dict[str, Any], reason: str, stream: bool):
+    async with served() as (at, app):
+        status, answer = await post(at.http, "/v1/chat/completions", {"messages": ASK, **body, "stream": stream})
+        assert status == 400
+        assert re.search(reason, answer["error"]["message"]), answer
+        assert left_behind(at, app) == NOTHING
+
+
+async def test_developers_speak_as_the_system_where_the_template_knows_none():
+    async with served() as (at, _):
+        seen = []
+        for role in ("developer", "system"):
+            messages = [
+                {"role": role, "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
+                *ASK,
+            ]
+            seen.append((await post(at.http, "/tokenize", {"messages": messages}))[1]["tokens"])
+        assert seen[0] == seen[1] and "be kind" in at.client.renderer.decode(seen[0])
+
+
+async def test_a_template_may_refuse_a_conversation():
+    async with served() as (at, _):
+        tokenizer: Any = at.client.renderer.tokenizer
+        for template, reason in (
+            ("{{ raise_exception('users and assistants take turns') }}", "take turns"),
+            (None, "/v1/completions"),
+        ):
+            tokenizer.chat_template = template
+            status, answer = await post(at.http, "/v1/chat/completions", {"messages": ASK})
+            assert (status, reason in answer["error"]["message"]) == (400, True)
 
 
 async def test_a_prompt_that_does_not_fit_is_refused():
@@ -173,43 +396,187 @@ async def test_an_evaluation_over_the_wire():
     assert all(record.usage.completion_tokens > 0 for record in there)
 
 
-async def test_a_crowd_leaves_nothing_behind():
+# A crowd
+
+NOTHING = {"rows": 0, "under way": 0, "queued": 0, "sampled": 0, "free places": 8}
+
+
+def left_behind(at: Served, app: Any) -> dict[str, int]:
+    """What is left of requests, besides keys and values that the next ones may want."""
+    desk, engine = app[DESK], at.client.engine
+    return {
+        "rows": len(engine._runner.rows()),
+        "under way": desk.metrics.under_way,
+        "queued": desk.metrics.queued,
+        "sampled": sum(not row.request.future.done() for row in engine._sampled),
+        "free places": desk._room._value,
+    }
+
+
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+GOOD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": ASK}),
+    ("/v1/chat/completions", {"messages": ASK, "n": 3, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", {"messages": ASK, "stop": ["o", " 4"]}),
+    (
+        "/v1/chat/completions",
+        {"messages": ASK, "tools": [TOOL], "structured_outputs": {"choice": [CALL]}, "max_tokens": 60},
+    ),
+    ("/v1/chat/completions", {"messages": ASK, "response_format": FORM, "max_tokens": 60}),
+    ("/v1/completions", {"prompt": ["0 1", "hello"], "logprobs": 1, "presence_penalty": 0.5}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "top_p": 0.5, "stop": "e"}),
+    ("/generate", {"prompt_ids": [5, 6], "logprobs": 1, "prompt_logprobs": 1}),
+]
+BAD: list[tuple[str, Any]] = [
+    ("/v1/chat/completions", b"{"),
+    ("/v1/chat/completions", b'{"messages": 3}'),
+    ("/v1/chat/completions", {"messages": ASK, "model": "other"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 300}]}),  # too many tokens
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 9000}]}),  # too many bytes
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+    ("/v1/chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "("}}),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": {"type": "nothing"}}}),
+    ("/v1/completions", {"prompt": [99999]}),
+    ("/generate", {"prompt_ids": [5], "temperature": -1}),
+]
+
+
+async def soak(count: int) -> dict[str, int]:
+    """All kinds of requests at once, a third of those who ask go away before the end; returns how many there were of each."""
     async with served(context=256, max_body=20_000) as (at, app):
-        rng = random.Random(0)
+        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        desk, rng, seen = app[DESK], random.Random(0), Counter()
 
         async def one(i: int) -> None:
-            body: Any = {"messages": ASK, "seed": i, "max_tokens": rng.randint(1, 8), "stream": i % 2 == 0}
-            if i % 5 == 1:
-                body = {"messages": [{"role": "user", "content": "hello " * 2000}]}  # too many tokens
-            if i % 5 == 2:
-                body = b"{"
-            task = asyncio.create_task(_ask(at, body))
-            if i % 5 == 3:
-                await asyncio.sleep(0.001 * rng.randint(0, 50))
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                return
-            assert (await task) == (400 if i % 5 in (1, 2) else 200)
+            path, body = GOOD[i // 4 % len(GOOD)] if i % 4 else BAD[i // 4 % len(BAD)]
+            stream = rng.random() < 0.5
+            if isinstance(body, dict):
+                body = {"max_tokens": rng.randint(1, 12), **body, "seed": i, "stream": stream}
+            task = asyncio.create_task(_ask(at, path, body))
+            if i % 3 == 1:
+                await asyncio.sleep(rng.choice((0, 0.01, 0.1, 1)))
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    seen["gone"] += 1
+                    return
+            status, text = await task
+            seen[str(status)] += 1
+            if i % 4:
+                assert status == 200, (path, body, text)
+                assert text.endswith("data: [DONE]\n\n") if stream else json.loads(text)["choices"]
+            else:
+                assert status in (400, 404, 413) and len(json.loads(text)["error"]["message"]) > 20, (path, body, text)
 
-        await asyncio.gather(*map(one, range(200)))
-        metrics = app[DESK].metrics
-        await app[DESK].idle.wait()
-        assert (metrics.under_way, metrics.queued) == (0, 0)
+        await asyncio.gather(*map(one, range(count)))
+        await desk.idle.wait()  # those who went are noticed a little later
+        while at.client.engine._task is not None and not at.client.engine._task.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert left_behind(at, app) == NOTHING
+        cache = at.client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
+        assert cache.bytes <= cache.budget
+        assert not [task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]
         wanted = await at.here(4, messages=ASK)
         status, made = await post(
             at.http, "/generate", {"prompt_ids": wanted.tokens.prompt_ids, "seed": 4, "max_tokens": 6}
         )
         assert (status, made["choices"][0]["ids"]) == (200, wanted.tokens.completion_ids)
+        return dict(seen)
 
 
-async def _ask(at: Served, body: Any) -> int:
+async def _ask(at: Served, path: str, body: Any) -> tuple[int, str]:
     data = body if isinstance(body, bytes) else json.dumps(body)
-    async with at.http.post("/v1/chat/completions", data=data) as reply:
-        await reply.read()
-        return reply.status
+    async with at.http.post(path, data=data) as reply:
+        return reply.status, await reply.text()
+
+
+async def test_a_crowd_leaves_nothing_behind():
+    assert (await soak(200)).keys() >= {"200", "400", "404", "413", "gone"}
+
+
+@pytest.mark.slow
+async def test_a_large_crowd_leaves_nothing_behind():
+    assert (await soak(2000)).keys() >= {"200", "400", "404", "413", "gone"}
 
 
 def test_what_is_asked_without_a_name_means_the_first_model():
     app = make_app(EngineClient.of(tiny_model(), max_batch=2), ["a", "b"])
     assert app[DESK].admit(Asked("", [])).model == "a"
     assert app[DESK].admit(Asked("b", [])).model == "b"
+
+
+# In processes of their own
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_requests():
+    script = Path(__file__).parents[1] / "benchmarks/serve.py"
+    done = subprocess.run([sys.executable, script, "10000"], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    used = {int(row[0]): float(row[1]) for row in rows}
+    assert used[10_000] - used[2_000] < 5, done.stdout
+
+
+INSPECT = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import tool
+
+@tool
+def add():
+    async def execute(x: int, y: int):
+        \"\"\"Add two numbers.
+
+        Args:
+            x: First number.
+            y: Second number.
+        \"\"\"
+        return x + y
+    return execute
+
+@task
+def plain():
+    return Task(dataset=[Sample(input=f"Say {i}", target="e") for i in range(4)], solver=generate(), scorer=includes())
+
+@task
+def tools():
+    solver = [use_tools(add()), generate(tool_calls="single")]
+    return Task(dataset=[Sample(input="What is 1 + 1?", target="2")], solver=solver, scorer=includes(), message_limit=4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("inspect") is None, reason="no inspect-ai here")
+@pytest.mark.parametrize("name", ["plain", "tools"])
+async def test_an_evaluation_by_inspect(tmp_path: Path, name: str):
+    (tmp_path / "task.py").write_text(INSPECT)
+    call = '<tool_call>{"name": "add", "arguments": {"x": 1, "y": 1}}</tool_call>'
+    form = ["--extra-body", json.dumps({"structured_outputs": {"choice": [call]}})] if name == "tools" else []
+    words = [
+        "--model",
+        "openai-api/rove/tiny",
+        "--display",
+        "plain",
+        "--log-format",
+        "json",
+        "--max-tokens",
+        "80",
+        *form,
+    ]
+    async with served() as (at, _):
+        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        env = {**os.environ, "ROVE_BASE_URL": at.url, "ROVE_API_KEY": "none", "NO_PROXY": "*"}
+        env.pop("PYTHONPATH", None)  # it has packages of its own
+        inspect = await asyncio.create_subprocess_exec(
+            "inspect", "eval", f"task.py@{name}", *words, cwd=tmp_path, env=env, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await inspect.communicate()
+    (log,) = (json.loads(file.read_text()) for file in (tmp_path / "logs").glob("*.json"))
+    assert (inspect.returncode, log["status"]) == (0, "success"), out.decode()
+    if name == "tools":
+        (sample,) = log["samples"]
+        assert [message["content"] for message in sample["messages"] if message["role"] == "tool"] == ["2"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls
+from rove.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of
 
 BY_NAME = {one.name: one for one in FORMATS}
 IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
@@ -165,3 +165,26 @@ def test_calls_that_are_no_json_are_none():
     assert calls_of({"tool_calls": [{"function": {"name": "f", "arguments": "oops"}}]}) is None
     assert calls_of({"tool_calls": [{}]}) is None
     assert calls_of({}) == []
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@given(
+    parts=st.lists(st.sampled_from([*FRAGMENTS, "Let me see.", " ", "\n", "<", "{"]) | st.text(max_size=3), max_size=8)
+)
+def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[str]):
+    text = "".join(parts)
+    beside, _ = read_calls(text, how, ["f", "g"])
+    for length in range(len(text) + 1):
+        begun = text[:length]
+        assert beside.startswith(begun[: sure_of(begun, how)])
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@given(calls=CALLS)
+def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Call]):
+    written = how.write(calls)
+    assert {sure_of(written[:length], how) for length in range(len(written) + 1)} == {0}
+    for length in range(len("Let me see. I think so.")):
+        begun = "Let me see. I think so."[:length]
+        assert sure_of(begun, how) == len(begun.rstrip())
+    assert sure_of("a <b> c", how) == 7

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import tiny_model
+from families import family_model
 
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
@@ -14,6 +15,7 @@ from rove.models.load import LoadedModel
 from rove.protocols import Sampling
 from rove.records import RolloutRecord
 from rove.rollout import plan
+from rove.train import trainer as trainer_module
 from rove.train.batch import micro_batches, trained_tokens
 from rove.train.losses import cispo, cross_entropy, grpo
 from rove.train.samples import Sample, samples_from_record
@@ -42,11 +44,17 @@ def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[Sample]:
 
 
 def gradient(
-    loaded: LoadedModel, samples: list[Sample], budget: int, loss: Any = LOSS, entropy_bonus: float = 0.01
+    loaded: LoadedModel,
+    samples: list[Sample],
+    budget: int,
+    loss: Any = LOSS,
+    entropy_bonus: float = 0.01,
+    pack: bool = False,
 ) -> torch.Tensor:
     trainer = Trainer(loaded.model, 1e-3)
     trainer.optimizer.zero_grad()
-    trainer.accumulate(micro_batches(samples, budget), loss, trained_tokens(samples), entropy_bonus)
+    batches = micro_batches(samples, budget, pack=pack)
+    trainer.accumulate(batches, loss, trained_tokens(samples), entropy_bonus)
     return torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
 
 
@@ -67,6 +75,34 @@ def test_how_a_step_is_cut_and_ordered_never_changes_its_gradient(arch: str, los
     shuffled = random.Random(1).sample(samples, len(samples))
     assert difference(gradient(loaded, shuffled, 10_000, loss), whole) <= 1e-5
     assert difference(gradient(loaded, shuffled, 1, loss), whole) <= 1e-5
+
+
+def siblings(count: int = 12) -> list[Sample]:
+    """Groups that share a prompt and part of their answers, with two temperatures."""
+    rng = random.Random(3)
+    made = []
+    for i in range(count):
+        prompt = [5 + i % 3] * 20 + [9] * (i % 2)
+        ids = [*prompt, *(rng.randrange(2) for _ in range(rng.randrange(1, 30)))]
+        mask = [t >= len(prompt) and rng.random() < 0.8 for t in range(len(ids))]
+        values = [[rng.uniform(low, high) if m else 0.0 for m in mask] for low, high in ((-8, -3), (-1, 1))]
+        made.append(Sample(ids, mask, *values, temperature=[1.0, 1.25][i % 2]))
+    return made
+
+
+@pytest.mark.parametrize("loss", [cispo(), grpo(), cross_entropy])
+@pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3"])
+@pytest.mark.parametrize("make", [siblings, ragged_samples])
+def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, loss: Any, monkeypatch: Any):
+    loaded = family_model(family)
+    samples = make()
+    one_by_one = gradient(loaded, samples, 1, loss)
+    assert one_by_one.norm() > 0
+    assert difference(gradient(loaded, samples, 10_000, loss), one_by_one) <= 1e-5
+    for budget in (1, 70, 10_000):
+        assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
+    monkeypatch.setattr(trainer_module, "LOGITS", 7 * 320)  # a few rows of logits at a time
+    assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
 
 
 def test_the_gradient_is_the_losses_sum_over_the_whole_steps_trained_tokens():
@@ -153,12 +189,12 @@ def test_a_step_moves_the_policy_the_way_of_the_advantage():
     [batch] = micro_batches(samples, 10_000)
     with torch.no_grad():
         before = token_logprobs(loaded.model, batch)[0]
-    batch = batch._replace(logprobs=torch.zeros_like(batch.logprobs).masked_scatter(batch.mask, before))
+    batch = batch._replace(logprobs=before)
     seen = Trainer(loaded.model, 1e-3).step([batch], LOSS, trained_tokens(samples))
     assert seen["ratio/mean"] == pytest.approx(1, abs=1e-5)
     with torch.no_grad():
         moved = token_logprobs(loaded.model, batch)[0] - before
-    assert (moved * batch.advantages[batch.mask]).sum() > 0
+    assert (moved * batch.advantages).sum() > 0
 
 
 def test_metrics_of_a_step_do_not_depend_on_how_it_is_cut():

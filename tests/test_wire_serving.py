@@ -99,7 +99,8 @@ def test_the_pieces_of_a_stream_are_the_answer(message: Message, data: st.DataOb
 
 
 def test_log_probabilities_in_both_shapes():
-    tokens = [TokenLogprob("é", -1.0, [("é", -1.0), ("b", -2.0)]), TokenLogprob("b", -2.0, [("b", -2.0)])]
+    b = TokenLogprob("b", -2.0)
+    tokens = [TokenLogprob("é", -1.0, [TokenLogprob("é", -1.0), b]), TokenLogprob("b", -2.0, [b], offset=1)]
     response = Response(AssistantMessage("éb"))
     told = chat.response_body(HEAD, [response], Usage(), [tokens])["choices"][0]["logprobs"]["content"]
     assert [(one["token"], one["logprob"], bytes(one["bytes"]).decode()) for one in told] == [

@@ -6,7 +6,6 @@ from rove.engine.engine import Engine
 from rove.messages import AssistantMessage, Message
 from rove.models.load import LoadedModel
 from rove.protocols import Generation, Request, Response
-from rove.records import StepTokens, Usage
 from rove.renderer import Renderer, Speech
 
 
@@ -37,8 +36,8 @@ class EngineClient:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
         Where `request.model` is the name of a loaded adapter, that answers; any other name means the model as it is.
-        Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, unless it may still
-        turn out to be a tool call or to be cut by a stop text.
+        Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, but for what may still
+        turn out to be the beginning of a stop text or a tool call.
 
         Raises:
             ConfigError: the model cannot call tools, or sampling arguments that the engine does not have.
@@ -50,20 +49,12 @@ class EngineClient:
             prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools)
         else:
             prompt_ids = self.renderer.text_ids(text, previous)
-        speech = None
-        if request.on_text and not request.tools and not request.sampling.stop:
-            speech = Speech(self.renderer, request.on_text, [] if text is None else prompt_ids)
+        speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)
         adapter = request.model if request.model in self.engine.adapters else None
         made = await self.engine.generate(prompt_ids, request.sampling, request.seed, speech, adapter)
         message = self._message(request, prompt_ids, made)
         called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
-        return Response(
-            message=message,
-            usage=Usage(len(prompt_ids), len(made.ids)),
-            finish_reason="tool_calls" if called else made.finish_reason,
-            tokens=StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
-            top_logprobs=made.top_logprobs,
-        )
+        return Response.of(message, prompt_ids, made, "tool_calls" if called else None)
 
     def _message(self, request: Request, prompt_ids: list[int], made: Generation) -> Message:
         """What was sampled; a stop text has cut `made.text`."""

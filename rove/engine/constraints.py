@@ -69,13 +69,19 @@ def constraint_for(sampling: Sampling, tokenizer: Any, stop_ids: Sequence[int] =
         return None
     matcher = _matcher(tokenizer, tuple(sorted(stop_ids)), grammar)
     if matcher.is_error():
-        raise ConfigError(f"the structured output asked for is not possible: {matcher.get_error()}")
+        why = " ".join(matcher.get_error().partition("<state>")[0].split())
+        why = why.replace("NoExtensionBias", "there is nothing that fits it")
+        raise ConfigError(f"the structured output asked for is not possible: {why}; expected a form that can be met")
     return Constraint(matcher.deep_copy())
 
 
 @lru_cache(maxsize=64)
 def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
-    return LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0)
+    matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0)
+    probe = matcher.deep_copy()
+    if not probe.is_error():
+        probe.compute_logit_bias()  # only now is it seen that nothing fits the form, or that it is too complex to begin
+    return probe if probe.is_error() else matcher
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from rove.engine.scheduler import Row
 from rove.engine.stops import Ending
 from rove.errors import ConfigError, ModelError, OverlongPromptError
 from rove.models.load import copy_weights, read_weights
-from rove.protocols import Generation, Sampling
+from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,6 @@ CHUNK = 1024
 """Prompt tokens read in by one step: enough that matrix products are at their best, and the next tokens not far."""
 QUIET_PASSES = 4
 """Passes of the event loop without a new request before the next step: code between two model turns needs a few."""
-
-OnToken = Callable[[int, float], None]
-
 
 Scored = tuple[list[float], list[list[tuple[int, float]]]]
 
@@ -149,7 +146,7 @@ class Engine:
             sampling: temperature (default 1), max_tokens (default 512) and all else but `extra`; what it does to the
                 distribution, tells `rove.engine.sampler`.
             seed: of this request's own random stream; the same request with the same weights gets the same tokens.
-            on_token: called on the event loop with every sampled token and its log-probability.
+            on_token: called on the event loop with every sampled token.
             adapter: name of a loaded one, whose version the answer then has; None = the model as it is. Requests of all adapters
                 and of none are computed together, and share nothing that was computed with another.
 
@@ -197,7 +194,10 @@ class Engine:
             )
         room = self.context - len(prompt_ids)
         if room < 1:
-            raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}")
+            raise OverlongPromptError(
+                f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}; expected at least one fewer "
+                "than that: shorten the prompt"
+            )
         return room
 
     @torch.inference_mode()
@@ -368,7 +368,7 @@ class Engine:
                 request.top.append(top)
             ended = request.ending.push(token)
             if request.on_token is not None:
-                request.on_token(token, logprob)
+                request.on_token(Token(token, logprob, top, request.ending.take() if request.sampling.stop else None))
         except Exception as error:
             _fail(row, error)
             return True
@@ -386,7 +386,10 @@ def _fail(row: Row, error: Exception) -> None:
 
 def _check_sampling(asked: Sampling, vocab: int, has_renderer: bool) -> None:
     if asked.extra:
-        raise ConfigError(f"the embedded engine does not have {', '.join(sorted(asked.extra))}")
+        raise ConfigError(
+            f"the embedded engine does not have {', '.join(sorted(asked.extra))}; expected arguments of rove.Sampling: "
+            "leave the others out"
+        )
     unknown = [token for token in asked.logit_bias or {} if token >= vocab]
     if unknown:
         raise ConfigError(f"logit_bias is for the tokens {unknown}; expected ids below {vocab}, the model's vocabulary")

@@ -11,13 +11,14 @@ import msgspec
 from aiohttp import web
 
 from rove.errors import ConfigError
-from rove.protocols import Response
+from rove.protocols import Response, Token
 from rove.records import Usage
-from rove.server.desk import Desk
+from rove.server.desk import Desk, tokens_of
 from rove.server.refusals import told
+from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, usage_of
 
-Item = str | Response | Exception
+Item = Token | str | Response | Exception
 
 
 class Wire(Protocol):
@@ -28,7 +29,9 @@ class Wire(Protocol):
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None
     ) -> dict[str, Any]: ...
     def first_chunks(self, head: Head, index: int) -> list[dict[str, Any]]: ...  # noqa: D102
-    def text_chunk(self, head: Head, index: int, text: str) -> dict[str, Any]: ...  # noqa: D102
+    def text_chunk(  # noqa: D102
+        self, head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None
+    ) -> dict[str, Any]: ...
     def last_chunks(  # noqa: D102
         self, head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None
     ) -> list[dict[str, Any]]: ...
@@ -45,7 +48,9 @@ async def read_json(request: web.Request) -> Any:
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is not JSON: {error}") from error
+        raise ConfigError(
+            f"the body is not JSON: {error}; expected a JSON object; given: {excerpt(body, 100)}"
+        ) from error
 
 
 def json_response(body: Any) -> web.Response:
@@ -60,8 +65,20 @@ async def answer(request: web.Request, desk: Desk, wire: Wire, prefix: str) -> w
     if asked.stream:
         return await _Stream(request, desk, wire, head, asked).run()
     responses = await desk.ask_all(asked.questions)
-    logprobs = None if asked.logprobs is None else [desk.logprobs_of(response) for response in responses]
+    logprobs = None if asked.logprobs is None else [desk.told(tokens_of(response)) for response in responses]
     return json_response(wire.response_body(head, responses, usage_of(responses, asked.n), logprobs))
+
+
+class _Choice:
+    """How much of one choice has been told."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens = 0
+        self.characters = 0
+        """Of these tokens, one by one."""
+        self.waiting: list[Token] = []
+        """Tokens that go with the next piece of text."""
 
 
 class _Stream:
@@ -76,7 +93,7 @@ class _Stream:
         self.reply = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self.told = [""] * len(asked.questions)
+        self.choices = [_Choice() for _ in asked.questions]
         self._news: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
 
     async def run(self) -> web.StreamResponse:
@@ -97,15 +114,20 @@ class _Stream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, index: int, question: Question) -> None:
-        request = question.request
-        if not request.tools and self.asked.logprobs is None:  # calls and log-probabilities are known at the end only
-            request = msgspec.structs.replace(request, on_text=lambda text: self._news.put_nowait((index, text)))
-            question = msgspec.structs.replace(question, request=request)
+        def tell(item: Item) -> None:
+            self._news.put_nowait((index, item))
+
+        asked = self.asked
+        request = msgspec.structs.replace(
+            question.request,
+            on_text=None if asked.by_token else tell,
+            on_token=None if asked.logprobs is None else tell,
+        )
         try:
-            item: Item = await self.desk.ask(question)
+            item: Item = await self.desk.ask(msgspec.structs.replace(question, request=request))
         except Exception as error:
             item = error
-        self._news.put_nowait((index, item))
+        tell(item)
 
     async def _tell(self, index: int, item: Item) -> None:
         for i in range(len(self.asked.questions)):
@@ -115,13 +137,9 @@ class _Stream:
             if isinstance(item, Exception):
                 await self._send(told(item)[1])
                 return
-            if isinstance(item, str):
-                self.told[index] += item
-                await self._send(self.wire.text_chunk(self.head, index, item))
-            else:
+            if isinstance(item, Response):
                 responses[index] = item
-                logprobs = None if self.asked.logprobs is None else self.desk.logprobs_of(item)
-                await self._send(*self.wire.last_chunks(self.head, index, item, self.told[index], logprobs))
+            await self._send(*self._chunks(index, item))
             if len(responses) == len(self.asked.questions):
                 break
             index, item = await self._news.get()
@@ -129,6 +147,30 @@ class _Stream:
             usage = usage_of([responses[i] for i in sorted(responses)], self.asked.n)
             await self._send(self.wire.usage_chunk(self.head, usage))
         await self.reply.write(b"data: [DONE]\n\n")
+
+    def _chunks(self, index: int, item: Token | str | Response) -> list[dict[str, Any]]:
+        """What to send of a choice's news; a token waits for the text that it is part of."""
+        choice = self.choices[index]
+        if isinstance(item, Response):
+            choice.waiting = tokens_of(item)[choice.tokens :]
+            return self.wire.last_chunks(self.head, index, item, choice.text, self._tokens(choice))
+        if isinstance(item, Token):
+            choice.waiting.append(item)
+            if not self.asked.by_token:
+                return []
+            item = ""
+        choice.text += item
+        return [self.wire.text_chunk(self.head, index, item, self._tokens(choice))]
+
+    def _tokens(self, choice: _Choice) -> list[TokenLogprob] | None:
+        """The tokens that go with what is told next, if they were asked for."""
+        if self.asked.logprobs is None:
+            return None
+        told = self.desk.told(choice.waiting, choice.characters)
+        choice.tokens += len(told)
+        choice.characters += sum(len(token.token) for token in told)
+        choice.waiting = []
+        return told
 
     async def _send(self, *chunks: dict[str, Any]) -> None:
         for chunk in chunks:

@@ -13,8 +13,9 @@ from rove.protocols import Client
 from rove.server.answers import answer, json_response
 from rove.server.desk import Desk
 from rove.server.refusals import Refusal, refusal
-from rove.server.tokens import detokenize, generate, tokenize
-from rove.wire import chat, completions
+from rove.server.tokens import detokenize, tokenize
+from rove.wire import chat, completions, tokens
+from rove.wire.common import excerpt
 
 DESK = web.AppKey("desk", Desk)
 MAX_BODY = 16 << 20
@@ -68,7 +69,7 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
         return await detokenize(request, desk)
 
     async def continued(request: web.Request) -> web.StreamResponse:
-        return await generate(request, desk)
+        return await answer(request, desk, tokens, "gen")
 
     async def models(request: web.Request) -> web.StreamResponse:
         return json_response({"object": "list", "data": [_model(desk, name) for name in desk.names]})
@@ -106,7 +107,7 @@ def _reception(desk: Desk, api_key: str) -> Middleware:
     def let_in(request: web.Request) -> None:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if desk.draining:
-            raise Refusal(503, "the server is shutting down")
+            raise Refusal(503, "the server is shutting down; ask again later, or another one")
         if wanted and request.path != "/health" and not hmac.compare_digest(given, wanted):
             raise Refusal(401, "wrong or missing API key; send it as 'Authorization: Bearer KEY'", "invalid_api_key")
 
@@ -121,6 +122,9 @@ def _reception(desk: Desk, api_key: str) -> Middleware:
             try:
                 let_in(request)
                 response = await handler(request)
+            except web.HTTPNotFound:
+                paths = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
+                response = refusal(Refusal(404, f"nothing at {excerpt(request.path)}; expected one of {paths}"))
             except Exception as error:
                 response = refusal(error)
             status = response.status

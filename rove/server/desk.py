@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from rove.errors import ConfigError, nearest
 from rove.messages import AssistantMessage
-from rove.protocols import Client, InferenceEngine, Response
-from rove.records import StepTokens, Usage
-from rove.renderer import Renderer
+from rove.protocols import Client, InferenceEngine, Response, Token
+from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
 from rove.wire.serving import Asked, Question, TokenLogprob
@@ -39,6 +38,7 @@ class Desk:
         self.idle.set()
         self.started = int(time.time())
         self._room = asyncio.Semaphore(client.max_concurrent)
+        self._texts: dict[int, str] = {}
 
     @property
     def renderer(self) -> Renderer:
@@ -92,7 +92,12 @@ class Desk:
                 self.check_ids(question.prompt_ids)
                 _ = self.engine
         if self.metrics.queued + len(asked.questions) > self.max_queued + self.client.max_concurrent:
-            raise Refusal(503, f"{self.metrics.queued} answers wait already; try again later", "queue_full")
+            raise Refusal(
+                503,
+                f"{len(asked.questions)} answers asked for, and {self.metrics.queued} wait already, of {self.max_queued} "
+                "that may; ask again later",
+                "queue_full",
+            )
         questions = [
             msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
             for question in asked.questions
@@ -108,7 +113,7 @@ class Desk:
         size = len(self.renderer.tokenizer) if hasattr(self.renderer.tokenizer, "__len__") else None  # pyright: ignore[reportArgumentType]
         wrong = next((i for i in ids if i < 0 or (size is not None and i >= size)), None)
         if wrong is not None:
-            raise ConfigError(f"{wrong} is no token id; '{self.names[0]}' has {size} of them, from 0")
+            raise ConfigError(f"{wrong} is no token id of '{self.names[0]}'; expected ids from 0 to {(size or 0) - 1}")
 
     async def ask(self, question: Question) -> Response:
         """The answer to one question, once there is room.
@@ -146,24 +151,31 @@ class Desk:
     async def _go_on(self, question: Question, ids: list[int]) -> Response:
         request = question.request
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
-        made = await self.engine.generate(ids, request.sampling, seed=request.seed, adapter=adapter)
+        speech = Speech.of(self.renderer, request, ids)
+        made = await self.engine.generate(ids, request.sampling, request.seed, speech, adapter)
         said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
-        return Response(
-            said,
-            Usage(len(ids), len(made.ids)),
-            made.finish_reason,
-            StepTokens(ids, made.ids, made.logprobs, made.policy_version),
-            top_logprobs=made.top_logprobs,
-        )
+        return Response.of(said, ids, made)
 
-    def logprobs_of(self, response: Response) -> list[TokenLogprob]:
-        """The sampled tokens of an answer, the one that ended it included."""
-        tokens = response.tokens
-        if tokens is None:
-            return []
-        text = self.renderer.decode
-        likeliest = response.top_logprobs or [[]] * len(tokens.completion_ids)
-        return [
-            TokenLogprob(text([id]), logprob, [(text([other]), p) for other, p in top])
-            for id, logprob, top in zip(tokens.completion_ids, tokens.logprobs, likeliest, strict=True)
-        ]
+    def told(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:
+        """Sampled tokens as they are told; `offset` characters came before them."""
+        made = []
+        for token in tokens:
+            likeliest = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
+            made.append(TokenLogprob(self._text(token.id), token.logprob, likeliest, token.id, offset))
+            offset += len(made[-1].token)
+        return made
+
+    def _text(self, id: int) -> str:
+        """A single token's text; kept, because one answer may tell a hundred thousand of them."""
+        text = self._texts.get(id)
+        if text is None:
+            text = self._texts[id] = self.renderer.decode([id])
+        return text
+
+
+def tokens_of(response: Response) -> list[Token]:
+    """The sampled tokens of an answer, the one that ended it included; none where they are not known."""
+    if response.tokens is None:
+        return []
+    ids, logprobs = response.tokens.completion_ids, response.tokens.logprobs
+    return [Token(*one) for one in zip(ids, logprobs, response.top_logprobs or [None] * len(ids), strict=True)]

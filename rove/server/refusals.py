@@ -34,10 +34,8 @@ def told(error: Exception) -> tuple[int, dict[str, object]]:
         return error.status, error_body(message, _type(error.status), error.code)
     if isinstance(error, web.RequestPayloadError):
         return 400, error_body(f"the body could not be read: {message}")
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPException):
-        return error.status, error_body(f"{error.reason}", _type(error.status))
+        return _told_by_http(error)
     if isinstance(error, OverlongPromptError):
         return 400, error_body(message, code="context_length_exceeded")
     if isinstance(error, ConfigError):
@@ -49,6 +47,15 @@ def told(error: Exception) -> tuple[int, dict[str, object]]:
     if not isinstance(error, Error):
         logger.error("a request failed", exc_info=error)
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
+
+
+def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, object]]:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return 405, error_body(f"{error.method} is not what is done here; expected {allowed}")
+    return error.status, error_body(f"{error.reason}", _type(error.status))
 
 
 def refusal(error: Exception) -> web.Response:

@@ -1,29 +1,63 @@
 """From samples to tensors, a bounded number of tokens at a time.
 
-Axes: B rows, T positions.
+Samples that begin alike share what they have in common: it is computed once, and its gradient is that of all of them. With
+[1, 2, 7, 8] and [1, 2, 7, 9], five tokens are computed: 1 2 7 8 9, of which the first three are seen by both 8 and 9.
+
+Axes: N tokens of a batch, R of them that predict, M trained tokens (of all samples), S samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from rove.models import attention
+from rove.models.attention import Packing, Rows
 from rove.train.samples import Sample
+
+ALIKE = 2
+"""Rows of one attention call differ in length by at most this factor; the rest is padding."""
+SCORES = 1 << 22
+"""Most attention scores per head of one call."""
 
 
 class Batch(NamedTuple):
-    """Samples as tensors [B, T], padded on the right; `temperature` is [B].
+    """Samples as tensors.
 
-    Padding needs no mask of its own: attention is causal, so nothing before it sees it, and `mask` is false on it.
+    Several trained tokens may have been predicted in the same place: siblings that begin alike have their next tokens from
+    the same logits. These are computed once.
     """
 
     ids: torch.Tensor
-    mask: torch.Tensor
-    logprobs: torch.Tensor
-    advantages: torch.Tensor
+    """Packed [1, N], else padded on the right [S, longest]. Padding needs no mask: attention is causal, nothing sees it."""
+    positions: torch.Tensor | None
+    """[1, N] when packed."""
+    packing: Packing | None
+    """Who sees whom when packed."""
+    predicting: torch.Tensor
+    """[R] places in the flattened ids whose logits count."""
     temperature: torch.Tensor
+    """[R] that their logits are divided by."""
+    rows: torch.Tensor
+    """[M] which of them predicts each trained token; never falling."""
+    targets: torch.Tensor
+    """[M] the trained tokens' ids."""
+    logprobs: torch.Tensor
+    """[M] the sampler's."""
+    advantages: torch.Tensor
+    """[M]"""
+    samples: torch.Tensor
+    """[M] the sample that each is of, counted from 0 in this batch."""
+
+
+def can_pack(model: Any) -> bool:
+    """Whether samples of this model can share tokens: nothing but our attention mixes tokens, and logits are a plain product."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or [])
+    return attention.fits(config) and "conv" not in kinds and config._attn_implementation == attention.NAME
 
 
 def trained_tokens(samples: Sequence[Sample]) -> int:
@@ -32,29 +66,153 @@ def trained_tokens(samples: Sequence[Sample]) -> int:
 
 
 def micro_batches(
-    samples: Sequence[Sample], micro_batch_tokens: int, device: torch.device | str = "cpu"
+    samples: Sequence[Sample], micro_batch_tokens: int, device: torch.device | str = "cpu", pack: bool = False
 ) -> list[Batch]:
-    """Cut samples into batches of at most `micro_batch_tokens` padded tokens (one sample at least), longest first."""
+    """Cut samples into batches of at most `micro_batch_tokens` tokens (one sample at least).
+
+    Args:
+        samples: in any order, which does not matter.
+        micro_batch_tokens: computed tokens of a batch: distinct ones when packed, else padded ones.
+        device: of the tensors.
+        pack: share tokens, for models that `can_pack`.
+    """
+    if pack:
+        return [_packed(tree, device) for tree in _trees(samples, micro_batch_tokens)]
     batches: list[list[Sample]] = []
     for sample in sorted(samples, key=lambda s: -len(s.ids)):
         if batches and len(batches[-1][0].ids) * (len(batches[-1]) + 1) <= micro_batch_tokens:
             batches[-1].append(sample)
         else:
             batches.append([sample])
-    return [_collate(batch, device) for batch in batches]
+    return [_padded(batch, device) for batch in batches]
 
 
-def _collate(samples: Sequence[Sample], device: torch.device | str) -> Batch:
+class _Path(NamedTuple):
+    """A sample, and where its tokens are among those of its batch; the first `shared` ones are another's too."""
+
+    sample: Sample
+    places: np.ndarray
+    shared: int
+
+
+def _trees(samples: Sequence[Sample], most: int) -> Iterator[list[_Path]]:
+    """Samples in order of their ids, so that those that begin alike stand together."""
+    paths: list[_Path] = []
+    count, before = 0, np.empty(0, dtype=np.int64)
+    for sample in sorted(samples, key=lambda s: s.ids):
+        ids = np.array(sample.ids)
+        shared = _common(before, ids)
+        if paths and count + len(ids) - shared > most:
+            yield paths
+            paths, count, shared = [], 0, 0
+        known = paths[-1].places[:shared] if paths else np.empty(0, dtype=np.int64)
+        new = np.arange(count, count + len(ids) - shared)
+        paths.append(_Path(sample, np.concatenate([known, new]), shared))
+        count, before = count + len(new), ids
+    if paths:
+        yield paths
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
+    ids = np.concatenate([np.array(path.sample.ids[path.shared :], dtype=np.int64) for path in paths])
+    positions = np.concatenate([np.arange(path.shared, len(path.places)) for path in paths])
+    new = [path for path in paths if len(path.places) > path.shared]
+    spans = [_rows(some, device) for some in _alike(new)]
+    order = np.concatenate([path.places[path.shared :] for some in _alike(new) for path in some])
+    packing = Packing(spans, torch.from_numpy(np.argsort(order)).to(device))
+    return _batch(
+        [path.sample for path in paths],
+        [path.places for path in paths],
+        torch.from_numpy(ids)[None].to(device),
+        torch.from_numpy(positions)[None].to(device),
+        packing,
+    )
+
+
+def _alike(paths: Sequence[_Path]) -> Iterator[list[_Path]]:
+    """Paths whose new tokens are attended to together: of similar numbers, so that little is padded."""
+
+    def new(path: _Path) -> int:
+        return len(path.places) - path.shared
+
+    group: list[_Path] = []
+    for path in sorted(paths, key=lambda path: (path.shared > 0, -new(path))):
+        if group:
+            most = max(len(p.places) for p in [*group, path])
+            other_kind = (path.shared > 0) != (group[0].shared > 0)
+            if other_kind or new(path) * ALIKE < new(group[0]) or (len(group) + 1) * new(group[0]) * most > SCORES:
+                yield group
+                group = []
+        group.append(path)
+    if group:
+        yield group
+
+
+def _rows(paths: Sequence[_Path], device: torch.device | str) -> Rows:
+    """Attention of these paths' new tokens, padded to the longest."""
+    starts = np.array([path.shared for path in paths])
+    counts = np.array([len(path.places) - path.shared for path in paths])
+    queries = np.zeros((len(paths), counts.max()), dtype=np.int64)
+    keys = np.zeros((len(paths), max(len(path.places) for path in paths)), dtype=np.int64)
+    for i, path in enumerate(paths):
+        queries[i, : counts[i]], keys[i, : len(path.places)] = path.places[path.shared :], path.places
+    real = np.flatnonzero((np.arange(queries.shape[1]) < counts[:, None]).ravel())
+    bias = None
+    if starts.any():
+        seen = starts[:, None] + np.arange(queries.shape[1])
+        hidden = torch.from_numpy(np.arange(keys.shape[1]) > seen[:, :, None])
+        bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden.to(device), float("-inf"))[:, None]
+    queries, keys, real = (torch.from_numpy(x).to(device) for x in (queries, keys, real))
+    return Rows(queries, keys, real, bias)
+
+
+def _padded(samples: Sequence[Sample], device: torch.device | str) -> Batch:
     longest = max(len(sample.ids) for sample in samples)
+    ids = torch.tensor([[*sample.ids, *[0] * (longest - len(sample.ids))] for sample in samples], device=device)
+    places = [np.arange(len(sample.ids)) + i * longest for i, sample in enumerate(samples)]
+    return _batch(samples, places, ids, None, None)
 
-    def padded(name: str, dtype: torch.dtype) -> torch.Tensor:
-        rows = [getattr(sample, name) for sample in samples]
-        return torch.tensor([list(row) + [0] * (longest - len(row)) for row in rows], dtype=dtype, device=device)
+
+def _batch(
+    samples: Sequence[Sample],
+    places: Sequence[np.ndarray],
+    ids: torch.Tensor,
+    positions: torch.Tensor | None,
+    packing: Packing | None,
+) -> Batch:
+    """The trained tokens of samples whose tokens are at these places of the flattened ids."""
+    before, columns = [], []
+    for i, (sample, where) in enumerate(zip(samples, places, strict=True)):
+        trained = np.flatnonzero(np.array(sample.mask[1:], dtype=bool)) + 1
+        before.append(where[trained - 1])
+        values = (np.array(values)[trained] for values in (sample.ids, sample.logprobs, sample.advantages))
+        columns.append(np.stack([*values, np.full(len(trained), sample.temperature), np.full(len(trained), i)]))
+    predicting = np.concatenate(before)
+    targets, logprobs, advantages, temperature, number = np.concatenate(columns, axis=1)
+    order = np.lexsort((temperature, predicting))
+    pairs = np.stack([predicting[order], temperature[order]])
+    first = np.ones(pairs.shape[1], dtype=bool)
+    first[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(0)
+
+    def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(values).to(ids.device, dtype)
 
     return Batch(
-        ids=padded("ids", torch.long),
-        mask=padded("mask", torch.bool),
-        logprobs=padded("logprobs", torch.float32),
-        advantages=padded("advantages", torch.float32),
-        temperature=torch.tensor([sample.temperature for sample in samples], device=device),
+        ids,
+        positions,
+        packing,
+        predicting=tensor(pairs[0, first], torch.long),
+        temperature=tensor(pairs[1, first], torch.float32),
+        rows=tensor(np.cumsum(first) - 1, torch.long),
+        targets=tensor(targets[order], torch.long),
+        logprobs=tensor(logprobs[order], torch.float32),
+        advantages=tensor(advantages[order], torch.float32),
+        samples=tensor(number[order], torch.long),
     )

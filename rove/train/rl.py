@@ -24,7 +24,7 @@ from rove.rollout import Job, plan
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.advantages import group_advantages
-from rove.train.batch import micro_batches, trained_tokens
+from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.losses import make_loss
 from rove.train.samples import Sample, samples_from_record
@@ -190,7 +190,7 @@ async def _one_step(
     trained: dict[str, float] = {}
     if samples:
         trained = trainer.step(
-            micro_batches(samples, config.micro_batch_tokens, trainer.model.device),
+            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
             make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
             divisor=trained_tokens(samples),
             entropy_bonus=config.entropy_bonus,

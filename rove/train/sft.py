@@ -18,7 +18,7 @@ from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
 from rove.runs import Run
-from rove.train.batch import Batch, micro_batches, trained_tokens
+from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample, samples_from_messages
@@ -133,7 +133,7 @@ def train_sft(
     use_fast_linear(loaded.model, config.bf16_backward)
     device = loaded.model.device
     training, held_out = split(loaded.renderer, conversations(records, config), config)
-    validation = micro_batches(held_out, config.micro_batch_tokens, device)
+    validation = micro_batches(held_out, config.micro_batch_tokens, device, can_pack(loaded.model))
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
     step, best, best_step = 0, float("inf"), 0
     last = run.last_checkpoint()
@@ -177,7 +177,9 @@ def _one_step(
 ) -> dict[str, float]:
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
-    batches: list[Batch] = micro_batches(samples, config.micro_batch_tokens, trainer.model.device)
+    batches: list[Batch] = micro_batches(
+        samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)
+    )
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
     seen = trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale)
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "tokens")

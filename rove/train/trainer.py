@@ -1,6 +1,6 @@
 """One optimizer step over micro-batches, the same for SFT and RL.
 
-Axes: B rows, T positions, N trained tokens, V vocabulary.
+Axes: M trained tokens, R places that predict them, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from rove.errors import Error
 from rove.train.batch import Batch
 from rove.train.losses import Loss
 
+LOGITS = 1 << 25
+"""Most logits that are there at once when a packed batch is trained."""
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "ratio_max", "difference_max")
 
 
@@ -23,17 +26,59 @@ class TrainingError(Error):
 
 
 def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy [N] of the batch's trained tokens, under each row's sampling temperature, in fp32.
+    """Log-probability of the batch's trained tokens, and entropy of what each was drawn from, [M] and in fp32, at the
+    sampling temperature.
 
-    Without `entropy_gradient` the entropy is only measured, which keeps several [N, V] tensors out of the backward pass.
+    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass.
     """
-    logits = model(input_ids=batch.ids, use_cache=False).logits
-    target = batch.mask[:, 1:]
-    temperature = batch.temperature[:, None].expand_as(target)[target]
-    logprobs = (logits[:, :-1][target].float() / temperature[:, None]).log_softmax(-1)
+    if batch.packing is None:
+        logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
+        return _read(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
+    hidden = model.model(
+        input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing
+    ).last_hidden_state[0]
+    return _chunked(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
+
+
+def _chunked(
+    head: Any, hidden: torch.Tensor, batch: Batch, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from hidden states [R, width]; where all logits would take much memory, no more than a part is ever there."""
+
+    def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+        return _read(head(hidden), temperature, rows, targets, entropy_gradient)
+
+    size = max(1, LOGITS // head.weight.shape[0])
+    if len(hidden) <= size:
+        return some(hidden, batch.temperature, batch.rows, batch.targets)
+    firsts = torch.arange(0, len(hidden), size, device=hidden.device)
+    edges = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
+    parts = []
+    for i, start in enumerate(firsts.tolist()):
+        terms = slice(edges[i], edges[i + 1])
+        ends = start + size
+        parts.append(
+            checkpoint(
+                some,
+                hidden[start:ends],
+                batch.temperature[start:ends],
+                batch.rows[terms] - start,
+                batch.targets[terms],
+                use_reentrant=False,
+            )
+        )
+    logprobs, entropy = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropy)
+
+
+def _read(
+    logits: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = (logits.float() / temperature[:, None]).log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, batch.ids[:, 1:][target][:, None])[:, 0], entropy
+    places = rows * logprobs.shape[1] + targets
+    return logprobs.flatten().index_select(0, places), entropy.index_select(0, rows)
 
 
 class Trainer:
@@ -74,11 +119,9 @@ class Trainer:
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in batches:
             logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
-            target = batch.mask[:, 1:]
-            sampler, advantages = batch.logprobs[:, 1:][target], batch.advantages[:, 1:][target]
-            total = (loss(logprobs, sampler, advantages) - entropy_bonus * entropy).sum() / divisor
+            total = (loss(logprobs, batch.logprobs, batch.advantages) - entropy_bonus * entropy).sum() / divisor
             total.backward()
-            _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - sampler)
+            _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
         return sums
 
     def step(
@@ -122,8 +165,7 @@ class Trainer:
         total = tokens = 0.0
         for batch in batches:
             logprobs, _ = token_logprobs(self.model, batch)
-            target = batch.mask[:, 1:]
-            total += loss(logprobs, batch.logprobs[:, 1:][target], batch.advantages[:, 1:][target]).sum().item()
+            total += loss(logprobs, batch.logprobs, batch.advantages).sum().item()
             tokens += len(logprobs)
         return total / max(1.0, tokens)
 

@@ -25,6 +25,7 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
+    GENERATE_ONLY,
     Asked,
     Head,
     Options,
@@ -32,6 +33,7 @@ from rove.wire.serving import (
     TokenLogprob,
     questions_of,
     read_body,
+    refuse,
     rest_of,
     sampling_of,
     usage_body,
@@ -135,8 +137,12 @@ def read_request(body: Any) -> Asked:
         ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
     """
     options = read_body(body, _Body)
+    refuse(body, *GENERATE_ONLY)
     if options.tool_choice not in (None, "none", "auto"):
-        raise ConfigError(f"tool_choice is {options.tool_choice!r}; expected 'none' or 'auto'")
+        raise ConfigError(
+            f"tool_choice is {options.tool_choice!r}; expected 'none' or 'auto': no other choice can be promised here, "
+            "response_format can promise a form"
+        )
     if options.top_logprobs and not options.logprobs:
         raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
     for tool in options.tools or []:
@@ -185,15 +191,15 @@ def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
 
 
-def text_chunk(head: Head, index: int, text: str) -> dict[str, Any]:
-    """A piece of a choice's text."""
-    return _chunk(head, index, {"content": text})
+def text_chunk(head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+    """A piece of a choice's text, and the tokens that are new with it."""
+    return _chunk(head, index, {"content": text}, logprobs=logprobs)
 
 
 def last_chunks(
     head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """What is left of a choice whose text was streamed as far as `told`."""
+    """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
     message = response.message
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
     fields = {name: message.get(name) or None for name in ("reasoning_content", "refusal")}
@@ -224,10 +230,12 @@ def _piece(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, An
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    def entry(token: str, logprob: float) -> dict[str, Any]:
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+    def entry(one: TokenLogprob) -> dict[str, Any]:
+        # A part of a character is no text, and which bytes it has is not known here.
+        known = None if "\ufffd" in one.token else list(one.token.encode())
+        return {"token": one.token, "logprob": one.logprob, "bytes": known}
 
-    content = [{**entry(t.token, t.logprob), "top_logprobs": [entry(*other) for other in t.top]} for t in tokens]
+    content = [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 

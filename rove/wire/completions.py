@@ -6,7 +6,6 @@ For models without a chat template: the prompt is continued as it stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -27,6 +26,7 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
+    GENERATE_ONLY,
     MAX_CHOICES,
     Asked,
     Head,
@@ -135,6 +135,7 @@ def read_request(body: Any) -> Asked:
     """
     options = read_body(body, _Body)
     refuse(body, ("echo", "suffix"), "this server answers with what follows the prompt and nothing else")
+    refuse(body, *GENERATE_ONLY)
     if options.best_of not in (None, 1, options.n):
         raise ConfigError(f"best_of is {options.best_of}; expected that of n: every answer sampled is sent")
     sampling = sampling_of(body, options, top_logprobs=options.logprobs or None)
@@ -172,15 +173,15 @@ def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     return []
 
 
-def text_chunk(head: Head, index: int, text: str) -> dict[str, Any]:
-    """A piece of a choice's text."""
-    return _piece(head, [_choice(index, text)])
+def text_chunk(head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+    """A piece of a choice's text, and the tokens that are new with it."""
+    return _piece(head, [_choice(index, text, logprobs=logprobs)])
 
 
 def last_chunks(
     head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """What is left of a choice whose text was streamed as far as `told`."""
+    """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
     return [_piece(head, [_choice(index, rest_of(response, told), response.finish_reason, logprobs)])]
 
 
@@ -207,12 +208,12 @@ def _choice(
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    starts = accumulate((len(token.token) for token in tokens), initial=0)
+    tops = [{other.token: other.logprob for other in token.top} for token in tokens]
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(token.top) for token in tokens] if any(token.top for token in tokens) else None,
-        "text_offset": list(starts)[: len(tokens)],
+        "top_logprobs": tops if any(tops) else None,
+        "text_offset": [token.offset for token in tokens],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +15,13 @@ from rove.errors import ConfigError
 from rove.messages import text_of
 from rove.protocols import Request, Response, Sampling
 from rove.records import Usage
+from rove.wire.common import excerpt
 
 MAX_CHOICES = 128
 """Most answers to one prompt in one HTTP request."""
+
+GENERATE_ONLY = ("prompt_logprobs",), "only POST /generate of a model folder's server tells those"
+"""What chat completions and completions refuse, and why."""
 
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
@@ -24,6 +29,8 @@ IGNORED = frozenset(
 """Fields that say nothing about the answer; everything else we do not know goes on to the client unchanged."""
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+StopText = Annotated[str, msgspec.Meta(max_length=1000)]
+"""Every character of it is looked for after every token."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -44,7 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], msgspec.Meta(max_length=64)] | None = None
+    stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
 
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop")
@@ -72,6 +79,8 @@ class Asked(msgspec.Struct, frozen=True):
     """Whether a stream ends with token counts."""
     logprobs: int | None = None
     """None: no log-probabilities; else those of the sampled tokens, and of so many of the most likely ones."""
+    by_token: bool = False
+    """Whether the pieces of a stream are single tokens, without their text."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -87,7 +96,10 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float
-    top: Sequence[tuple[str, float]] = ()
+    top: Sequence[TokenLogprob] = ()
+    id: int = -1
+    offset: int = 0
+    """Characters of the answer's tokens before it."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -109,7 +121,18 @@ def read_body(body: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{error}; given: {_given(body, str(error))}") from error
+
+
+def _given(body: Any, error: str) -> str:
+    """What stands at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
+    path = re.search(r"`\$([^`]*)`$", error)
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path[1] if path else ""):
+        try:
+            body = body[name] if name else body[int(index)]
+        except (LookupError, TypeError):
+            break
+    return excerpt(msgspec.json.encode(body), 100)
 
 
 def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> Sampling:
@@ -163,11 +186,11 @@ def error_body(message: str, type: str = "invalid_request_error", code: str | No
 
 
 def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
-    """Refuse fields that ask for something.
+    """Refuse fields that ask for something, as all do but null, false and "".
 
     Raises:
         ConfigError: one of them does.
     """
     for name in fields:
-        if body.get(name):
+        if body.get(name) not in (None, "") and body[name] is not False:
             raise ConfigError(f"{name} is {body[name]!r}, but {why}; leave it out")

@@ -286,9 +286,15 @@ class InferenceEngine(Protocol):
     policy_version: int
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int = 0, on_token: OnToken | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int = 0,
+        on_token: OnToken | None = None,
+        adapter: str | None = None,
     ) -> Generation:
-        """Sample a continuation of `prompt_ids`; `on_token` is told of each token as it comes."""
+        """Sample a continuation of `prompt_ids`, with a loaded adapter or (None) from the model as it is; `on_token` is told of
+        each token as it comes."""
         ...
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:

@@ -174,3 +174,29 @@ def test_what_cannot_be_served_is_said(rove: Rove, words: list[str], reason: str
 def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
     done = rove("serve", "scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1")
     assert "anybody who can reach 203.0.113.1" in done.out + done.err
+
+
+def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: Path):
+    from test_engine_lora import adapter_of, save
+
+    loaded = tiny_model()
+    for i, name in enumerate(("pirate", "poet")):
+        save(adapter_of(loaded, i), tmp_path / name)
+    (tmp_path / "serve.toml").write_text('name = "tiny"\n[adapters]\npoet = "poet"\n')
+    with server(tmp_path, str(model), "@", "serve.toml", "--adapter", "pirate=pirate") as (url, _):
+        assert [one["id"] for one in json.loads(ask(f"{url}/models"))["data"]] == ["tiny", "poet", "pirate"]
+        said = set()
+        for name in ("tiny", "pirate", "poet"):
+            body = {"model": name, "messages": [{"role": "user", "content": "0 1 2"}], "seed": 4, "max_tokens": 8}
+            answer = json.loads(ask(f"{url}/chat/completions", body))
+            assert answer["model"] == name
+            said.add(answer["choices"][0]["message"]["content"])
+        assert len(said) == 3
+    for words, reason in (
+        ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
+        ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
+        ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
+        (["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"], "only a model folder has adapters"),
+    ):
+        done = rove("serve", *words)
+        assert (done.status, reason in done.err) == (2, True), done.err

@@ -163,6 +163,8 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
         write(slot, tokens)
         cache.keep(slot, tokens)
     assert len(cache.kept) == len(cache.index) == 1
+    cache.forget(scope=3)
+    assert len(cache.kept) == 1
     cache.forget()
     assert len(cache.kept) == len(cache.index) == 0 < cache.bytes
     cache.forget(release=True)
@@ -217,20 +219,24 @@ def test_common_prefixes(a: list[int], b: list[int]):
     assert common_prefix(a, b) == wanted
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), tokens), max_size=30), tokens)
-def test_the_nearest_share_as_much_as_any(actions: list[tuple[bool, int, list[int]]], wanted: list[int]):
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), tokens, st.integers(0, 2)), max_size=30), tokens)
+def test_the_nearest_share_as_much_as_any_of_their_scope(
+    actions: list[tuple[bool, int, list[int], int]], wanted: list[int]
+):
     index: PrefixIndex[int] = PrefixIndex()
-    model: dict[int, list[int]] = {}
-    for adds, value, at in actions:
+    model: dict[int, tuple[int, list[int]]] = {}
+    for adds, value, at, scope in actions:
         if adds:
-            index.add(at, value)
-            model[value] = at
+            index.add(at, value, scope)
+            model[value] = scope, at
         else:
             index.remove(value)
             model.pop(value, None)
     assert len(index) == len(model)
-    near = index.nearest(wanted)
-    assert all(shared == common_prefix(wanted, model[value]) for shared, value in near)
-    assert max((shared for shared, _ in near), default=0) == max(
-        (common_prefix(wanted, at) for at in model.values()), default=0
-    )
+    for scope in range(3):
+        own = {value: at for value, (whose, at) in model.items() if whose == scope}
+        near = index.nearest(wanted, scope)
+        assert all(shared == common_prefix(wanted, own[value]) for shared, value in near)
+        assert max((shared for shared, _ in near), default=0) == max(
+            (common_prefix(wanted, at) for at in own.values()), default=0
+        )

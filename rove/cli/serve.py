@@ -46,6 +46,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Most answers under way at once; the others wait."""
     drain_seconds: float = 30.0
     """Time for what runs to end after SIGTERM or Ctrl-C."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters of a model folder: what requests call each → its folder, as PEFT has written it."""
     endpoints: str | None = None
     """File of endpoint names; default: endpoints.toml, configs/endpoints.toml."""
     env: str | None = None
@@ -59,6 +61,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"port is {self.port}; expected 0 (any) to 65535")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; expected 0 or more")
+        if self.served_name in self.adapters:
+            raise ConfigError(
+                f"an adapter and the model are both called '{self.served_name}'; expected names of their own"
+            )
 
     @property
     def served_name(self) -> str:
@@ -121,6 +127,18 @@ def served_client(config: ServeConfig) -> Client:
     return EngineClient.of(load_for_sampling(folder), config.max_batch)
 
 
+def load_adapters(client: Any, adapters: Mapping[str, str]) -> None:
+    """Load adapters, name → folder, into the client's engine.
+
+    Raises:
+        ConfigError: it has none, or an adapter does not fit.
+    """
+    if adapters and not hasattr(client, "engine"):
+        raise ConfigError("only a model folder has adapters; leave --adapter out, or serve the folder itself")
+    for name, folder in adapters.items():
+        client.engine.load_adapter(name, folder)
+
+
 def api_key_of(config: ServeConfig) -> str | None:
     """The key that requests must bring.
 
@@ -140,7 +158,8 @@ def api_key_of(config: ServeConfig) -> str | None:
 def print_start(config: ServeConfig, url: str, console: Console) -> None:
     """Where it is, and what to try."""
     name = config.served_name
-    console.print(f"serving {name} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+    names = ", ".join([name, *config.adapters])
+    console.print(f"serving {names} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = f' -H "Authorization: Bearer ${config.api_key_var}"' if config.api_key_var else ""
     evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
@@ -158,7 +177,8 @@ def run_serve(config: ServeConfig, console: Console) -> None:
 
     key = api_key_of(config)
     client = served_client(config)
-    app = make_app(client, config.served_name, api_key=key)
+    load_adapters(client, config.adapters)
+    app = make_app(client, [config.served_name, *config.adapters], api_key=key)
     if key is None and not is_loopback(config.host):
         warning = f"warning: anybody who can reach {config.host} can use this model; ask for a key with --api-key-var"
         console.print(warning, style="yellow", soft_wrap=True)
@@ -175,6 +195,15 @@ def run_serve(config: ServeConfig, console: Console) -> None:
     console.print(f"stopped; {cut_off} requests cut off" if cut_off else "stopped; every request was answered")
 
 
+def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
+    """NAME=FOLDER … as a table; None where none is given."""
+    pairs = [one.partition("=") for one in given]
+    for name, equals, folder in pairs:
+        if not (name and equals and folder):
+            raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")
+    return {name: folder for name, _, folder in pairs} or None
+
+
 @click.command(context_settings=SETTINGS, options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...")
 @click.option("--host", help="Where to listen.  [default: 127.0.0.1, this machine alone]")
 @click.option("--port", type=int, help="0 = any that is free.  [default: 8000]")
@@ -182,6 +211,14 @@ def run_serve(config: ServeConfig, console: Console) -> None:
     "-k", "--api-key-var", help="Environment variable with the key that requests must bring.  [default: none]"
 )
 @click.option("--name", help="What requests call the model.  [default: MODEL]")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    callback=_read_adapters,
+    help="A LoRA adapter, and what requests call it; may be given again.",
+)
 @click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("--env", help="Environment that ships the player scripted:NAME.")

@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 
 from rove.engine.kv_cache import Pool, Shape, Slot
+from rove.engine.lora import Adapted
 from rove.engine.scheduler import Chunk, Step
 
 KEYS_STEP = 32
@@ -137,6 +138,8 @@ class Batch:
     """Decoded tokens."""
     decoded: list[Decoded]
     read: list[Read]
+    adapted: list[Adapted]
+    """Empty where the model is asked as it is."""
 
     @staticmethod
     def of(step: Step, shape: Shape) -> Batch:
@@ -162,7 +165,9 @@ class Batch:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
 
         asked = None if len(last) == len(ids) else tensor(last)
-        return Batch(tensor(ids), tensor(positions), max(positions), asked, count, decoded, read)
+        owners = [*((row.adapter, 1) for row in step.decode), *((c.row.adapter, c.size) for c in step.chunks)]
+        adapted = Adapted.of(owners, shape.device)
+        return Batch(tensor(ids), tensor(positions), max(positions), asked, count, decoded, read, adapted)
 
 
 def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:

@@ -35,6 +35,7 @@ class EngineClient:
     async def respond(self, request: Request) -> Response:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
+        Where `request.model` is the name of a loaded adapter, that answers; any other name means the model as it is.
         Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, but for what may still
         turn out to be the beginning of a stop text or a tool call.
 
@@ -49,7 +50,8 @@ class EngineClient:
         else:
             prompt_ids = self.renderer.text_ids(text, previous)
         speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)
-        made = await self.engine.generate(prompt_ids, request.sampling, seed=request.seed, on_token=speech)
+        adapter = request.model if request.model in self.engine.adapters else None
+        made = await self.engine.generate(prompt_ids, request.sampling, request.seed, speech, adapter)
         message = self._message(request, prompt_ids, made)
         called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response.of(message, prompt_ids, made, "tool_calls" if called else None)

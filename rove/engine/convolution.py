@@ -8,11 +8,13 @@ Axes: N tokens of a step, n of them in one pool, L kernel length, D width of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from rove.engine.kv_cache import Pool
+from rove.engine.lora import Adapted, adapt
 from rove.engine.scheduler import Chunk, Step
 from rove.models.linear import linear, packed
 
@@ -73,12 +75,15 @@ class Window(NamedTuple):
         return windows
 
 
-def convolve(layer: int, weights: Convolution, x: torch.Tensor, windows: list[Window]) -> torch.Tensor:
+def convolve(
+    layer: int, weights: Convolution, x: torch.Tensor, windows: list[Window], adapted: Sequence[Adapted] = ()
+) -> torch.Tensor:
     """Write the inputs of this layer's convolution into the cache; the layer's output for x [N, D], normed already: [N, D].
 
     Products are summed in fp32, as convolutions in 16 bits do.
     """
-    input_gate, output_gate, x = linear(x, weights.into, weights.into_bias).chunk(3, dim=-1)
+    three = adapt(linear(x, weights.into, weights.into_bias), x, adapted, (layer, "conv_in"))
+    input_gate, output_gate, x = three.chunk(3, dim=-1)
     x = input_gate * x
     mixed = torch.empty_like(x)
     for pool, tokens, rows, positions, outside in windows:
@@ -87,4 +92,5 @@ def convolve(layer: int, weights: Convolution, x: torch.Tensor, windows: list[Wi
         seen = inputs[rows, positions].masked_fill_(outside, 0).float() * weights.kernel
         total = seen.sum(1) if weights.bias is None else seen.sum(1) + weights.bias
         mixed[tokens] = total.to(x.dtype)
-    return linear(output_gate * mixed, weights.out, weights.out_bias)
+    gated = output_gate * mixed
+    return adapt(linear(gated, weights.out, weights.out_bias), gated, adapted, (layer, "conv_out"))

@@ -18,6 +18,7 @@ from rove.engine.batch import Batch, Read
 from rove.engine.convolution import Convolution, Window, convolve
 from rove.engine.families import FAMILIES
 from rove.engine.kv_cache import Shape
+from rove.engine.lora import adapt
 from rove.engine.native import NativeOps
 from rove.engine.ops import Heads, Ops, TorchOps, turned
 from rove.engine.scheduler import Step
@@ -131,15 +132,15 @@ class Decoder:
     def _join_attention(self, attention: Any) -> _Attention:
         names = self.names
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        weights = [self._paired(p.weight) for p in projections[:2]] + [projections[2].weight]
+        weights = [self.paired(p.weight) for p in projections[:2]] + [projections[2].weight]
         bias = None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([self._paired(p.bias) for p in projections[:2]] + [projections[2].bias])
+            bias = torch.cat([self.paired(p.bias) for p in projections[:2]] + [projections[2].bias])
         head_norm = None
         if hasattr(attention, names.query_norm):
             norms = ((names.query_norm, self.heads.queries), (names.key_norm, self.heads.keys))
             head_norm = torch.cat(
-                [self._paired(self._norm_weight(getattr(attention, name))).expand(heads, -1) for name, heads in norms]
+                [self.paired(self._norm_weight(getattr(attention, name))).expand(heads, -1) for name, heads in norms]
             )
         out = getattr(attention, names.out)
         return _Attention(
@@ -151,7 +152,7 @@ class Decoder:
             rotates=bool(getattr(attention, "use_rope", True)),
         )
 
-    def _paired(self, weight: torch.Tensor) -> torch.Tensor:
+    def paired(self, weight: torch.Tensor) -> torch.Tensor:
         """Reorder each head's outputs from (first halves, second halves) to pairs, so that a rotation is one complex product.
 
         Queries and keys are reordered alike, which leaves their products as they were.
@@ -186,17 +187,20 @@ class Decoder:
         for i, layer in enumerate(self._layers):
             normed = self.ops.add_norm(x, more, layer.norm)
             if isinstance(layer.mixer, Convolution):
-                more = convolve(i, layer.mixer, normed, windows)
+                more = convolve(i, layer.mixer, normed, windows, batch.adapted)
             else:
                 more = self._attend(i, layer.mixer, normed, batch)
             normed = self.ops.add_norm(x, more, layer.mlp_norm)
-            more = linear(self.ops.gate(linear(normed, layer.gate_up)), layer.down)
+            both = adapt(linear(normed, layer.gate_up), normed, batch.adapted, (i, "gate_up"))
+            gated = self.ops.gate(both)
+            more = adapt(linear(gated, layer.down), gated, batch.adapted, (i, "down"))
         if batch.last is not None:
             x, more = x[batch.last], more if more is None else more[batch.last]
         return linear(self.ops.add_norm(x, more, self._norm), self._head, self.model.lm_head.bias)
 
     def _attend(self, i: int, layer: _Attention, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.heads.size)
+        qkv = adapt(linear(x, layer.qkv, layer.qkv_bias), x, batch.adapted, (i, "qkv"))
+        qkv = qkv.view(len(x), -1, self.heads.size)
         angles = self._turns if layer.rotates else self._still
         seen = qkv.new_empty(len(x), self.heads.queries, self.heads.size)
         for part in batch.decoded:
@@ -207,7 +211,8 @@ class Decoder:
             query, key, value = turned(qkv[first:], self.heads, layer.head_norm, turns)
             for part in batch.read:
                 self._read(i, part, query, key, value, seen[first:])
-        return linear(seen.flatten(1), layer.out, layer.out_bias)
+        flat = seen.flatten(1)
+        return adapt(linear(flat, layer.out, layer.out_bias), flat, batch.adapted, (i, "out"))
 
     def _read(
         self, i: int, part: Read, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from rove.engine import decoder, sampler
+from rove.engine import decoder, lora, sampler
 from rove.engine.constraints import Constraint, constraint_for
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler
@@ -26,7 +26,7 @@ from rove.engine.sampling import score
 from rove.engine.scheduler import Row
 from rove.engine.stops import Ending
 from rove.errors import ConfigError, ModelError, OverlongPromptError
-from rove.models.load import read_weights
+from rove.models.load import copy_weights, read_weights
 from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
 
@@ -103,6 +103,7 @@ class Engine:
         self.context = int(getattr(config, "max_position_embeddings", 1 << 30))
         self.vocab = int(config.vocab_size)
         self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
+        self._adapters: dict[str, lora.Adapter] = {}
         self._sampled: list[Row] = []  # the sampler's rows, in its order
         self._cache_bytes = cache_bytes
         self._arrivals = 0
@@ -125,8 +126,18 @@ class Engine:
         """Tokens put through the model so far."""
         return self._runner.computed
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded, in the order they were first loaded in."""
+        return list(self._adapters)
+
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int = 0, on_token: OnToken | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int = 0,
+        on_token: OnToken | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Sample a continuation.
 
@@ -136,17 +147,20 @@ class Engine:
                 distribution, tells `rove.engine.sampler`.
             seed: of this request's own random stream; the same request with the same weights gets the same tokens.
             on_token: called on the event loop with every sampled token.
+            adapter: name of a loaded one, whose version the answer then has; None = the model as it is. Requests of all adapters
+                and of none are computed together, and share nothing that was computed with another.
 
         Raises:
             OverlongPromptError: the prompt leaves no room in the model's context.
             ConfigError: a sampling argument the embedded engine does not have, an empty prompt, a token the model does not
-                have, a form that cannot be, or more keys and values than the cache can ever hold.
+                have, a form that cannot be, more keys and values than the cache can ever hold, or no such adapter.
             ModelError: the model's probabilities are no numbers, or the grammar of a structured output could not go on.
         """
+        used = None if adapter is None else lora.named(self._adapters, adapter)
         room = self._check_prompt(prompt_ids)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
-        scored = self._score_prompt(prompt_ids, sampling)
-        self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request))
+        scored = self._score_prompt(prompt_ids, sampling, used)
+        self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request, used))
         self._arrivals += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
@@ -187,7 +201,7 @@ class Engine:
         return room
 
     @torch.inference_mode()
-    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling) -> Scored | None:
+    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling, adapter: lora.Adapter | None) -> Scored | None:
         """Log-probabilities of the prompt's tokens where they are asked for; all of it is computed afresh for them."""
         if asked.prompt_logprobs is None:
             return None
@@ -198,7 +212,8 @@ class Engine:
                 f"{self._cache_bytes >> 20} MiB: shorten the prompt, or give the engine more cache_bytes"
             )
         ids = torch.tensor([list(prompt_ids)], device=self.model.device)
-        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
+        with lora.applied(self.model, adapter):
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
         return score(logits, ids[0, 1:], asked.prompt_logprobs)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
@@ -209,7 +224,7 @@ class Engine:
         return logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
     def update_weights(self, version: int, weights: Mapping[str, torch.Tensor] | str | Path | None = None) -> None:
-        """Take new weights and forget what was computed with the old ones.
+        """Take new weights and forget what was computed with the old ones. Adapters stay, on top of the new ones.
 
         Args:
             version: written on every token sampled from now on.
@@ -228,9 +243,50 @@ class Engine:
                 "await or cancel them before update_weights"
             )
         if weights is not None:
-            _copy_weights(self.model, weights if isinstance(weights, Mapping) else read_weights(weights))
+            copy_weights(self.model, weights if isinstance(weights, Mapping) else read_weights(weights))
         self.policy_version = version
         self._runner.forget()
+
+    def load_adapter(self, name: str, source: lora.Source, version: int = 0) -> None:
+        """Load a LoRA adapter, or another one in place of that of the same name.
+
+        Args:
+            name: what `generate` calls it.
+            source: a folder that PEFT has written, or `lora.PeftWeights`; copied. What it may hold, tells `lora.load`.
+            version: written on every token sampled with it.
+
+        Raises:
+            ConfigError: it is not a plain LoRA of this model, the model has no fast path, the name is empty, or requests with
+                this adapter are under way. The one that was loaded then stays.
+        """
+        if not name:
+            raise ConfigError("the adapter's name is empty; expected what requests are to call it")
+        self._check_unused(name)
+        loaded = self._runner.load(source, version)
+        if name in self._adapters:
+            self._runner.drop(self._adapters[name])
+        self._adapters[name] = loaded
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget an adapter, and what was computed with it.
+
+        Raises:
+            ConfigError: there is none of this name, or requests with it are under way.
+        """
+        dropped = lora.named(self._adapters, name)
+        self._check_unused(name)
+        self._runner.drop(dropped)
+        del self._adapters[name]
+
+    def _check_unused(self, name: str) -> None:
+        self._drop_cancelled()
+        own = self._adapters.get(name)
+        under_way = sum(own is not None and row.adapter is own for row in self._runner.rows())
+        if under_way:
+            raise ConfigError(
+                f"{under_way} requests with the adapter '{name}' are under way: await or cancel them before it is replaced or "
+                "dropped"
+            )
 
     def release(self) -> None:
         """Drop the keys and values kept of ended requests, and the memory they took."""
@@ -319,25 +375,13 @@ class Engine:
         if ended is None:
             row.tokens.append(token)
         elif not request.future.done():
-            request.future.set_result(request.generation(self.policy_version))
+            request.future.set_result(request.generation(row.adapter.version if row.adapter else self.policy_version))
         return ended is not None
 
 
 def _fail(row: Row, error: Exception) -> None:
     if not row.request.future.done():
         row.request.future.set_exception(error)
-
-
-def _copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    if parameters.keys() != weights.keys():
-        raise ConfigError(f"weights do not match the model: {sorted(parameters.keys() ^ weights.keys())[:5]} …")
-    misshapen = [name for name, parameter in parameters.items() if weights[name].shape != parameter.shape]
-    if misshapen:
-        raise ConfigError(f"weights do not match the model: other shapes of {misshapen[:5]}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
 
 
 def _check_sampling(asked: Sampling, vocab: int, has_renderer: bool) -> None:

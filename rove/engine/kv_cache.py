@@ -68,6 +68,8 @@ class Slot:
     family: int = 0
     """Slots of one family have the same content in their first `common` positions; 0 = none is known to."""
     common: int = 0
+    scope: int = 0
+    """Whose keys and values they are (an adapter's, 0 = the model's own): only the same scope's are of use to a sequence."""
 
     def join(self, source: Slot, length: int) -> None:
         """Take note that the first `length` positions were copied from `source`."""
@@ -264,6 +266,7 @@ class KVCache:
         if larger is not None:
             copy_row(slot, larger, slot.filled)
             larger.target, larger.family, larger.common = slot.target, slot.family, slot.common
+            larger.scope = slot.scope
             self.free(slot)
         return larger
 
@@ -273,7 +276,7 @@ class KVCache:
             return self.free(slot)
         slot.target = 0
         self.kept[slot] = None
-        self.index.add(tokens[: slot.filled], slot)
+        self.index.add(tokens[: slot.filled], slot, slot.scope)
 
     def reuse(self, slot: Slot) -> None:
         """A kept slot goes on living."""
@@ -286,9 +289,10 @@ class KVCache:
         self.index.remove(slot)
         slot.pool.slots[slot.index] = None
 
-    def forget(self, release: bool = False) -> None:
-        """Drop everything that is kept; with `release` also the memory it took, which otherwise is there for those to come."""
-        for slot in list(self.kept):
+    def forget(self, release: bool = False, scope: int | None = None) -> None:
+        """Drop what is kept, of one scope or (None) of all; with `release` also the memory it took, which otherwise is there for
+        those to come."""
+        for slot in [slot for slot in self.kept if scope is None or slot.scope == scope]:
             self.free(slot)
         if release:
             self._trim()

@@ -25,31 +25,35 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixIndex(Generic[T]):
-    """Values under token sequences, kept in dictionary order: who shares most with a sequence stands next to it."""
+    """Values under token sequences, kept in dictionary order: who shares most with a sequence stands next to it.
+
+    Sequences of different scopes share nothing, whatever their tokens.
+    """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[tuple[int, ...], int, T]] = []
-        self._where: dict[T, tuple[tuple[int, ...], int]] = {}
+        self._entries: list[tuple[int, tuple[int, ...], int, T]] = []
+        self._where: dict[T, tuple[int, tuple[int, ...], int]] = {}
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, tokens: Sequence[int], value: T) -> None:
+    def add(self, tokens: Sequence[int], value: T, scope: int = 0) -> None:
         """Put `value` (hashable) under these tokens, and under no others any more."""
         self.remove(value)
-        key = (tuple(tokens), next(self._serial))  # the serial number decides before values are ever compared
+        key = (scope, tuple(tokens), next(self._serial))  # the serial number decides before values are ever compared
         self._where[value] = key
-        insort(self._entries, (*key, value), key=lambda entry: entry[:2])
+        insort(self._entries, (*key, value), key=lambda entry: entry[:3])
 
     def remove(self, value: T) -> None:
         """Forget `value`, if it is there."""
         key = self._where.pop(value, None)
         if key is not None:
-            del self._entries[bisect_left(self._entries, key, key=lambda entry: entry[:2])]
+            del self._entries[bisect_left(self._entries, key, key=lambda entry: entry[:3])]
 
-    def nearest(self, tokens: Sequence[int]) -> list[tuple[int, T]]:
+    def nearest(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, T]]:
         """(shared tokens, value) of the neighbours of a sequence; none shares more than the best of these."""
         wanted = tuple(tokens)
-        i = bisect_left(self._entries, (wanted, -1), key=lambda entry: entry[:2])
-        return [(common_prefix(wanted, key), value) for key, _, value in self._entries[max(0, i - 1) : i + 1]]
+        i = bisect_left(self._entries, (scope, wanted, -1), key=lambda entry: entry[:3])
+        near = self._entries[max(0, i - 1) : i + 1]
+        return [(common_prefix(wanted, key), value) for other, key, _, value in near if other == scope]

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from rove.engine.decoder import Decoder
+from rove.engine.families import FAMILIES
 from rove.engine.kv_cache import KVCache
+from rove.engine.lora import Adapter, Source, load
 from rove.engine.scheduler import Row, Scheduler
 from rove.errors import ConfigError
 
@@ -47,6 +49,18 @@ class Runner(Protocol):
 
     def forget(self, release: bool = False) -> None:
         """Drop what is kept of ended rows (the weights may have changed), with `release` also the memory it took."""
+        ...
+
+    def load(self, source: Source, version: int) -> Adapter:
+        """An adapter for rows to come.
+
+        Raises:
+            ConfigError: it does not fit, or this runner has none.
+        """
+        ...
+
+    def drop(self, adapter: Adapter) -> None:
+        """Drop what is kept of ended rows with this adapter; none is under way."""
         ...
 
 
@@ -114,6 +128,12 @@ class FastRunner:
     def forget(self, release: bool = False) -> None:  # noqa: D102
         self.cache.forget(release)
         self._changed = True
+
+    def load(self, source: Source, version: int) -> Adapter:  # noqa: D102
+        return load(self.decoder.model, source, version, self.decoder.paired)
+
+    def drop(self, adapter: Adapter) -> None:  # noqa: D102
+        self.cache.forget(scope=adapter.scope)
 
 
 def _place(row: Row) -> tuple[int, int]:
@@ -203,4 +223,14 @@ class SlowRunner:
         return rows
 
     def forget(self, release: bool = False) -> None:
+        """Nothing is kept."""
+
+    def load(self, source: Source, version: int) -> Adapter:
+        """There are no adapters here."""
+        raise ConfigError(
+            f"{self.model.config.model_type} has no fast path in rove's engine, and adapters need it; expected a model of "
+            f"{', '.join(FAMILIES)}: merge the adapter into the model with PEFT, and load that"
+        )
+
+    def drop(self, adapter: Adapter) -> None:
         """Nothing is kept."""

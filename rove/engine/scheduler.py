@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rove.engine.kv_cache import KVCache, Slot, copy_row
+from rove.engine.lora import Adapter
 
 WORTH_COPYING = 16
 """Shared tokens from which on a copy, or waiting for a neighbour's prefill, beats computing them."""
@@ -30,6 +31,8 @@ class Row:
     """Most tokens to sample."""
     request: Any = None
     """Whoever asked; the scheduler does not look at it."""
+    adapter: Adapter | None = None
+    """None = the model as it is."""
     prompt_length: int = field(init=False)
     slot: Slot | None = None
 
@@ -40,6 +43,11 @@ class Row:
     def pending(self) -> int:
         """Tokens whose keys and values are not computed yet; once it is computed, the last one's logits give the next."""
         return len(self.tokens) - (self.slot.filled if self.slot else 0)
+
+    @property
+    def scope(self) -> int:
+        """Whose keys and values are of use to it."""
+        return self.adapter.scope if self.adapter else 0
 
     @property
     def left(self) -> int:
@@ -131,7 +139,7 @@ class Scheduler:
                     self._preempt(self.running[-1])
                 else:
                     if larger is not row.slot:
-                        self.cache.index.add(row.tokens[: row.prompt_length], larger)
+                        self.cache.index.add(row.tokens[: row.prompt_length], larger, row.scope)
                     row.slot = larger
 
     def _preempt(self, row: Row) -> None:
@@ -148,7 +156,7 @@ class Scheduler:
             if len(self.running) >= self.max_batch:
                 held += self.waiting[i:]
                 break
-            source, usable, promised = self._best(row.tokens)
+            source, usable, promised = self._best(row)
             if promised >= usable + WORTH_COPYING:
                 held.append(row)
                 continue
@@ -156,16 +164,16 @@ class Scheduler:
             if row.slot is None:
                 held += self.waiting[i:]
                 break
-            row.slot.target = len(row.tokens)
-            self.cache.index.add(row.tokens, row.slot)
+            row.slot.target, row.slot.scope = len(row.tokens), row.scope
+            self.cache.index.add(row.tokens, row.slot, row.scope)
             insort(self.running, row, key=lambda row: row.number)
         self.waiting = held
 
-    def _best(self, tokens: Sequence[int]) -> tuple[Slot | None, int, int]:
-        """The slot that holds the longest beginning of these tokens, how much of it, and the most that one will hold."""
+    def _best(self, row: Row) -> tuple[Slot | None, int, int]:
+        """The slot that holds the longest beginning of a row's tokens, how much of it, and the most that one will hold."""
         best, usable, promised = None, 0, 0
-        for shared, slot in self.cache.index.nearest(tokens):
-            shared = min(shared, len(tokens) - 1)  # the last one's logits are needed in any case
+        for shared, slot in self.cache.index.nearest(row.tokens, row.scope):
+            shared = min(shared, len(row.tokens) - 1)  # the last one's logits are needed in any case
             if min(shared, slot.filled) > usable:
                 best, usable = slot, min(shared, slot.filled)
             promised = max(promised, min(shared, slot.target))

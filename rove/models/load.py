@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,23 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             f"{path} holds no weights; expected a model folder with .safetensors files{_hint(Path(path))}"
         )
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy parameter name → tensor into a model's own parameters.
+
+    Raises:
+        ConfigError: names or shapes do not match; nothing was copied then.
+    """
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != weights.keys():
+        raise ConfigError(f"weights do not match the model: {sorted(parameters.keys() ^ weights.keys())[:5]} …")
+    misshapen = [name for name, parameter in parameters.items() if weights[name].shape != parameter.shape]
+    if misshapen:
+        raise ConfigError(f"weights do not match the model: other shapes of {misshapen[:5]}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def load_for_sampling(path: str | Path) -> LoadedModel:

@@ -150,8 +150,9 @@ class Desk:
 
     async def _go_on(self, question: Question, ids: list[int]) -> Response:
         request = question.request
+        adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
         speech = Speech.of(self.renderer, request, ids)
-        made = await self.engine.generate(ids, request.sampling, seed=request.seed, on_token=speech)
+        made = await self.engine.generate(ids, request.sampling, request.seed, speech, adapter)
         said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
         return Response.of(said, ids, made)
 

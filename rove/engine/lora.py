@@ -1,0 +1,354 @@
+"""LoRA adapters: small changes of a model's projections that requests of one batch may differ in.
+
+A projection y = x Wᵀ becomes y + scale · (x Aᵀ) Bᵀ with A [r, in] and B [out, r] of a low rank r; scale is lora_alpha / r
+(Hu et al. 2021, https://arxiv.org/abs/2106.09685) or lora_alpha / √r (rsLoRA, https://arxiv.org/abs/2312.03732). The weights W
+stay as they are, so every token may have an adapter of its own. Files are those of PEFT.
+
+Axes: N tokens of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.nn.functional import linear
+
+from rove.engine.families import FAMILIES
+from rove.errors import ConfigError, nearest
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+SAYS_NOTHING = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_dropout",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+}
+"""Settings of PEFT that change nothing about what an adapter computes once its tensors are there."""
+HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways to initialise an adapter that leave the model's own weights alone; PiSSA and its like do not."""
+
+Place = tuple[int, str]
+"""A joined projection of the decoder: layer and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
+T = TypeVar("T")
+
+
+class PeftWeights(NamedTuple):
+    """An adapter as PEFT saves it."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """[base_model.model.]MODULE.lora_A.weight [r, in] and … .lora_B.weight [out, r]."""
+    config: Mapping[str, Any]
+    """The content of adapter_config.json."""
+
+
+Source = str | Path | PeftWeights
+"""An adapter's folder, or what is in it."""
+
+
+class LowRank(NamedTuple):
+    """What is added to a projection."""
+
+    a: torch.Tensor
+    """[r, in]"""
+    b: torch.Tensor
+    """[out, r], times the scale."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] → [..., out]."""
+        return linear(linear(x, self.a), self.b)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """One that is loaded."""
+
+    version: int
+    """Written on the tokens sampled with it."""
+    parts: Mapping[str, LowRank]
+    """By the names of the model's modules."""
+    joined: Mapping[Place, LowRank]
+    """By the decoder's projections."""
+    scope: int = field(default_factory=partial(next, count(1)))
+    """Keys and values are shared only within one scope; 0 is the model's own."""
+
+
+class Adapted(NamedTuple):
+    """The tokens of a step that one adapter is for."""
+
+    adapter: Adapter
+    tokens: torch.Tensor | None
+    """Where they are; None = all of them."""
+
+    @staticmethod
+    def of(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[Adapted]:
+        """One for each adapter of a step, given whose and how many its tokens are, in their order."""
+        places: dict[Adapter, list[int]] = {}
+        total = 0
+        for adapter, size in owners:
+            if adapter is not None:
+                places.setdefault(adapter, []).extend(range(total, total + size))
+            total += size
+        return [
+            Adapted(adapter, None if len(own) == total else torch.tensor(own, device=device))
+            for adapter, own in places.items()
+        ]
+
+
+def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[Adapted], place: Place) -> torch.Tensor:
+    """Add to y [N, out], in place, what adapters make of x [N, in] for their tokens; returns y."""
+    for adapter, tokens in adapted:
+        change = adapter.joined.get(place)
+        if change is None:
+            continue
+        if tokens is None:
+            y += change(x)
+        else:
+            y.index_add_(0, tokens, change(x[tokens]))
+    return y
+
+
+@contextmanager
+def applied(model: Any, adapter: Adapter | None) -> Iterator[None]:
+    """Context in which the model's own modules compute what they compute with the adapter."""
+    parts = adapter.parts if adapter else {}
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda _, given, y, part=part: y + part(given[0]))
+        for name, part in parts.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def load(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+    """An adapter for a model that the decoder supports, on its device and in its precision.
+
+    Args:
+        model: whose projections it changes; left as it is.
+        source: the adapter's folder, or its tensors and settings.
+        version: written on the tokens sampled with it.
+        paired: reorders outputs of queries and keys as the decoder does.
+
+    Raises:
+        ConfigError: there is none, or it is not a plain LoRA of this model's attention, MLP and convolution projections.
+    """
+    given = source if isinstance(source, PeftWeights) else read_folder(source)
+    try:
+        parts = _parts(model, given)
+    except re.error as error:
+        raise ConfigError(f"the adapter's {CONFIG} has a pattern that is no regular expression: {error}") from error
+    return Adapter(version, parts, _joined(model, parts, paired))
+
+
+def named(adapters: Mapping[str, Adapter], name: str) -> Adapter:
+    """The adapter of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in adapters:
+        raise ConfigError(f"no adapter '{name}' is loaded; {nearest(name, adapters)}. Load it with load_adapter")
+    return adapters[name]
+
+
+def read_folder(path: str | Path) -> PeftWeights:
+    """What PEFT's `save_pretrained` has written to a folder; the tensors are on the CPU.
+
+    Raises:
+        ConfigError: a file is missing or cannot be read.
+    """
+    folder = Path(path).expanduser()
+    for name in (CONFIG, TENSORS):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} is no adapter: it has no {name}; expected a folder with {CONFIG} and {TENSORS}, as "
+                "save_pretrained of PEFT writes it"
+            )
+    try:
+        config = msgspec.json.decode((folder / CONFIG).read_bytes())
+        return PeftWeights(load_file(folder / TENSORS), config)
+    except (OSError, msgspec.DecodeError, SafetensorError) as error:
+        raise ConfigError(f"the adapter in {folder} cannot be read ({error}); save or copy it again") from error
+
+
+class _Config(msgspec.Struct):
+    """The settings that tell what an adapter computes."""
+
+    r: int
+    lora_alpha: float
+    peft_type: str
+    target_modules: list[str] | str = "all-linear"
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] = {}
+    alpha_pattern: dict[str, float] = {}
+    bias: str = "none"
+    init_lora_weights: bool | str | None = True
+
+    def rank(self, module: str) -> int:
+        """Of A and B."""
+        return _by_pattern(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """What the product of A and B is multiplied by."""
+        rank = self.rank(module)
+        return _by_pattern(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
+    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _check_config(given: Any) -> _Config:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the adapter's {CONFIG} holds {type(given).__name__}; expected a JSON object")
+    told = {name: value for name, value in given.items() if value is not None}
+    if told.get("peft_type") != "LORA":
+        raise ConfigError(f"the adapter's peft_type is {told.get('peft_type')!r}; expected 'LORA'")
+    try:
+        config = msgspec.convert(told, _Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the adapter's {CONFIG}: {error}; expected the settings that PEFT writes") from error
+    more = {
+        name: told[name] for name in sorted(told.keys() - {*_Config.__struct_fields__, *SAYS_NOTHING}) if told[name]
+    }
+    if config.bias != "none":
+        more["bias"] = config.bias
+    if config.init_lora_weights not in HARMLESS_STARTS:
+        more["init_lora_weights"] = config.init_lora_weights
+    if more:
+        told_more = ", ".join(f"{name} = {value!r}" for name, value in more.items())
+        raise ConfigError(
+            f"the adapter has {told_more}; expected a plain LoRA of linear layers: train it without, or merge it into the "
+            "model with PEFT and load that"
+        )
+    if min([config.r, *config.rank_pattern.values()]) < 1:
+        raise ConfigError(f"the adapter's ranks are {config.r} and {config.rank_pattern}; expected 1 or more")
+    return config
+
+
+def projections(model: Any) -> dict[Place, list[str]]:
+    """The decoder's joined projections, and the names of the model's modules that each is made of, in their order."""
+    names = FAMILIES[model.config.model_type]
+    places: dict[Place, list[str]] = {}
+    for i, layer in enumerate(model.model.layers):
+        if hasattr(layer, "conv"):
+            inside = {"conv_in": ["conv.in_proj"], "conv_out": ["conv.out_proj"]}
+        else:
+            queries = [f"self_attn.{letter}_proj" for letter in "qkv"]
+            inside = {"qkv": queries, "out": [f"self_attn.{names.out}"]}
+        inside["gate_up"] = [f"{names.mlp}.{names.gate}", f"{names.mlp}.{names.up}"]
+        inside["down"] = [f"{names.mlp}.{names.down}"]
+        places |= {(i, kind): [f"model.layers.{i}.{name}" for name in own] for kind, own in inside.items()}
+    return places
+
+
+def _parts(model: Any, given: PeftWeights) -> dict[str, LowRank]:
+    config = _check_config(given.config)
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in given.tensors.items():
+        found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)\.weight", key)
+        if found is None:
+            raise ConfigError(
+                f"the adapter has a tensor '{key}'; expected MODULE.lora_A.weight and MODULE.lora_B.weight alone: biases, "
+                "embeddings and whole modules are not supported"
+            )
+        pairs.setdefault(found[1], {})[found[2]] = tensor
+    modules = [name for own in projections(model).values() for name in own]
+    for name in pairs:
+        if name not in modules:
+            can = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
+            raise ConfigError(
+                f"the adapter changes '{name}', which is no projection of this model's layers; expected any of {can}, in "
+                f"layers 0 to {len(model.model.layers) - 1}: is it an adapter of another model?"
+            )
+    _check_targets(config.target_modules, list(pairs))
+    return {name: _low_rank(model.get_submodule(name).weight, name, pair, config) for name, pair in pairs.items()}
+
+
+def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
+    """Whether the modules that have tensors are those that the settings name: else the files are not of one adapter."""
+
+    def matches(target: str, module: str) -> bool:
+        return module == target or module.endswith(f".{target}")
+
+    if isinstance(targets, str):
+        outside = [m for m in modules if targets != "all-linear" and not re.fullmatch(targets, m)]
+        empty = [] if modules else [targets]
+    else:
+        outside = [m for m in modules if not any(matches(target, m) for target in targets)]
+        empty = [target for target in targets if not any(matches(target, m) for m in modules)]
+    if outside:
+        raise ConfigError(
+            f"the adapter has tensors of '{outside[0]}', which target_modules {targets} does not name; expected {CONFIG} and "
+            f"{TENSORS} of one adapter"
+        )
+    if empty:
+        raise ConfigError(
+            f"the adapter has no tensors for {empty[:5]} of its target_modules; expected {CONFIG} and {TENSORS} of one adapter"
+        )
+
+
+def _low_rank(weight: torch.Tensor, name: str, pair: Mapping[str, torch.Tensor], config: _Config) -> LowRank:
+    missing = {"A", "B"} - pair.keys()
+    if missing:
+        raise ConfigError(f"the adapter has no {name}.lora_{missing.pop()}.weight; expected both lora_A and lora_B")
+    rank, (out, into) = config.rank(name), weight.shape
+    got, wanted = [tuple(pair[letter].shape) for letter in "AB"], [(rank, into), (out, rank)]
+    if got != wanted:
+        raise ConfigError(
+            f"the adapter's lora_A and lora_B of '{name}' have the shapes {got[0]} and {got[1]}; expected {wanted[0]} and "
+            f"{wanted[1]} for this model and r = {rank}: is it an adapter of another model?"
+        )
+    b = pair["B"].detach().float() * config.scale(name)
+    a = pair["A"].detach().to(weight.device, weight.dtype, copy=True)  # the giver may go on training his
+    return LowRank(a, b.to(weight.device, weight.dtype))
+
+
+def _joined(
+    model: Any, parts: Mapping[str, LowRank], paired: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[Place, LowRank]:
+    """Every joined projection's parts as one: A's on top of each other, B's in blocks."""
+    made = {}
+    for place, names in projections(model).items():
+        own = [parts[name] for name in names if name in parts]
+        if not own:
+            continue
+        a = torch.cat([part.a for part in own])
+        sizes = [model.get_submodule(name).weight.shape[0] for name in names]
+        b = a.new_zeros(sum(sizes), len(a))
+        row = column = 0
+        for name, size in zip(names, sizes, strict=True):
+            if name in parts:
+                block = parts[name].b
+                turns = name.endswith(("q_proj", "k_proj"))
+                b[row : row + size, column : column + block.shape[1]] = paired(block) if turns else block
+                column += block.shape[1]
+            row += size
+        made[place] = LowRank(a, b)
+    return made

@@ -1,0 +1,284 @@
+"""What training costs on a CPU: rove against TRL, CPU seconds per optimizer step, one thread.
+
+    python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3]
+
+The model is the Llama of 4.2 M random weights of generation.py. "grpo64" is one whole step of reinforcement learning: 8 prompts
+of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing ends early), random rewards, one
+optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256 tokens. `--peer` is the Python of an
+environment with TRL, which runs in processes of its own that take turns with this one, step by step, so that a noisy neighbour
+hurts all alike. TRL runs with each of the settings that may be its fastest here; the ratio is to the best of them. Its
+configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing). rove: fp32, and fp32 with the matrix products of
+the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the limit (the CPU seconds of the step's
+matrix products with the weights alone, at this machine's best fp32 rate), and the peak memory of each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from generation import NEW, PROMPT, VOCAB, limit, new_model
+
+GROUP = 8
+SFT_ROWS, SFT_LENGTH = 8, 256
+WARM_UP = 1
+SETTINGS = {
+    "TRL, fp32": {"bf16": False, "gradient_checkpointing": False},
+    "TRL, bf16": {"bf16": True, "gradient_checkpointing": False},
+    "TRL, its defaults": {"bf16": True, "gradient_checkpointing": True},
+}
+
+
+def completions(case: str) -> int:
+    """Rollouts of a step."""
+    return int(case.removeprefix("grpo"))
+
+
+def new_prompts(count: int, seed: int) -> list[list[int]]:
+    """Random tokens."""
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB) for _ in range(PROMPT)] for _ in range(count)]
+
+
+def peak() -> float:
+    """MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def rove_steps(case: str, bf16: bool) -> Iterator[float]:
+    """CPU seconds of one step after another."""
+    import asyncio
+
+    from rove.engine.engine import Engine
+    from rove.models.linear import use_fast_linear
+    from rove.models.load import prepare
+    from rove.protocols import Sampling
+    from rove.train.advantages import group_advantages
+    from rove.train.batch import can_pack, micro_batches, trained_tokens
+    from rove.train.losses import cross_entropy, make_loss
+    from rove.train.samples import Sample
+    from rove.train.trainer import Trainer
+
+    class NoTokenizer:
+        eos_token_id = bos_token_id = None
+
+    loaded = prepare(new_model("float32"), NoTokenizer())
+    use_fast_linear(loaded.model, bf16)
+    trainer = Trainer(loaded.model, 1e-5)
+    engine = Engine(loaded.model, [])
+    sampling = Sampling(temperature=1.0, max_tokens=NEW)
+
+    async def sample(prompts: list[list[int]], seed: int) -> list[Any]:
+        asked = [engine.generate(p, sampling, seed=seed * 10_000 + i) for i, p in enumerate(prompts)]
+        return await asyncio.gather(*asked)
+
+    def grpo(seed: int) -> None:
+        rng = random.Random(seed)
+        prompts = [p for p in new_prompts(completions(case) // GROUP, seed) for _ in range(GROUP)]
+        made = asyncio.run(sample(prompts, seed))
+        samples = []
+        for start in range(0, len(made), GROUP):
+            advantages = group_advantages([rng.random() for _ in range(GROUP)]) or [0.0] * GROUP
+            for prompt, one, advantage in zip(prompts[start:], made[start : start + GROUP], advantages, strict=False):
+                mask = [False] * PROMPT + [True] * NEW
+                samples.append(
+                    Sample(prompt + one.ids, mask, [0.0] * PROMPT + one.logprobs, [advantage * m for m in mask])
+                )
+        step(samples, make_loss("cispo"))
+        engine.update_weights(seed)
+
+    def sft(seed: int) -> None:
+        rng = random.Random(seed)
+        rows = [[rng.randrange(VOCAB) for _ in range(SFT_LENGTH)] for _ in range(SFT_ROWS)]
+        step([Sample(ids, [True] * SFT_LENGTH, [0.0] * SFT_LENGTH, [1.0] * SFT_LENGTH) for ids in rows], cross_entropy)
+
+    def step(samples: list[Any], loss: Any) -> None:
+        batches = micro_batches(samples, 8192, pack=can_pack(loaded.model))
+        trainer.step(batches, loss, trained_tokens(samples))
+
+    for seed in range(1_000_000):
+        started = time.process_time()
+        (sft if case == "sft" else grpo)(seed)
+        yield time.process_time() - started
+
+
+def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
+    """Train with TRL; every step waits for a line on stdin and tells its CPU seconds."""
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2")
+    began = 0.0
+
+    class TakeTurns(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal began
+            if not sys.stdin.readline():
+                sys.exit()
+            began = time.process_time()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            tell(time.process_time() - began)
+
+    rng = random.Random(0)
+
+    def text(length: int) -> str:
+        return " ".join(f"w{rng.randrange(VOCAB)}" for _ in range(length))
+
+    model = new_model("float32")
+    with tempfile.TemporaryDirectory() as folder:
+        common = {
+            "output_dir": folder,
+            "max_steps": 1000,
+            "report_to": [],
+            "save_strategy": "no",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "learning_rate": 1e-5,
+            **SETTINGS[setting],
+        }
+        if case == "sft":
+            dataset = Dataset.from_dict({"text": [text(SFT_LENGTH) for _ in range(2000)]})
+            config = SFTConfig(
+                **common,
+                per_device_train_batch_size=SFT_ROWS,
+                packing=True,
+                packing_strategy="wrapped",
+                max_length=SFT_LENGTH,
+            )
+            trainer = SFTTrainer(model, config, train_dataset=dataset, processing_class=tokenizer)
+        else:
+            dataset = Dataset.from_dict({"prompt": [text(PROMPT) for _ in range(4000)]})
+            count = completions(case)
+            config = GRPOConfig(
+                **common,
+                per_device_train_batch_size=min(64, count),
+                gradient_accumulation_steps=max(1, count // 64),
+                num_generations=GROUP,
+                max_completion_length=NEW,
+                beta=0.0,
+                generation_kwargs={"min_new_tokens": NEW},
+            )
+            trainer = GRPOTrainer(
+                model,
+                lambda completions, **_: [rng.random() for _ in completions],
+                config,
+                train_dataset=dataset,
+                processing_class=tokenizer,
+            )
+        trainer.add_callback(TakeTurns())
+        trainer.train()
+
+
+class Peer:
+    """A process of this script that takes a step whenever it is told to."""
+
+    def __init__(self, python: str, case: str, setting: str):
+        command = [python, __file__, "--child", case, setting]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def step(self) -> tuple[float, float]:
+        """CPU seconds, and peak MiB so far."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                told = json.loads(line)
+                return told["seconds"], told["peak"]
+        sys.exit(f"the peer ended with status {self.process.wait()}; run it by hand: {self.process.args}")
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+def serve(case: str, setting: str) -> None:
+    """Be a `Peer`."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    def tell(seconds: float) -> None:
+        print(json.dumps({"seconds": seconds, "peak": peak()}), flush=True)
+
+    if setting.startswith("TRL"):
+        return trl_steps(case, setting, tell)
+    steps = rove_steps(case, bf16="bf16" in setting)
+    while sys.stdin.readline():
+        tell(next(steps))
+
+
+def work(case: str) -> float:
+    """Tokens whose products with the weights a step needs at least, a backward pass counting as two."""
+    if case == "sft":
+        return 3.0 * SFT_ROWS * SFT_LENGTH
+    count = completions(case)
+    prompts, answers = count // GROUP * PROMPT, count * NEW
+    return 4.0 * (prompts + answers)
+
+
+def measure(case: str, python: str, rounds: int, least: float) -> None:
+    """Steps of all in turn, and a line for each."""
+    peers = {name: Peer(python, case, name) for name in SETTINGS}
+    peers |= {name: Peer(sys.executable, case, name) for name in ("rove, fp32", "rove, bf16 backward")}
+    seconds: dict[str, list[float]] = {name: [] for name in peers}
+    peaks: dict[str, float] = {}
+    for i in range(WARM_UP + rounds):
+        for name, peer in peers.items():
+            spent, peaks[name] = peer.step()
+            if i >= WARM_UP:
+                seconds[name].append(spent)
+    for peer in peers.values():
+        peer.close()
+    medians = {name: statistics.median(some) for name, some in seconds.items()}
+    best = min(medians[name] for name in SETTINGS)
+    for name, median in medians.items():
+        print(
+            f"{case:9}{name:22}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measure in rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--cases", default="grpo64,grpo256,sft")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        return serve(*given.child)
+    if given.peer is None:
+        parser.error("give --peer PYTHON, of an environment with TRL (pip install trl==1.16.0)")
+    import torch
+
+    torch.set_num_threads(1)
+    least = 1 / limit(new_model("float32"))
+    print(f"{'case':9}{'':22}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
+    for case in given.cases.split(","):
+        measure(case, given.peer, given.rounds, least)
+
+
+if __name__ == "__main__":
+    main()

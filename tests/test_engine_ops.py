@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -185,38 +184,3 @@ def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
 )
 def test_models_it_has_no_kernels_for(heads: Heads, activation: str, widths: list[int], weight: torch.Tensor):
     assert NativeOps.of(heads, 1e-5, activation, widths, weight) is None
-
-
-@pytest.mark.parametrize("trouble", ["no compiler", "it fails", "no folder"])
-def test_without_kernels_the_engine_says_so_and_goes_on(
-    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    if trouble == "no compiler":
-        monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    elif trouble == "it fails":
-        monkeypatch.setattr(native, "FLAGS", ["-no-such-flag"])
-    else:
-        folder.write_text("a file")
-    native.compiled.cache_clear()
-    try:
-        with caplog.at_level("INFO"):
-            assert native.compiled(2, 16, 16, False) is None
-        assert "PyTorch alone, which is slower" in caplog.text
-    finally:
-        native.compiled.cache_clear()
-
-
-@needs_compiler
-def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.compiled.cache_clear()
-    assert native.compiled(2, 16, 16, False) is not None
-    (made,) = (tmp_path / "rove").iterdir()
-    before = made.stat().st_mtime_ns
-    native.compiled.cache_clear()
-    assert native.compiled(2, 16, 16, False) is not None
-    assert native.compiled(1, 16, 16, False) is not None
-    assert len(list((tmp_path / "rove").iterdir())) == 2 and made.stat().st_mtime_ns == before
-    native.compiled.cache_clear()

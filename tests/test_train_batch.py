@@ -61,6 +61,10 @@ def seen_by(batch: Batch) -> dict[int, tuple[int, ...]]:
             seen[token] = tuple(ids[int(key)] for key in keys)
     assert sorted(asked) == list(range(len(ids)))
     assert [asked[i] for i in batch.packing.order.tolist()] == list(range(len(ids)))
+    places, offsets, shared = batch.packing.flat
+    for b, first in enumerate(shared.tolist()):
+        path = places[offsets[b] : offsets[b + 1]].tolist()
+        assert all(seen[path[i]] == tuple(ids[place] for place in path[: i + 1]) for i in range(first, len(path)))
     return seen
 
 

@@ -5,11 +5,13 @@ Axes: B rows, H query heads, K key/value heads, n queries, T keys, d head size.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from rove.models.packing import Packing, packed_attention
 
 NAME = "rove"
 
@@ -22,46 +24,6 @@ def fits(config: Any) -> bool:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None
     return config.model_type in PLAIN and kinds <= {"full_attention", "conv"} and not windowed
-
-
-class Rows(NamedTuple):
-    """Sequences of a packed batch that are attended to together, B of them, padded to the longest."""
-
-    queries: torch.Tensor
-    """[B, n] tokens of the batch; padded with any."""
-    keys: torch.Tensor
-    """[B, T] likewise: the queries and what comes before them, wherever it is."""
-    real: torch.Tensor
-    """Places of the flattened queries that are no padding."""
-    bias: torch.Tensor | None
-    """[B, 1, n, T] −∞ on what a query does not see, else 0; None: queries and keys are the same, and it is causal."""
-
-
-class Packing(NamedTuple):
-    """Who sees whom in a packed batch [1, N], each of whose tokens is the query of exactly one row."""
-
-    rows: list[Rows]
-    order: torch.Tensor
-    """[N] where each token is among the rows' real queries, one after another."""
-
-
-def packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
-) -> torch.Tensor:
-    """Attention over a packed batch: query [1, H, N, d], key and value [1, K, N, d] → [1, N, H, d]."""
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    seen = []
-    for rows in packing.rows:
-        mine, keys, values = (
-            # index_select: twenty times as fast as indexing where gradients are wanted
-            x.reshape(len(x), -1).index_select(0, places.flatten()).view(*places.shape, -1, x.shape[-1]).transpose(1, 2)
-            for x, places in ((query, rows.queries), (key, rows.keys), (value, rows.keys))
-        )
-        out = scaled_dot_product_attention(
-            mine, keys, values, attn_mask=rows.bias, is_causal=rows.bias is None, scale=scale, enable_gqa=True
-        )
-        seen.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real))
-    return torch.cat(seen).index_select(0, packing.order).view(1, len(query), -1, query.shape[-1])
 
 
 def grouped_attention(

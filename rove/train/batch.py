@@ -15,13 +15,8 @@ import numpy as np
 import torch
 
 from rove.models import attention
-from rove.models.attention import Packing, Rows
+from rove.models.packing import Packing
 from rove.train.samples import Sample
-
-ALIKE = 2
-"""Rows of one attention call differ in length by at most this factor; the rest is padding."""
-SCORES = 1 << 22
-"""Most attention scores per head of one call."""
 
 
 class Batch(NamedTuple):
@@ -129,10 +124,7 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
     ids = np.concatenate([np.array(path.sample.ids[path.shared :], dtype=np.int64) for path in paths])
     positions = np.concatenate([np.arange(path.shared, len(path.places)) for path in paths])
-    new = [path for path in paths if len(path.places) > path.shared]
-    spans = [_rows(some, device) for some in _alike(new)]
-    order = np.concatenate([path.places[path.shared :] for some in _alike(new) for path in some])
-    packing = Packing(spans, torch.from_numpy(np.argsort(order)).to(device))
+    packing = Packing([path.places for path in paths], np.array([path.shared for path in paths]), torch.device(device))
     return _batch(
         [path.sample for path in paths],
         [path.places for path in paths],
@@ -140,43 +132,6 @@ def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
         torch.from_numpy(positions)[None].to(device),
         packing,
     )
-
-
-def _alike(paths: Sequence[_Path]) -> Iterator[list[_Path]]:
-    """Paths whose new tokens are attended to together: of similar numbers, so that little is padded."""
-
-    def new(path: _Path) -> int:
-        return len(path.places) - path.shared
-
-    group: list[_Path] = []
-    for path in sorted(paths, key=lambda path: (path.shared > 0, -new(path))):
-        if group:
-            most = max(len(p.places) for p in [*group, path])
-            other_kind = (path.shared > 0) != (group[0].shared > 0)
-            if other_kind or new(path) * ALIKE < new(group[0]) or (len(group) + 1) * new(group[0]) * most > SCORES:
-                yield group
-                group = []
-        group.append(path)
-    if group:
-        yield group
-
-
-def _rows(paths: Sequence[_Path], device: torch.device | str) -> Rows:
-    """Attention of these paths' new tokens, padded to the longest."""
-    starts = np.array([path.shared for path in paths])
-    counts = np.array([len(path.places) - path.shared for path in paths])
-    queries = np.zeros((len(paths), counts.max()), dtype=np.int64)
-    keys = np.zeros((len(paths), max(len(path.places) for path in paths)), dtype=np.int64)
-    for i, path in enumerate(paths):
-        queries[i, : counts[i]], keys[i, : len(path.places)] = path.places[path.shared :], path.places
-    real = np.flatnonzero((np.arange(queries.shape[1]) < counts[:, None]).ravel())
-    bias = None
-    if starts.any():
-        seen = starts[:, None] + np.arange(queries.shape[1])
-        hidden = torch.from_numpy(np.arange(keys.shape[1]) > seen[:, :, None])
-        bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden.to(device), float("-inf"))[:, None]
-    queries, keys, real = (torch.from_numpy(x).to(device) for x in (queries, keys, real))
-    return Rows(queries, keys, real, bias)
 
 
 def _padded(samples: Sequence[Sample], device: torch.device | str) -> Batch:

@@ -1,70 +1,7 @@
-/* What a decoding step on a CPU does between its matrix products, in GCC's vector extensions: one source for AVX-512, AVX2 and
- * NEON, compiled for one model. Given with -D: HEADS query heads share a key head, each has SIZE values; vectors of W floats, a
- * divisor of SIZE; BF16, if that is what is read and written. Everything is computed in fp32.
- */
-#include <stdint.h>
+/* What a decoding step on a CPU does between its matrix products. */
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-typedef float vf __attribute__((vector_size(W * 4), aligned(4)));
-typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4)));
-typedef uint32_t vu __attribute__((vector_size(W * 4), aligned(4)));
-typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
-
-enum {
-    VECTORS = SIZE / W,
-    MANY = HEADS > 4 ? 1 : 8 / HEADS, /* key vectors whose products are summed side by side, to keep the adders busy */
-    BLOCK = 256,                      /* positions whose scores are there at once; a multiple of W */
-};
-
-#ifdef BF16
-typedef uint16_t number;
-INLINE vf load(const number *p) { return (vf)(__builtin_convertvector(*(const vh *)p, vu) << 16); }
-INLINE void store(number *p, vf x) { /* to nearest, ties to even; what is no number stays none */
-    vu bits = (vu)x, none = (vu)(x != x);
-    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *(vh *)p = __builtin_convertvector((rounded & ~none) | (none & 0x7fc0), vh);
-}
-#else
-typedef float number;
-INLINE vf load(const number *p) { return *(const vf *)p; }
-INLINE void store(number *p, vf x) { *(vf *)p = x; }
-#endif
-
-INLINE vf load_f32(const float *p) { return *(const vf *)p; }
-INLINE void store_f32(float *p, vf x) { *(vf *)p = x; }
-INLINE vf all(float x) { return (vf){} + x; }
-INLINE vf pick(vi which, vf a, vf b) { return (vf)(((vi)a & which) | ((vi)b & ~which)); }
-INLINE float sum_of(vf x) {
-    float sum = 0;
-    for (int i = 0; i < W; i++) sum += x[i];
-    return sum;
-}
-INLINE float most_of(vf x) {
-    float most = x[0];
-    for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
-    return most;
-}
-
-/* e^x to a few units in the last place (Cephes' polynomial); below -87 it is e^-87, above 87 e^87. What is no number stays none. */
-INLINE vf exponential(vf x) {
-    vf nothing = x - x;
-    x = pick(x < -87.f, all(-87.f), x);
-    x = pick(x > 87.f, all(87.f), x);
-    vf shifted = x * 1.44269504f + 12582912.f; /* adding 1.5 * 2^23 leaves the nearest integer in the lowest bits */
-    vi power = (vi)shifted - 0x4B400000;
-    vf whole = shifted - 12582912.f;
-    vf rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vf sum = all(1.9875691500e-4f);
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.f;
-    return (vf)((vi)sum + (power << 23)) + nothing;
-}
+enum { BLOCK = 256 }; /* positions whose scores are there at once; a multiple of W */
 
 #if W == 16
 #define EVEN 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14
@@ -95,36 +32,6 @@ INLINE void turn(const number *from, const float *norm, float eps, const float *
         vf other = __builtin_shufflevector(x[j], x[j], SWAPPED) * (vf){SIGNS};
         store_f32(to + j * W, (x[j] * cosine + other * sine) * scale);
     }
-}
-
-/* Products of HEADS queries with `many` blocks of W keys, stored one value after another: [many, SIZE, W]. */
-INLINE void multiply(const number *keys, float query[HEADS][SIZE], float score[HEADS][BLOCK], int64_t at, int many) {
-    vf sum[MANY][HEADS];
-    UNROLL for (int j = 0; j < many; j++) UNROLL for (int g = 0; g < HEADS; g++) sum[j][g] = (vf){};
-    for (int d = 0; d < SIZE; d++) {
-        vf key[MANY];
-        UNROLL for (int j = 0; j < many; j++) {
-            __builtin_prefetch(keys + ((MANY + j) * SIZE + d) * W);
-            key[j] = load(keys + (j * SIZE + d) * W);
-        }
-        UNROLL for (int g = 0; g < HEADS; g++) UNROLL for (int j = 0; j < many; j++) sum[j][g] += query[g][d] * key[j];
-    }
-    UNROLL for (int j = 0; j < many; j++) UNROLL for (int g = 0; g < HEADS; g++) store_f32(score[g] + at + j * W, sum[j][g]);
-}
-
-/* seen += the values of `count` positions, each times its score. */
-INLINE void gather(const number *values, int64_t count, float score[HEADS][BLOCK], vf seen[HEADS][VECTORS]) {
-    vf sum[HEADS][VECTORS];
-    UNROLL for (int g = 0; g < HEADS; g++) UNROLL for (int j = 0; j < VECTORS; j++) sum[g][j] = seen[g][j];
-    for (int64_t t = 0; t < count; t++, values += SIZE) {
-        vf value[VECTORS];
-        UNROLL for (int j = 0; j < VECTORS; j++) {
-            __builtin_prefetch(values + 16 * SIZE + j * W);
-            value[j] = load(values + j * W);
-        }
-        UNROLL for (int g = 0; g < HEADS; g++) UNROLL for (int j = 0; j < VECTORS; j++) sum[g][j] += score[g][t] * value[j];
-    }
-    UNROLL for (int g = 0; g < HEADS; g++) UNROLL for (int j = 0; j < VECTORS; j++) seen[g][j] = sum[g][j];
 }
 
 /* One token of each of `count` sequences: its key and value are put into the cache, and it attends to all up to itself.
@@ -166,9 +73,8 @@ void attend(const number *qkv, const float *norms, float eps, const float *angle
                 int64_t limit = start < border ? border : length;
                 end = start + BLOCK < limit ? start + BLOCK : limit;
                 int64_t from = (start < border ? other : own) + start * SIZE;
-                int64_t count = end - start, whole = (count + W - 1) / W * W, t = 0;
-                for (; t + MANY * W <= whole; t += MANY * W) multiply(keys + from + t * SIZE, query, score, t, MANY);
-                for (; t < whole; t += W) multiply(keys + from + t * SIZE, query, score, t, 1);
+                int64_t count = end - start, whole = (count + W - 1) / W * W;
+                multiply_all(keys + from, whole, query, score[0], BLOCK);
                 for (int g = 0; g < HEADS; g++) {
                     for (int64_t t = count; t < whole; t++) score[g][t] = -1e30f;
                     vf high = all(most[g]);
@@ -187,7 +93,7 @@ void attend(const number *qkv, const float *norms, float eps, const float *angle
                         store_f32(score[g] + t, weight);
                     }
                 }
-                gather(values + from, count, score, seen);
+                gather(values + from, count, score[0], BLOCK, seen);
             }
             for (int g = 0; g < HEADS; g++)
                 for (int j = 0; j < VECTORS; j++) store(out + g * SIZE + j * W, seen[g][j] / sum_of(sums[g]));

@@ -1,0 +1,106 @@
+"""Small C kernels for CPUs, compiled on first use by the machine's C compiler and kept for the next time.
+
+They are optional: whoever uses one does the same in PyTorch, slower, where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
+SECONDS = 60.0
+"""Most time for the compiler, which takes half a second."""
+MOST_GROUPS = 16
+"""Query heads of a key head; more would not fit the processor's registers."""
+
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+ARGUMENTS: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
+    "decode": {
+        "attend": ([POINTER, POINTER, FLOAT, POINTER, FLOAT, *[POINTER] * 7, *[INT] * 3], None),
+        "gate": ([POINTER, POINTER, INT, INT], None),
+        "add_norm": ([POINTER, POINTER, POINTER, FLOAT, POINTER, INT, INT], None),
+    },
+    "attention": {
+        "forward": ([*[POINTER] * 3, FLOAT, *[POINTER] * 3, *[INT] * 4, *[POINTER] * 2], ctypes.c_int),
+        "backward": ([*[POINTER] * 3, FLOAT, *[POINTER] * 3, *[INT] * 4, *[POINTER] * 6], ctypes.c_int),
+    },
+}
+"""Source → its functions' arguments and what they return."""
+
+
+def vector_of(size: int) -> int:
+    """Floats per vector for heads of this size; 0 when there are no kernels for it."""
+    return 16 if size % 16 == 0 else 8 if size % 8 == 0 else 0
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "rove"
+
+
+@lru_cache(maxsize=32)
+def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
+    """The kernels of a source; None, and a line in the log, where they cannot be had.
+
+    Args:
+        name: of the source, "decode" or "attention".
+        groups: query heads of a key head.
+        size: of a head.
+        bf16: what they read and write, instead of fp32.
+    """
+    vector = vector_of(size)
+    if not vector or not 1 <= groups <= MOST_GROUPS:
+        return None
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        logger.info("no C compiler here, so attention is PyTorch's alone, which is slower")
+        return None
+    source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
+    flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
+    named = "\n".join([source.read_text(), header.read_text(), *flags, compiler, _processor()])
+    path = cache_folder() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            _compile([compiler, *flags, str(source)], path)
+        library = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+        logger.info("attention is PyTorch's alone, which is slower; its kernels could not be compiled: %s", told)
+        return None
+    for function, (arguments, returned) in ARGUMENTS[name].items():
+        getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
+    return library
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Compile to `path`, which others may be doing too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=SECONDS)
+        made.replace(path)
+
+
+def _processor() -> str:
+    """What the code is compiled for: homes may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return f"{platform.machine()} {platform.processor()} {torch.backends.cpu.get_cpu_capability()}"

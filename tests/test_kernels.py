@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rove import kernels
+
+needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    kernels.compiled.cache_clear()
+    yield
+    kernels.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("trouble", ["no compiler", "it fails", "no folder"])
+def test_what_cannot_be_compiled_is_said_and_done_without(
+    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    if trouble == "no compiler":
+        monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    elif trouble == "it fails":
+        monkeypatch.setattr(kernels, "FLAGS", ["-no-such-flag"])
+    else:
+        folder.write_text("a file")
+    with caplog.at_level("INFO"):
+        assert kernels.compiled("decode", 2, 16) is None
+    assert "PyTorch's alone, which is slower" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", kernels.ARGUMENTS)
+def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels.compiled(name, 2, 16) is not None
+    (made,) = (tmp_path / "rove").iterdir()
+    before = made.stat().st_mtime_ns
+    kernels.compiled.cache_clear()
+    assert kernels.compiled(name, 2, 16) is not None
+    assert kernels.compiled(name, 1, 16) is not None
+    assert len(list((tmp_path / "rove").iterdir())) == 2
+    assert made.stat().st_mtime_ns == before
+
+
+def test_shapes_without_kernels():
+    assert kernels.compiled("decode", 2, 12) is None
+    assert kernels.compiled("decode", 17, 16) is None

@@ -1,33 +1,71 @@
-"""A kill harness: `kill -9` at random instants of evaluation runs; what is there in the end must be what is there without.
+"""A kill harness: `kill -9` at random instants of runs; what is there in the end must be what is there without.
 
-    python benchmarks/kills.py [--kills 200] [--examples 400]
+    python benchmarks/kills.py [--what eval,rl,sft] [--kills 200] [--examples 400]
 
-An evaluation by a seeded scripted player is started, killed at a random instant and started again, until it comes to its end;
-then the next one begins, until there have been so many kills. After each run its rollouts must be those of a run that nobody
-disturbed: none missing, none twice, every reward and every word the same. Some of the kills hit the start, some the end.
+A run is started, killed at a random instant and started again, until it comes to its end; then the next one begins, until there
+have been so many kills. Some of them hit the start, some the end. "eval" is an evaluation by a seeded scripted player: after
+each run its rollouts must be those of a run that nobody disturbed, none missing, none twice, every reward and every word the
+same. "rl" and "sft" train a tiny model: after each run every weight must be the same to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rove.runs import Run
 
 
-def command(folder: Path, examples: int) -> list[str]:
-    """One evaluation in this run folder."""
-    words = ["eval", "tictactoe", "-m", "scripted:teacher", "-n", str(examples), "-r", "2", "--run-dir", str(folder)]
-    return [sys.executable, "-m", "rove.cli.main", *words, "--json"]
+class Setting(NamedTuple):
+    """What is run, and what must come out the same."""
+
+    words: list[str]
+    """Arguments of rove, but for the run folder."""
+    results: Callable[[Path], Any]
 
 
-def results(folder: Path) -> dict[tuple[str, int], Any]:
+def settings(what: str, place: Path, examples: int) -> Setting:
+    """The setting of this name; a model to train is made in `place`."""
+    if what == "eval":
+        return Setting(["eval", "tictactoe", "-m", "scripted:teacher", "-n", str(examples), "-r", "2"], rollouts)
+    model = place / "model"
+    rove("model", "new", "--env", "tictactoe", "-o", str(model))
+    few = ["--micro_batch_tokens", "1024", "--checkpoint_every", "2", "--threads", "1"]
+    if what == "rl":
+        shape = ["--steps", "12", "--batch-size", "16", "-r", "4", "-t", "12", "--learning-rate", "1e-3"]
+        return Setting(["rl", "tictactoe", "-m", str(model), *shape, *few], weights)
+    data = place / "data"
+    rove("eval", "tictactoe", "-m", "scripted:teacher", "-n", "60", "-r", "1", "--run-dir", str(data))
+    shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8", "--validate_every", "4"]
+    return Setting(["sft", "-m", str(model), *shape, *few], weights)
+
+
+def rove(*words: str) -> None:
+    """Run a command to its end."""
+    done = subprocess.run(command(list(words)), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"rove {' '.join(words)} failed:\n{done.stderr}")
+
+
+def command(words: list[str]) -> list[str]:
+    """Rove in a process of its own."""
+    return [sys.executable, "-m", "rove.cli.main", *words]
+
+
+def weights(folder: Path) -> str:
+    """A digest of the final model."""
+    return hashlib.sha256((folder / "final" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def rollouts(folder: Path) -> dict[tuple[str, int], Any]:
     """What a run came to; refuses a rollout that is there twice."""
     found: dict[tuple[str, int], Any] = {}
     for record in Run(folder).rollouts():
@@ -38,46 +76,53 @@ def results(folder: Path) -> dict[tuple[str, int], Any]:
     return found
 
 
+def harass(what: str, setting: Setting, place: Path, most: int, instants: random.Random) -> None:
+    """Kill and compare, and print a line."""
+
+    def started(folder: Path) -> list[str]:
+        return command([*setting.words, "--run-dir", str(folder), "--json"])
+
+    began = time.perf_counter()
+    subprocess.run(started(place / "calm"), check=True, capture_output=True)
+    takes = time.perf_counter() - began
+    calm = setting.results(place / "calm")
+    print(f"{what}: an undisturbed run takes {takes:.2f} s; kills come between 0 and {1.2 * takes:.2f} s", flush=True)
+    kills = runs = 0
+    while kills < most:
+        runs += 1
+        folder = place / f"run{runs}"
+        while True:
+            process = subprocess.Popen(started(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            try:
+                status = process.wait(instants.uniform(0.0, 1.2 * takes))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                kills += 1
+                continue
+            if status:
+                assert process.stderr is not None
+                sys.exit(f"a run failed after {kills} kills: {process.stderr.read().decode()}")
+            break
+        if setting.results(folder) != calm:
+            sys.exit(f"{what}, run {runs}: its results differ from the undisturbed run's")
+    print(
+        f"{what}: {kills} kills over {runs} runs; every run ended with the results of the undisturbed one", flush=True
+    )
+
+
 def main() -> None:
     """Kill and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", default="eval")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--examples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    instants = random.Random(given.seed)
-    kills = runs = torn = 0
-    with tempfile.TemporaryDirectory() as place:
-        began = time.perf_counter()
-        subprocess.run(command(Path(place, "calm"), given.examples), check=True, capture_output=True)
-        takes = time.perf_counter() - began
-        calm = results(Path(place, "calm"))
-        print(
-            f"an undisturbed run: {len(calm)} rollouts in {takes:.2f} s; kills come between 0 and {1.2 * takes:.2f} s"
-        )
-        while kills < given.kills:
-            runs += 1
-            folder = Path(place, f"run{runs}")
-            while True:
-                process = subprocess.Popen(
-                    command(folder, given.examples), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-                )
-                try:
-                    status = process.wait(instants.uniform(0.0, 1.2 * takes))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                    kills += 1
-                    file = folder / "rollouts.jsonl"
-                    torn += file.exists() and not (b"\n" + file.read_bytes()).endswith(b"\n")
-                    continue
-                if status:
-                    assert process.stderr is not None
-                    sys.exit(f"a run failed after {kills} kills: {process.stderr.read().decode()}")
-                break
-            if results(folder) != calm:
-                sys.exit(f"run {runs}: its results differ from the undisturbed run's")
-    print(f"{kills} kills over {runs} runs, {torn} lines torn; every run ended with the results of the undisturbed one")
+    for what in given.what.split(","):
+        with tempfile.TemporaryDirectory() as place:
+            setting = settings(what, Path(place), given.examples)
+            harass(what, setting, Path(place), given.kills, random.Random(given.seed))
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ def test_memory_needed():
     loaded = tiny_model()
     size = sum(p.nbytes for p in loaded.model.parameters())
     needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, None), longest=50)
-    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == size
-    assert needed["activations"] == 50_000
+    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copy"] == size
+    assert needed["activations"] == 75_000
     assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
-    assert needed["keys and values"] == 256 * 50 * position_bytes(loaded.model)
+    assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
     assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
 
 

@@ -146,11 +146,13 @@ def test_lengths():
         longest, len(renderer.encode("<think>x</think>4")) + 1, first
     )
     assert lengths_of([], renderer) == Lengths()
+    renderer.tokenizer.chat_template = "{{ raise_exception('no') }}"  # pyright: ignore[reportAttributeAccessIssue]
+    assert lengths_of([conversation()], renderer) == Lengths()
 
 
 def test_all_together():
     found = {one.name: one for one in check_samples(group(0, 1), [], tiny_model().renderer, 32, 1024)}
-    names = ("rollouts", "base reward", "spread", "max_tokens", "context", "chat template", "tokens")
+    names = ("rollouts", "base reward", "spread", "max_tokens", "context", "history", "tokens")
     assert {found[name].status for name in names} == {OK}
     assert [one.name for one in check_samples([failed_one()], [], tiny_model().renderer, 32, 1024)][:2] == [
         "rollouts",

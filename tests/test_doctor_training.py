@@ -62,7 +62,7 @@ async def test_all_of_it(folder: Path):
     names = [finding.name for finding in findings]
     assert names[:2] == ["settings", "batch"]
     assert names[-4:] == ["sampler = trainer", "memory", "time", "disk"]
-    assert {"learning rate", "base reward", "spread", "max_tokens", "context", "chat template"} < set(names)
+    assert {"learning rate", "base reward", "spread", "max_tokens", "context", "history"} < set(names)
     assert ("sampling", 24, 24) in told
     assert next(one for one in findings if one.name == "rollouts").seen == "24 sampled, none failed"
     assert sorted({*os.listdir(folder)} - {"__pycache__"}) == ["letters", "model"]
@@ -98,6 +98,21 @@ async def test_a_context_too_small_for_any_prompt(folder: Path):
     findings = await found(folder, model=str(folder / "small"))
     assert findings["context"].status == FAIL
     assert failed(findings.values())
+
+
+async def test_raw_texts(folder: Path):
+    environment(folder, "texts", SOURCE.replace("players=said", "message_type='completion', players=said"))
+    source = folder / "texts" / "texts.py"
+    text = (
+        source.read_text(encoding="utf-8")
+        .replace('"question"', '"prompt"')
+        .replace('completion[0]["content"]', "completion")
+    )
+    source.write_text(text, encoding="utf-8")
+    findings = await found(folder, env="texts")
+    assert not failed(findings.values())
+    assert "refuses" not in findings["history"].seen
+    assert findings["context"].status == "ok"
 
 
 async def test_without_players(folder: Path):

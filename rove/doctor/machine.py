@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_seconds
+from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
 from rove.models.load import LoadedModel
 from rove.train.batch import Batch, can_pack, micro_batches
@@ -22,6 +23,10 @@ from rove.train.trainer import token_logprobs
 
 ADAM = 2
 """Tensors AdamW keeps beside each trained weight."""
+BACKWARD = 1.5
+"""What a backward pass holds at most, measured by what was kept for it: gradients come before all of that is freed."""
+KEPT = 2
+"""Room for keys and values, measured by those of a step's rollouts: rows are larger than what is in them, and are copied."""
 UNSURE = 1.2
 """Memory estimates may be this much too high or too low."""
 PROBE = 512
@@ -103,10 +108,11 @@ def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: 
     trained = sum(p.nbytes for p in weights if p.requires_grad)
     return {
         "weights": float(sum(p.nbytes for p in weights)),
+        "sampler's copy": float(sum(p.nbytes for p in weights)) if decoder.supports(loaded.model) else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM * trained),
-        "activations": trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
-        "keys and values": min(float(CACHE_BYTES), config.batch_size * longest * position_bytes(loaded.model)),
+        "activations": BACKWARD * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
+        "keys and values": min(float(CACHE_BYTES), KEPT * config.batch_size * longest * position_bytes(loaded.model)),
     }
 
 

@@ -161,14 +161,14 @@ def check_history(records: Sequence[RolloutRecord], played: Sequence[RolloutReco
     try:
         told = sum(len(renderer.training_branches(conversation)) > 1 for conversation in turns)
     except Error as error:
-        return Finding(WARN, "chat template", str(error), "the model cannot read this environment's conversations")
+        return Finding(WARN, "history", str(error), "the model cannot read this environment's conversations")
     if not long and not turns:
-        return Finding(SKIP, "chat template", "no rollout had a second turn")
+        return Finding(SKIP, "history", "no rollout had a second turn")
     seen = f"{forks + told} of {len(long) + len(turns)} longer rollouts are rewritten"
     if forks + told:
-        advice = "each turn is trained as a sample of its own: slower. Use a template that only appends (keeps <think>)"
-        return Finding(WARN, "chat template", seen, advice)
-    return Finding(OK, "chat template", "every turn extends the one before it")
+        advice = "each turn is trained as a sample of its own: slower. A chat template that only appends (keeps <think>) avoids it"
+        return Finding(WARN, "history", seen, advice)
+    return Finding(OK, "history", "every turn extends the one before it")
 
 
 def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
@@ -200,7 +200,9 @@ def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
             prompts.append(len(step.tokens.prompt_ids))
             answers.append(len(step.tokens.completion_ids))
             continue
-        text = "".join(map(text_of, step.prompt))
-        prompts.append(len(renderer.prompt_ids(step.prompt)) if renderer.template else len(renderer.encode(text)))
+        try:
+            prompts.append(len(renderer.prompt_ids(step.prompt)))
+        except Error:  # `check_history` tells what the template refuses
+            continue
         answers.append(sum(len(renderer.encode(text_of(message))) for message in step.completion) + 1)
     return Lengths(max(prompts, default=0), max(answers, default=0), min(prompts, default=0))

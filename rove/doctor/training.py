@@ -102,7 +102,7 @@ async def _tried(
     context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
     sampled, played = Sampled([], 0.0), list[RolloutRecord]()
     if groups:
-        played = await _played(config, env)
+        played = await _played(config, env) if env.message_type == "chat" else []  # raw texts are never rendered
         sampled = await _sampled(config, env, client, groups, watch)
         await client.close()
         for finding in check_samples(sampled.records, played, loaded.renderer, config.max_tokens, context):
@@ -129,7 +129,7 @@ def _of_machine(
         yield check_drift(trial)
     needed = memory_needed(config, loaded, trial, longest)
     yield check_memory(needed, memory_free(loaded.model.device))
-    if sampled.records:
+    if any(record.error is None for record in sampled.records):
         sampling = sampled.seconds_per_rollout * config.batch_size
         tokens = _trained_tokens(config, loaded, sampled.records) / len(sampled.records) * config.batch_size
         yield check_time(config, sampling, trial.seconds / trial.tokens * tokens)

@@ -183,6 +183,15 @@ async def test_a_server_that_fails_half_way_is_told_of_and_asked_on():
     assert found["latency"].seen.endswith("HTTP 500: told to answer 500")
 
 
+async def test_who_says_nothing_answers_all_the_same():
+    async with FaultEndpoint("empty") as server:
+        client = OpenAIClient(server.base_url, max_retries=0)
+        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        await client.close()
+    assert (found["key"].status, found["answer"].status, found["latency"].status) == (OK, WARN, OK)
+    assert not failed(found.values())
+
+
 async def test_latency(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.doctor.endpoint.SLOW", 0.0)
     async with FaultEndpoint() as server:

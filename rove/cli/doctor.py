@@ -86,17 +86,19 @@ async def diagnose_endpoint(
 ) -> list[Finding]:
     """All findings about `-m MODEL`; those of several replicas one after another, named by their address."""
     findings: list[Finding] = []
+    total = CHECKS
 
     async def ask(client: EndpointClient, name: str, title: str = "") -> None:
         async for finding in check_endpoint(client, name):
             findings.append(msgspec.structs.replace(finding, name=f"{title}{finding.name}"))
-            tell(len(findings), finding.name)
+            tell(len(findings), finding.name, total)
 
     if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
         async with served(model) as client:
             await ask(client, model)
         return findings
     clients = endpoint_clients(model, base_url, api_key_var, endpoints)
+    total = CHECKS * len(clients)
     for client, name in clients:
         try:
             await ask(client, name, f"{client.base_url} " if len(clients) > 1 else "")
@@ -115,9 +117,9 @@ async def diagnose_training(config: Any, groups: int, tell: Tell) -> list[Findin
     return [finding async for finding in check_training(config, groups, RUNS, watch)]
 
 
-def findings_table(findings: Sequence[Finding], title: str) -> Table:
-    """What was found, at most 100 columns wide."""
-    table = Table(title=title, title_justify="left", width=WIDTH, expand=False)
+def findings_table(findings: Sequence[Finding], title: str, width: int = WIDTH) -> Table:
+    """What was found, so many columns wide."""
+    table = Table(title=title, title_justify="left", width=width)
     table.add_column("")
     table.add_column("check", style="bold", max_width=22)
     table.add_column("what was seen", ratio=1, overflow="fold")
@@ -133,7 +135,7 @@ def print_findings(findings: Sequence[Finding], title: str, as_json: bool, conso
     if as_json:
         print_json({"failed": failed(findings), "findings": findings})
         return
-    console.print(findings_table(findings, title))
+    console.print(findings_table(findings, title, min(WIDTH, console.width)))
     counts = [(sum(f.status == status for f in findings), SIGNS[status][0], status) for status in SIGNS]
     console.print("  ".join(f"{sign} {count} {status}" for count, sign, status in counts if count))
     hint(console, "put right what is marked ✗, then repeat this command" if failed(findings) else next_step)

@@ -13,7 +13,7 @@ import msgspec
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
-from rove.errors import Error, InfraError, nearest
+from rove.errors import EmptyModelResponseError, Error, InfraError, nearest
 from rove.messages import UserMessage, text_of
 from rove.protocols import Request, Response, Sampling
 from rove.tool_calls import calls_of
@@ -64,7 +64,7 @@ async def check_endpoint(client: EndpointClient, model: str) -> AsyncIterator[Fi
     yield check_key(listed, asked)
     yield check_models(listed, model)
     yield check_answer(asked)
-    if isinstance(asked, Error):
+    if _is_refusal(asked):
         yield Finding(SKIP, "the rest", "not asked", "run rove doctor again when it answers")
         return
     checks: dict[str, Callable[[EndpointClient, str], Awaitable[Finding]]] = {
@@ -106,7 +106,7 @@ def check_key(listed: Sequence[Any] | Error, asked: Response | Error) -> Finding
             return Finding(
                 FAIL, "key", _said(said), "set the variable of -k to a key of this server; see its account page"
             )
-    if isinstance(asked, Error):
+    if _is_refusal(asked):
         return Finding(SKIP, "key", "cannot be told without an answer")
     return Finding(OK, "key", "accepted, or none is needed")
 
@@ -125,6 +125,10 @@ def check_models(listed: Sequence[Mapping[str, Any]] | Error, model: str) -> Fin
 
 def check_answer(asked: Response | Error) -> Finding:
     """Whether a short question is answered."""
+    if isinstance(asked, EmptyModelResponseError):
+        return Finding(
+            WARN, "answer", "nothing at all", "says nothing now and then: check its chat template, or train it"
+        )
     if isinstance(asked, Error):
         return Finding(
             FAIL, "answer", _said(asked), "the name of the model, the base URL (…/v1) and the server's own log"
@@ -256,9 +260,12 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
     taken, tokens = [], 0
     for _ in range(3):
         started = time.perf_counter()
-        response = await client.respond(_request(client, model, STORY, max_tokens=STORY_TOKENS))
+        asked = await _answered(client, _request(client, model, STORY, max_tokens=STORY_TOKENS))
         taken.append(time.perf_counter() - started)
-        tokens += response.usage.completion_tokens
+        if isinstance(asked, Response):
+            tokens += asked.usage.completion_tokens
+        elif _is_refusal(asked):
+            raise asked
     middle = sorted(taken)[1]
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
     seen = f"{human_seconds(middle)} for up to {STORY_TOKENS} tokens{speed}"
@@ -279,6 +286,11 @@ async def _answered(client: EndpointClient, request: Request) -> Response | Erro
         return await client.respond(request)
     except Error as error:
         return error
+
+
+def _is_refusal(asked: Response | Error) -> bool:
+    """Whether there was no answer; one that says nothing is one."""
+    return isinstance(asked, Error) and not isinstance(asked, EmptyModelResponseError)
 
 
 async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[bool, str]:

@@ -166,7 +166,9 @@ def check_history(records: Sequence[RolloutRecord], played: Sequence[RolloutReco
         return Finding(SKIP, "history", "no rollout had a second turn")
     seen = f"{forks + told} of {len(long) + len(turns)} longer rollouts are rewritten"
     if forks + told:
-        advice = "each turn is trained as a sample of its own: slower. A chat template that only appends (keeps <think>) avoids it"
+        advice = (
+            "each turn becomes a sample of its own: slower. A chat template that only appends (keeps <think>) avoids it"
+        )
         return Finding(WARN, "history", seen, advice)
     return Finding(OK, "history", "every turn extends the one before it")
 

@@ -82,3 +82,20 @@ async def test_what_status_the_last_try_had(fault: str):
         await client.close()
     status = caught.value.status  # pyright: ignore[reportAttributeAccessIssue]
     assert status == (int(fault) if fault.isdigit() else None)
+
+
+async def test_what_is_opened_is_refused_with_the_same_errors():
+    refusals = [Answer(401, "no such key: sk-something"), Answer(500, "sk-something broke"), "close", "ok"]
+    async with FaultEndpoint(refusals) as server:
+        client = OpenAIClient(server.base_url, "sk-something")
+        for kind, said in ((ModelError, "HTTP 401"), (InfraError, "HTTP 500"), (InfraError, "Disconnected")):
+            with pytest.raises(kind, match=said) as caught:
+                async with client.opened("chat/completions", {"messages": []}):
+                    raise AssertionError("refused before")
+            assert "sk-something" not in str(caught.value)
+        async with client.opened("chat/completions", {"messages": [{"content": "hello"}]}) as reply:
+            assert b"hello" in await reply.read()
+        with pytest.raises(ModelError, match="HTTP 405"):
+            async with client.opened("chat/completions"):
+                raise AssertionError("there is nothing to GET")
+        await client.close()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_renderer_tools import TEMPLATES
@@ -33,7 +34,7 @@ def commands(block: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in joined.splitlines() if line.strip()]
 
 
-def run(command: list[str], folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     assert command[0] == "rove", command
     done = subprocess.run([str(ROVE), *command[1:]], cwd=folder, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
@@ -199,3 +200,15 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
         report = io.StringIO()
         failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
         assert not failed, report.getvalue()
+
+
+def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+    [settings] = blocks("docs/doctor.md", "toml")
+    (tmp_path / settings.split(":")[0].lstrip("# ")).write_text(settings)
+    with ExitStack() as stack:
+        for block in blocks("docs/doctor.md", "bash"):
+            for line in ports(block).strip().splitlines():
+                if line.startswith("rove serve"):
+                    started(line, tmp_path, stack)
+                else:
+                    run(shlex.split(line, comments=True), tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -106,6 +106,11 @@ async def test_log_probabilities_are_those_of_the_sampled_tokens():
         assert logprobs.text_offset is not None and logprobs.text_offset[0] == 0
 
 
+async def test_the_list_of_models_tells_the_context():
+    async with served(context=96) as (at, _), at.http.get("/v1/models") as reply:
+        assert [(one["id"], one["max_model_len"]) for one in (await reply.json())["data"]] == [("tiny", 96)]
+
+
 async def test_a_prompt_may_be_text_or_ids():
     async with served() as (at, _):
         wanted = await at.here(4, text="0 1 2")

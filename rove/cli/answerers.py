@@ -54,7 +54,7 @@ def make_client(
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
     if base_url is None and is_folder(model):
-        return _embedded(model)
+        return embedded(model)
     from rove.clients.openai import OpenAIClient
 
     try:
@@ -100,7 +100,12 @@ def is_folder(model: str) -> bool:
     return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 
-def _embedded(model: str) -> Client:
+def embedded(model: str) -> Client:
+    """A model folder in the embedded engine.
+
+    Raises:
+        ConfigError: there is no such folder, or no torch.
+    """
     path = Path(model).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model folder {path} does not exist")

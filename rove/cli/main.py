@@ -21,6 +21,7 @@ COMMANDS = {
     "model": ("rove.cli.model", "Make small models from scratch."),
     "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
+    "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
     "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),

@@ -9,8 +9,8 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
@@ -215,6 +215,32 @@ class EndpointClient(ABC):
                     error.attempts = attempts
                     raise
             await asyncio.sleep(retry_delay(len(attempts), self.backoff, asked_to_wait, self._jitter))
+
+    @asynccontextmanager
+    async def opened(
+        self, path: str, content: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """What the API answers under a path, to be read as it comes: one try, of which the limiter does not know.
+
+        Args:
+            path: under the base URL.
+            content: JSON to POST; None = GET.
+
+        Raises:
+            ModelError, InfraError: as `respond` does, an `InfraError` for what may pass.
+        """
+        try:
+            session, url, method = await self._connect(), self._url / path, "GET" if content is None else "POST"
+            body = None if content is None else msgspec.json.encode(content)
+            async with session.request(method, url, data=body, allow_redirects=False) as reply:
+                if reply.status >= 300:
+                    raise self._refusal(url, reply.status, (await _read(reply)).decode(errors="replace"), 0.0)
+                yield reply
+        except (_TemporaryError, aiohttp.ClientError, OSError) as error:
+            said = str(error) if isinstance(error, _TemporaryError) else f"{type(error).__name__}: {error}"
+            raise InfraError(self._secrets.masked_in(said)) from None
+        except ModelError as error:
+            raise self._secrets.taken_from(error) from None
 
     async def close(self) -> None:
         """Close the connections. The client opens new ones if it is used again."""

@@ -97,7 +97,9 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
 
 
 def _model(desk: Desk, name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": desk.started, "owned_by": "rove"}
+    told = {"id": name, "object": "model", "created": desk.started, "owned_by": "rove"}
+    context = getattr(getattr(desk.client, "engine", None), "context", None)
+    return told if context is None else told | {"max_model_len": context}  # under vLLM's name
 
 
 def _reception(desk: Desk, api_key: str) -> Middleware:

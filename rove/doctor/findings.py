@@ -1,0 +1,46 @@
+"""What one check came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+OK, WARN, FAIL, SKIP = "ok", "warning", "fail", "skipped"
+"""As it should be; allowed but rarely wise; this would surely fail; not looked at, or there is no such thing."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of a diagnosis."""
+
+    status: str
+    """"ok", "warning", "fail" or "skipped"."""
+    name: str
+    """Of the check."""
+    seen: str
+    advice: str = ""
+    """What it means and how to fix it; may be empty where all is well."""
+
+
+def failed(findings: Iterable[Finding]) -> bool:
+    """Whether anything would surely fail."""
+    return any(finding.status == FAIL for finding in findings)
+
+
+def human_bytes(count: float) -> str:
+    """A size with two or three digits: 820 kB, 1.4 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration: 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    for size, unit in ((60, "min"), (3600, "h")):
+        if seconds / size < 100:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -1,0 +1,182 @@
+"""A training run, looked at before it starts: its settings, a few groups sampled for a try, one micro-batch, the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rove.clients.scripted import ScriptedClient
+from rove.doctor.findings import FAIL, SKIP, Finding
+from rove.doctor.machine import (
+    Trial,
+    check_disk,
+    check_drift,
+    check_memory,
+    check_time,
+    memory_free,
+    memory_needed,
+    try_training,
+)
+from rove.doctor.samples import check_samples, groups_with_spread, lengths_of
+from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
+from rove.engine.client import EngineClient
+from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
+from rove.groups import run_groups
+from rove.models.linear import use_fast_linear
+from rove.models.load import LoadedModel, default_threads, load_model
+from rove.protocols import Client, Sampling
+from rove.records import RolloutRecord, encode_record
+from rove.rollout import Job
+from rove.train.batch import can_pack, micro_batches
+from rove.train.rl import RLConfig, step_plan
+from rove.train.samples import samples_from_record
+
+PLAYED = 8
+"""Rollouts of every scripted player."""
+Watch = Callable[[str, int, int], None]
+"""Told what is done, how much of it, and how much there is."""
+
+
+class Sampled(NamedTuple):
+    """Groups sampled by the model as a step would."""
+
+    records: list[RolloutRecord]
+    seconds_per_rollout: float
+    """With all but the first group under way at once; a step has more, and so is quicker per rollout."""
+
+
+async def check_training(
+    config: RLConfig, groups: int = 8, folder: Path = Path("runs"), watch: Watch = lambda what, done, total: None
+) -> AsyncIterator[Finding]:
+    """Findings about an RL run, one by one; nothing is written, no weight is changed.
+
+    Args:
+        config: settings of the run; they need not be allowed ones.
+        groups: to sample, one to warm up included; 0 = none, which leaves out what only samples tell.
+        folder: where run folders go.
+        watch: told how far it is.
+    """
+    for finding in check_settings(config):
+        yield finding
+        if finding.status == FAIL:
+            return
+    try:
+        env = load_environment(config.env, config.env_dir, **config.env_args)
+        for finding in check_environment(config, env):
+            yield finding
+    except Exception as error:  # an environment is somebody's code
+        yield Finding(FAIL, "environment", _said(error), "rove eval shows more")
+        return
+    unfit = check_model_name(config.model)
+    if unfit is not None:
+        yield unfit
+        return
+    try:
+        watch("loading the model", 0, 1)
+        torch.set_num_threads(config.threads or default_threads())
+        loaded = load_model(config.model)
+    except Exception as error:  # any file may be broken in any way
+        advice = "RL trains a model folder: an endpoint's weights are not here"
+        yield Finding(FAIL, "model", _said(error), advice)
+        return
+    use_fast_linear(loaded.model, config.bf16_backward)
+    sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
+    yield check_learning_rate(config, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+    try:
+        async for finding in _tried(config, env, loaded, groups, folder, watch):
+            yield finding
+    finally:
+        await env.tear_down()
+
+
+async def _tried(
+    config: RLConfig, env: Environment, loaded: LoadedModel, groups: int, folder: Path, watch: Watch
+) -> AsyncIterator[Finding]:
+    """Findings that need the model at work."""
+    client = EngineClient.of(loaded, max_batch=config.batch_size)
+    context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
+    sampled, played = Sampled([], 0.0), list[RolloutRecord]()
+    if groups:
+        played = await _played(config, env) if env.message_type == "chat" else []  # raw texts are never rendered
+        sampled = await _sampled(config, env, client, groups, watch)
+        await client.close()
+        for finding in check_samples(sampled.records, played, loaded.renderer, config.max_tokens, context):
+            yield finding
+        lengths = [lengths_of(records, loaded.renderer) for records in (sampled.records, played)]
+        longest = min(context, max(one.prompt for one in lengths) + config.max_tokens)
+    else:
+        yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are not known", "leave out --quick")
+    watch("one micro-batch", 1, 1)
+    samples = [s for r in sampled.records if r.steps and r.error is None for s in samples_from_record(r, 1.0)]
+    try:
+        trial = try_training(config, loaded, samples)
+    except Exception as error:  # out of memory, or a model that cannot be trained here
+        yield Finding(FAIL, "micro-batch", _said(error), "a smaller --micro_batch_tokens, or another model")
+        return
+    for finding in _of_machine(config, loaded, sampled, trial, longest, folder):
+        yield finding
+
+
+def _of_machine(
+    config: RLConfig, loaded: LoadedModel, sampled: Sampled, trial: Trial, longest: int, folder: Path
+) -> Iterator[Finding]:
+    if trial.drift is not None:
+        yield check_drift(trial)
+    needed = memory_needed(config, loaded, trial, longest)
+    yield check_memory(needed, memory_free(loaded.model.device))
+    if any(record.error is None for record in sampled.records):
+        sampling = sampled.seconds_per_rollout * config.batch_size
+        tokens = _trained_tokens(config, loaded, sampled.records) / len(sampled.records) * config.batch_size
+        yield check_time(config, sampling, trial.seconds / trial.tokens * tokens)
+    written = sum(len(encode_record(record)) for record in sampled.records) / max(1, len(sampled.records))
+    yield check_disk(config, needed, written, folder)
+
+
+def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
+    """Tokens that training on these rollouts computes: groups without spread are left out, common beginnings shared."""
+    taught = [record for group in groups_with_spread(records) for record in group]
+    samples = [sample for record in taught for sample in samples_from_record(record, 1.0)]
+    return sum(b.ids.numel() for b in micro_batches(samples, config.micro_batch_tokens, pack=can_pack(loaded.model)))
+
+
+async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, watch: Watch) -> Sampled:
+    """Some of the groups of the first step, spread evenly over it: often it is sorted by difficulty."""
+    width = config.batch_size // config.rollouts_per_example
+    jobs = step_plan(config, 0, env.get_dataset(width))
+    chosen = jobs[:: max(1, width // groups)][:groups]
+    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+    records: list[RolloutRecord] = []
+    total, seconds = sum(map(len, chosen)), 0.0
+    for part in (chosen[:1], chosen[1:]):  # the first one compiles kernels, and shows what fails at all
+        if not part or (records and all(record.error is not None for record in records)):
+            break
+        started = time.perf_counter()
+        async for record in run_groups(env, client, part, sampling=sampling, max_concurrent=config.batch_size):
+            records.append(record)
+            watch("sampling", len(records), total)
+        seconds = (time.perf_counter() - started) / sum(map(len, part))
+    return Sampled(records, seconds)
+
+
+async def _played(config: RLConfig, env: Environment) -> list[RolloutRecord]:
+    """Rollouts of the players that the environment ships; one that fails counts for nothing."""
+    records: list[RolloutRecord] = []
+    examples = env.get_dataset(PLAYED)
+    jobs: list[list[Job]] = step_plan(config, 0, examples)[:PLAYED]
+    for name, player in env.players.items():
+        one_each = [group[:1] for group in jobs]
+        async for record in run_groups(env, ScriptedClient(player, name), one_each):
+            if record.error is None:
+                records.append(record)
+    return records
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = " ".join(str(error).split())
+    return text if type(error).__module__.startswith("rove.") else f"{type(error).__name__}: {text[:300]}"

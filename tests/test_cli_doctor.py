@@ -1,0 +1,154 @@
+"""`rove doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+from commands import Rove, in_this_process
+from toys import says
+
+from rove.cli.demo import load_recipe
+from rove.cli.doctor import findings_table
+from rove.cli.model import ModelConfig, run_model_new
+from rove.doctor import FAIL, Finding
+from rove.server import base_url_of, listening, make_app
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    run_model_new(ModelConfig(env="tictactoe", output=str(folder), games=20))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server, in a thread of its own, that says OK and has a key."""
+    ready, stop, told = threading.Event(), threading.Event(), []
+
+    async def main() -> None:
+        async with listening(make_app(says("OK."), "tiny", api_key="sk-something")) as runner:
+            told.append(base_url_of(runner))
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    ready.wait()
+    yield told[0]
+    stop.set()
+    thread.join()
+
+
+def statuses(out: str) -> dict[str, str]:
+    return {finding["name"]: finding["status"] for finding in json.loads(out)["findings"]}
+
+
+def test_an_endpoint(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_KEY", "sk-something")
+    done = rove("doctor", "-m", "tiny", "-b", url, "-k", "MY_KEY")
+    assert done.status == 0
+    assert "accepted" in done.out
+    assert f"rove eval reverse_text -m tiny -b {url}" in done.out
+    table = [line for line in done.out.splitlines() if line.startswith(tuple("┏┃┡│└"))]
+    assert {len(line) for line in table} == {100}
+
+
+def test_a_wrong_key_is_told_as_json(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_KEY", "sk-another")
+    done = rove("doctor", "-m", "tiny", "-b", url, "-k", "MY_KEY", "--json")
+    assert done.status == 1
+    assert statuses(done.out)["key"] == "fail"
+    assert json.loads(done.out)["failed"] is True
+    assert rove("doctor", "-m", "tiny", "-b", url, "-k", "NO_SUCH_KEY").status == 2
+
+
+def test_replicas_of_endpoints_toml_one_by_one(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_KEY", "sk-something")
+    table = f'[[endpoint]]\nendpoint_id = "both"\nmodel = "tiny"\nkey = "MY_KEY"\nurl = "{url}"\n'
+    Path("endpoints.toml").write_text(table + table.replace(url, "http://127.0.0.1:9/v1"), encoding="utf-8")
+    done = rove("doctor", "-m", "both", "--json")
+    assert done.status == 1
+    found = statuses(done.out)
+    assert found[f"{url} answer"] == "ok"
+    assert found["http://127.0.0.1:9/v1 reachable"] == "fail"
+
+
+def test_a_model_folder(rove: Rove, model: Path):
+    done = rove("doctor", "-m", str(model), "--json")
+    assert done.status == 0
+    found = statuses(done.out)
+    assert found["log-probs"] == found["context"] == found["seed"] == "ok"
+    assert rove("doctor", "-m", "./nowhere").status == 2
+
+
+def demo_settings(model: Path, stage: int = 0) -> str:
+    """The file of the demo's RL settings."""
+    values = {name: value for name, value in load_recipe("tictactoe", False).rl[stage].items() if name != "name"}
+    Path("rl.toml").write_text(tomli_w.dumps({"env": "tictactoe", "model": str(model), **values}), encoding="utf-8")
+    return "rl.toml"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_settings_of_the_demo_are_fine(rove: Rove, model: Path, stage: int):
+    done = rove("doctor", demo_settings(model, stage), "--quick", "--json")
+    assert done.status == 0
+    assert set(statuses(done.out).values()) == {"ok", "skipped"}
+
+
+def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
+    done = rove("doctor", demo_settings(model), "--groups", "2")
+    assert done.status == 1
+    assert "rove sft" in done.out
+    assert "put right what is marked ✗" in done.out
+
+
+def test_flags_are_those_of_rl(rove: Rove, model: Path):
+    words = ["doctor", "tictactoe", "-m", str(model), "-r", "4", "-a", '{"num_groups": 3}', "--quick", "--json"]
+    done = rove(*words, "--batch-size", "32", "--learning_rate", "0.01", "-T", "1.4")
+    assert done.status == 0
+    found = statuses(done.out)
+    assert {name for name, status in found.items() if status == "warning"} == {
+        "batch",
+        "groups",
+        "sampling",
+        "learning rate",
+    }
+    assert rove(*words, "--batch-size", "30").status == 1
+    shown = rove("doctor", "@", demo_settings(model), "--steps", "20", "-r", "8", "--quick")
+    assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown.out
+    assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a model (-m MODEL"),
+        (["-m", "scripted:teacher"], "always answers"),
+        (["nowhere.toml"], "settings file nowhere.toml does not exist"),
+        (["tictactoe", "-m", "x", "-b", "http://localhost/v1"], "whose weights are not here"),
+        (["-m", "gpt-5"], "no API key"),
+    ],
+)
+def test_what_cannot_be_checked(rove: Rove, words: list[str], said: str):
+    done = rove("doctor", *words)
+    assert done.status == 2
+    assert said in done.err
+
+
+def test_brackets_are_shown_as_they_are():
+    [column] = [
+        c for c in findings_table([Finding(FAIL, "a", "[red] [/x]")], "t").columns if c.header == "what was seen"
+    ]
+    assert [str(cell) for cell in column.cells] == ["[red] [/x]"]

@@ -1,0 +1,110 @@
+"""What a run takes of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import tiny_model
+
+from rove.doctor import machine
+from rove.doctor.findings import FAIL, OK, WARN
+from rove.doctor.machine import (
+    Trial,
+    check_disk,
+    check_drift,
+    check_memory,
+    check_time,
+    memory_free,
+    memory_needed,
+    position_bytes,
+    try_training,
+)
+from rove.engine.client import EngineClient
+from rove.messages import UserMessage
+from rove.protocols import Request, Sampling
+from rove.train.rl import RLConfig
+from rove.train.samples import Sample
+
+NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "keys and values": 1e9}
+
+
+def config(**over: Any) -> RLConfig:
+    return RLConfig(**{"env": "tictactoe", "model": "models/x", **over})
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
+def test_a_trial_measures_and_changes_nothing(arch: str):
+    loaded = tiny_model(arch)
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    trial = try_training(config(), loaded)
+    assert trial.tokens == machine.PROBE
+    assert trial.seconds > 0
+    assert trial.drift is None
+    hidden = 4 * 32 * trial.tokens
+    assert trial.saved > 2 * hidden  # of two layers at least what comes into them
+    assert all(torch.equal(before[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    assert all(p.grad is None for p in loaded.model.parameters())
+
+
+def test_activations_grow_with_the_tokens():
+    loaded = tiny_model()
+    few, many = (try_training(config(micro_batch_tokens=n), loaded) for n in (128, 512))
+    assert (few.tokens, many.tokens) == (128, 512)
+    assert 3 < many.saved / few.saved < 6
+
+
+async def test_sampler_and_trainer_agree():
+    loaded = tiny_model()
+    client = EngineClient.of(loaded)
+    made = (await client.respond(Request([UserMessage("0 1")], Sampling(max_tokens=12, temperature=1.0)))).tokens
+    assert made is not None
+    mask = [False] * len(made.prompt_ids) + [True] * len(made.completion_ids)
+    logprobs = [0.0] * len(made.prompt_ids) + made.logprobs
+    trial = try_training(config(), loaded, [Sample(made.ids, mask, logprobs, [1.0] * len(mask))])
+    assert check_drift(trial).status == OK
+    wrong = [p - 1 for p in logprobs]
+    assert (
+        check_drift(try_training(config(), loaded, [Sample(made.ids, mask, wrong, [1.0] * len(mask))])).status == WARN
+    )
+    assert check_drift(Trial(1, 1.0, 1, float("nan"))).status == WARN
+
+
+def test_memory_needed():
+    loaded = tiny_model()
+    size = sum(p.nbytes for p in loaded.model.parameters())
+    needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copy"] == size
+    assert needed["activations"] == 75_000
+    assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
+    assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
+    assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
+
+
+@pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])
+def test_memory(free: float | None, status: str):
+    assert check_memory(NEEDED, None if free is None else int(free)).status == status
+
+
+def test_this_machine_has_some_memory():
+    free = memory_free(torch.device("cpu"))
+    assert free is None or free > 1 << 20
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, WARN), (1000, WARN)])
+def test_time(seconds: float, status: str):
+    finding = check_time(config(steps=100), seconds, seconds)
+    assert finding.status == status
+    if seconds == 400:
+        assert "a stop may cost 2.2 h" in finding.advice
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def of(free: float) -> str:
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
+
+    assert [of(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]

@@ -1,0 +1,86 @@
+"""What the settings of an RL run say by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toys import Quiz, rows
+
+from rove.doctor.findings import FAIL, OK, WARN, Finding, failed
+from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
+from rove.train.rl import RLConfig
+
+
+def config(**over: Any) -> RLConfig:
+    return RLConfig(**{"env": "tictactoe", "model": "models/x", **over})
+
+
+def found(**over: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_settings(config(**over))}
+
+
+def test_the_defaults_are_fine():
+    assert {finding.status for finding in found().values()} == {OK}
+
+
+@pytest.mark.parametrize("over", [{"batch_size": 100}, {"rollouts_per_example": 1}, {"temperature": 0}, {"loss": "x"}])
+def test_what_rl_refuses_fails(over: dict[str, Any]):
+    findings = found(**over)
+    assert list(findings) == ["settings"]
+    assert failed(findings.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "said"),
+    [
+        ("batch", {"batch_size": 32}, "collapse"),
+        ("batch", {"batch_size": 128}, "noisy"),
+        ("groups", {"rollouts_per_example": 2}, "score alike"),
+        ("groups", {"rollouts_per_example": 64}, "few examples"),
+        ("groups", {"env_args": {"num_groups": 5}}, "multiple of num_groups"),
+        ("sampling", {"temperature": 1.4}, "collapse"),
+        ("sampling", {"temperature": 0.3}, "alike"),
+        ("schedule", {"entropy_bonus": 0.1}, "destroyed"),
+        ("schedule", {"steps": 4}, "never gets to its peak"),
+        ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
+    ],
+)
+def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: str):
+    findings = found(**over)
+    assert findings[name].status == WARN
+    assert not failed(findings.values())
+    assert said in findings[name].advice
+
+
+@pytest.mark.parametrize(
+    ("rate", "parameters", "trained", "status"),
+    [
+        (3e-4, 5e5, 5e5, OK),
+        (3e-3, 5e5, 5e5, WARN),
+        (1e-5, 5e5, 5e5, WARN),
+        (1e-6, 6e8, 6e8, OK),
+        (5e-5, 6e8, 6e8, WARN),  # 57 to 2.4 %, as somebody has found out
+        (5e-5, 6e8, 1e6, OK),  # an adapter
+        (1e-3, 6e8, 1e6, WARN),
+    ],
+)
+def test_learning_rates(rate: float, parameters: float, trained: float, status: str):
+    assert check_learning_rate(config(learning_rate=rate), int(parameters), int(trained)).status == status
+
+
+def test_datasets():
+    def of(env: Quiz) -> list[tuple[str, str]]:
+        return [(one.name, one.status) for one in check_environment(config(), env)]
+
+    assert of(Quiz(count=500)) == [("dataset", OK)]
+    assert of(Quiz(count=3)) == [("dataset", WARN)]
+    assert of(Quiz(dataset=[])) == [("dataset", FAIL)]
+    assert of(Quiz(dataset=lambda: iter(rows(500)))) == [("dataset", OK)]
+    assert of(Quiz(count=500, sampling_args={"top_p": 0.8}))[1] == ("environment's sampling", WARN)
+
+
+def test_scripted_players_cannot_be_trained():
+    unfit = check_model_name("scripted:teacher")
+    assert unfit is not None and unfit.status == FAIL
+    assert check_model_name("models/x") is None

@@ -1,0 +1,119 @@
+"""A training run looked at before it starts, whole: what is sampled, in which order things are said, and that nothing changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import environment
+from fakes import tiny_model
+
+from rove.doctor.findings import FAIL, SKIP, Finding, failed
+from rove.doctor.training import check_training
+from rove.train.rl import RLConfig
+
+SOURCE = '''
+import rove as vf
+
+class Letters(vf.MultiTurnEnv):
+    """Rewards even lengths: now and then anybody does that."""
+
+    async def env_response(self, messages, state):
+        return "go on"
+
+def even(completion):
+    if BROKEN:
+        raise ValueError("no such letter")
+    return float(len(completion[0]["content"]) % 2 == 0)
+
+BROKEN = False
+
+def load_environment(count=64, broken=False, players=True):
+    global BROKEN
+    BROKEN = broken
+    if count == 0:
+        raise RuntimeError("no letters today")
+    said = {"brief": lambda messages, state, rng: "4", "wrong": lambda messages, state, rng: 1 / 0}
+    rows = [{"question": f"{n % 9}"} for n in range(count)]
+    return Letters(dataset=rows, rubric=vf.Rubric([even]), max_turns=2, players=said if players else {})
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    environment(tmp_path, "letters", SOURCE)
+    tiny_model().save(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def found(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
+    settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
+    return {finding.name: finding async for finding in check_training(RLConfig(**settings), groups)}
+
+
+async def test_all_of_it(folder: Path):
+    told: list[tuple[str, int, int]] = []
+    config = RLConfig(env="letters", env_dir=str(folder), model=str(folder / "model"), max_tokens=6)
+    findings = [one async for one in check_training(config, 3, watch=lambda *words: told.append(words))]
+    assert not failed(findings)
+    names = [finding.name for finding in findings]
+    assert names[:2] == ["settings", "batch"]
+    assert names[-4:] == ["sampler = trainer", "memory", "time", "disk"]
+    assert {"learning rate", "base reward", "spread", "max_tokens", "context", "history"} < set(names)
+    assert ("sampling", 24, 24) in told
+    assert next(one for one in findings if one.name == "rollouts").seen == "24 sampled, none failed"
+    assert sorted({*os.listdir(folder)} - {"__pycache__"}) == ["letters", "model"]
+
+
+async def test_quick_samples_nothing(folder: Path):
+    findings = await found(folder, groups=0)
+    assert findings["samples"].status == SKIP
+    assert {"memory", "disk", "learning rate"} < findings.keys()
+    assert not {"time", "base reward"} & findings.keys()
+
+
+@pytest.mark.parametrize(
+    ("over", "name", "said"),
+    [
+        ({"batch_size": 100}, "settings", "multiple of"),
+        ({"env": "lettres"}, "environment", "lettres"),
+        ({"env_args": {"count": 0}}, "environment", "RuntimeError: no letters today"),
+        ({"env_args": {"size": 1}}, "environment", "size"),
+        ({"env_args": {"broken": True}}, "rollouts", "reward even: ValueError: no such letter"),
+        ({"model": "scripted:brief"}, "model", "scripted player"),
+        ({"model": "gpt-5"}, "model", "no model 'gpt-5'"),
+    ],
+)
+async def test_what_would_surely_fail(folder: Path, over: dict[str, Any], name: str, said: str):
+    findings = await found(folder, **over)
+    assert {one for one, finding in findings.items() if finding.status == FAIL} == {name}
+    assert said in findings[name].seen
+
+
+async def test_a_context_too_small_for_any_prompt(folder: Path):
+    tiny_model(context=4).save(folder / "small")
+    findings = await found(folder, model=str(folder / "small"))
+    assert findings["context"].status == FAIL
+    assert failed(findings.values())
+
+
+async def test_raw_texts(folder: Path):
+    environment(folder, "texts", SOURCE.replace("players=said", "message_type='completion', players=said"))
+    source = folder / "texts" / "texts.py"
+    text = (
+        source.read_text(encoding="utf-8")
+        .replace('"question"', '"prompt"')
+        .replace('completion[0]["content"]', "completion")
+    )
+    source.write_text(text, encoding="utf-8")
+    findings = await found(folder, env="texts")
+    assert not failed(findings.values())
+    assert "refuses" not in findings["history"].seen
+    assert findings["context"].status == "ok"
+
+
+async def test_without_players(folder: Path):
+    assert not failed((await found(folder, env_args={"players": False})).values())

@@ -6,6 +6,7 @@ runs/<name>/
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
+  bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
   final/           the trained model, an ordinary Hugging Face folder
@@ -42,6 +43,7 @@ OWNED = (
     "rollouts.jsonl",
     "metrics.jsonl",
     "limits.jsonl",
+    "bad_batch.msgpack",
     "summary.json",
     "versions.json",
     "report.html",

@@ -24,6 +24,7 @@ from rove.rollout import Job, plan
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.advantages import group_advantages
+from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.losses import make_loss
@@ -75,6 +76,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    max_bad_steps: int = 3
+    """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     env_dir: str | None = None
     checkpoint_every: int = 10
@@ -106,6 +109,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "micro_batch_tokens",
             "checkpoint_every",
             "keep_checkpoints",
+            "max_bad_steps",
             "threads",
         )
         make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
@@ -140,20 +144,22 @@ async def train_rl(
         restore_checkpoint(last[0], loaded, trainer)
         start = last[1].step
     run.cut(last[1] if last else None)
+    history = run.metrics()
     client.engine.update_weights(start)
     examples = env.get_dataset(config.steps * (config.batch_size // config.rollouts_per_example))
     try:
         for step in range(start, config.steps):
-            metrics = await _one_step(config, step, examples, env, client, trainer, run)
+            metrics = await _one_step(config, step, examples, env, client, trainer, run, history)
             client.engine.update_weights(step + 1)
-            run.append_metrics({"step": step + 1, **metrics})
+            history.append({"step": step + 1, **metrics})
+            run.append_metrics(history[-1])
             if on_step is not None:
                 on_step(step + 1, metrics)
             if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
                 _checkpoint(config, step + 1, loaded, trainer, run)
         _checkpoint(config, config.steps, loaded, trainer, run)
         final = run.save_final(loaded.save)
-        run.finish({"steps": config.steps, "last": run.metrics()[-1]})
+        run.finish({"steps": config.steps, "last": history[-1]})
         return final
     finally:
         await env.tear_down()
@@ -167,6 +173,7 @@ async def _one_step(
     client: Client,
     trainer: Trainer,
     run: Run,
+    history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
     groups = step_plan(config, step, examples)
@@ -189,13 +196,17 @@ async def _one_step(
         )
     trained: dict[str, float] = {}
     if samples:
-        trained = trainer.step(
-            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-            make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
-            divisor=trained_tokens(samples),
-            entropy_bonus=config.entropy_bonus,
-            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-        )
+
+        def train() -> dict[str, float]:
+            return trainer.step(
+                micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
+                make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
+                divisor=trained_tokens(samples),
+                entropy_bonus=config.entropy_bonus,
+                lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+            )
+
+        trained = try_step(train, samples, run, history, config.max_bad_steps)
     times = {"time/sampling": sampled - started, "time/training": time.perf_counter() - sampled}
     return {**_rollout_metrics(records), **counts, **trained, **times}
 

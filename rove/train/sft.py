@@ -18,6 +18,7 @@ from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
 from rove.runs import Run
+from rove.train.bad_steps import try_step
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.losses import cross_entropy
@@ -59,6 +60,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    max_bad_steps: int = 3
+    """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     seed: int = 0
 
@@ -69,7 +72,15 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ConfigError: a setting is out of range.
         """
         check_positive(
-            self, "epochs", "batch_size", "learning_rate", "validate_every", "patience", "micro_batch_tokens", "threads"
+            self,
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "validate_every",
+            "patience",
+            "micro_batch_tokens",
+            "max_bad_steps",
+            "threads",
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
@@ -141,10 +152,11 @@ def train_sft(
         restore_checkpoint(last[0], loaded, trainer)
         step, best, best_step = last[1].step, last[1].state["best"], last[1].state["best_step"]
     run.cut(last[1] if last else None)
+    history = run.metrics()
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
     while step < total and not _stopped(step, best_step, config):
-        metrics = _one_step(config, step, total, training, trainer)
+        metrics = _one_step(config, step, total, training, trainer, run, history)
         step += 1
         measured = step % config.validate_every == 0 or step == total
         if measured:
@@ -152,7 +164,8 @@ def train_sft(
             if metrics["validation_loss"] < best:
                 best, best_step = metrics["validation_loss"], step
                 run.save_checkpoint("best", loaded.save)
-        run.append_metrics({"step": step, **metrics})
+        history.append({"step": step, **metrics})
+        run.append_metrics(history[-1])
         if measured:
             state = {"best": best, "best_step": best_step}
             run.save_checkpoint(
@@ -173,7 +186,13 @@ def _stopped(step: int, best_step: int, config: SFTConfig) -> bool:
 
 
 def _one_step(
-    config: SFTConfig, step: int, total: int, training: Sequence[Sequence[Sample]], trainer: Trainer
+    config: SFTConfig,
+    step: int,
+    total: int,
+    training: Sequence[Sequence[Sample]],
+    trainer: Trainer,
+    run: Run,
+    history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
@@ -181,9 +200,15 @@ def _one_step(
         samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)
     )
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale)
-    keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "tokens")
-    return {**{name: seen[name] for name in keep}, "time/step": time.perf_counter() - started}
+    seen = try_step(
+        lambda: trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale),
+        samples,
+        run,
+        history,
+        config.max_bad_steps,
+    )
+    keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
+    return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 
 
 def _batch(config: SFTConfig, step: int, training: Sequence[Sequence[Sample]]) -> list[Sequence[Sample]]:

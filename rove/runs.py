@@ -9,6 +9,7 @@ runs/<name>/
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
+  evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
   final/           the trained model, an ordinary Hugging Face folder
 """
 
@@ -49,6 +50,7 @@ OWNED = (
     "report.html",
     "curves.png",
     "checkpoints",
+    "evaluations",
     "final",
     "config.toml",
 )
@@ -350,7 +352,11 @@ class Run:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts and metrics newer than `progress` (all of them when None)."""
+        """Drop the rollouts, metrics and evaluations newer than `progress` (all of them when None)."""
+        step = progress.step if progress is not None else 0
+        for folder in (self.path / "evaluations").glob("*/*"):
+            if folder.name.isdigit() and int(folder.name) > step:
+                shutil.rmtree(folder)
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}

@@ -27,6 +27,7 @@ from rove.train.advantages import group_advantages
 from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.losses import make_loss
 from rove.train.samples import Sample, samples_from_record
 from rove.train.trainer import Trainer, lr_scale
@@ -83,7 +84,20 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
+    evaluation: list[EvaluationConfig] = []
+    """What is measured on held-out examples while training: `[[evaluation]]` tables."""
+    keep_best: str | None = None
+    """Metric like "eval/NAME/reward/mean"; the weights of its best measurement are kept in checkpoints/best."""
+    patience: int | None = None
+    """Stop after so many measurements of `keep_best` without a new best."""
+    target: float | None = None
+    """Stop when `keep_best` is as good as this."""
     seed: int = 0
+
+    @property
+    def goal(self) -> Goal:
+        """Which weights are the best, and when they are good enough."""
+        return Goal(self.keep_best, self.patience, self.target)
 
     def check(self) -> None:
         """Refuse impossible settings before any work is done.
@@ -113,6 +127,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "threads",
         )
         make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
+        check_evaluations(self.evaluation)
+        self.goal.check(self.evaluation, [])
 
 
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -138,28 +154,36 @@ async def train_rl(
     use_fast_linear(loaded.model, config.bf16_backward)
     client = EngineClient.of(loaded, max_batch=config.batch_size)
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
-    start = 0
+    held_out = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
+    step = 0
     last = run.last_checkpoint()
     if last is not None:
         restore_checkpoint(last[0], loaded, trainer)
-        start = last[1].step
+        step = last[1].step
     run.cut(last[1] if last else None)
-    history = run.metrics()
-    client.engine.update_weights(start)
+    history, goal = run.metrics(), config.goal
+    stopped = why_stop(history, goal)
+    client.engine.update_weights(step)
     examples = env.get_dataset(config.steps * (config.batch_size // config.rollouts_per_example))
     try:
-        for step in range(start, config.steps):
+        while step < config.steps and stopped is None:
             metrics = await _one_step(config, step, examples, env, client, trainer, run, history)
-            client.engine.update_weights(step + 1)
-            history.append({"step": step + 1, **metrics})
-            run.append_metrics(history[-1])
+            step += 1
+            client.engine.update_weights(step)
+            row = {"step": step, **metrics}
+            row |= await held_out.after_step(row, history, step == config.steps, goal)
+            history.append(row)
+            if goal.metric in row:
+                keep_best(run, loaded, history, goal)
+                stopped = why_stop(history, goal)
+            run.append_metrics(row)
             if on_step is not None:
-                on_step(step + 1, metrics)
-            if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
-                _checkpoint(config, step + 1, loaded, trainer, run)
-        _checkpoint(config, config.steps, loaded, trainer, run)
+                on_step(step, row)
+            if step % config.checkpoint_every == 0 and step < config.steps:
+                _checkpoint(config, step, loaded, trainer, run)
+        _checkpoint(config, step, loaded, trainer, run)
         final = run.save_final(loaded.save)
-        run.finish({"steps": config.steps, "last": history[-1]})
+        run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
     finally:
         await env.tear_down()

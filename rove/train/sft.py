@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from rove.config import check_positive
 from rove.digest import derive_seed
+from rove.engine.client import EngineClient
 from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
@@ -21,6 +23,7 @@ from rove.runs import Run
 from rove.train.bad_steps import try_step
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample, samples_from_messages
 from rove.train.trainer import Trainer, lr_scale
@@ -50,7 +53,15 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     validate_every: int = 50
     """Steps between measurements of the validation loss, each with a checkpoint."""
     patience: int = 4
-    """Stop after so many measurements without a new minimum."""
+    """Stop after so many measurements of `keep_best` without a new best."""
+    target: float | None = None
+    """Stop when `keep_best` is as good as this."""
+    evaluation: list[EvaluationConfig] = []
+    """What is measured on held-out examples of environments while training: `[[evaluation]]` tables."""
+    keep_best: str = "validation_loss"
+    """Metric that says which weights are the best: validation_loss, or one like "eval/NAME/reward/mean"."""
+    env_dir: str | None = None
+    """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
     bf16_backward: bool = False
     """Matrix products of the backward pass in bf16 on a CPU; everything else stays fp32.
@@ -64,6 +75,11 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     seed: int = 0
+
+    @property
+    def goal(self) -> Goal:
+        """Which weights are the best, and when they are good enough."""
+        return Goal(self.keep_best, self.patience, self.target)
 
     def check(self) -> None:
         """Refuse impossible settings before any work is done.
@@ -84,6 +100,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
+        check_evaluations(self.evaluation)
+        self.goal.check(self.evaluation, ["validation_loss"])
 
 
 OnStep = Callable[[int, int, Mapping[str, float]], None]
@@ -127,7 +145,7 @@ def split(
 def train_sft(
     config: SFTConfig, records: Iterable[RolloutRecord], loaded: LoadedModel, run: Run, on_step: OnStep | None = None
 ) -> Path:
-    """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are those of the lowest validation loss.
+    """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
 
     Args:
         config: settings.
@@ -146,43 +164,45 @@ def train_sft(
     training, held_out = split(loaded.renderer, conversations(records, config), config)
     validation = micro_batches(held_out, config.micro_batch_tokens, device, can_pack(loaded.model))
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
-    step, best, best_step = 0, float("inf"), 0
+    client = EngineClient.of(loaded) if config.evaluation else None
+    evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
+    step = 0
     last = run.last_checkpoint()
     if last is not None:
         restore_checkpoint(last[0], loaded, trainer)
-        step, best, best_step = last[1].step, last[1].state["best"], last[1].state["best_step"]
+        step = last[1].step
     run.cut(last[1] if last else None)
-    history = run.metrics()
+    history, goal = run.metrics(), config.goal
+    stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    while step < total and not _stopped(step, best_step, config):
+    while step < total and stopped is None:
         metrics = _one_step(config, step, total, training, trainer, run, history)
         step += 1
         measured = step % config.validate_every == 0 or step == total
+        row = {"step": step, **metrics}
         if measured:
-            metrics["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
-            if metrics["validation_loss"] < best:
-                best, best_step = metrics["validation_loss"], step
-                run.save_checkpoint("best", loaded.save)
-        history.append({"step": step, **metrics})
-        run.append_metrics(history[-1])
+            row["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
+        if config.evaluation:
+            row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
+        history.append(row)
+        if goal.metric in row:
+            keep_best(run, loaded, history, goal)
+            stopped = why_stop(history, goal)
+        run.append_metrics(row)
         if measured:
-            state = {"best": best, "best_step": best_step}
-            run.save_checkpoint(
-                str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, state)
-            )
+            run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
             run.prune_checkpoints(1)
         if on_step is not None:
-            on_step(step, total, metrics)
+            on_step(step, total, row)
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    run.finish({**counts, "best_step": best_step, "validation_loss": best})
+    found = outcome(history, goal)
+    best = next(row for row in history if row["step"] == found["best"]["step"])
+    losses = {"validation_loss": best["validation_loss"]} if "validation_loss" in best else {}
+    run.finish({**counts, "best_step": found["best"]["step"], **losses, **found})
     return final
-
-
-def _stopped(step: int, best_step: int, config: SFTConfig) -> bool:
-    return step - best_step >= config.patience * config.validate_every
 
 
 def _one_step(

@@ -11,25 +11,20 @@ import msgspec
 import torch
 
 from rove.config import check_positive
-from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.errors import ConfigError, RunError
-from rove.groups import run_groups
+from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
-from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord
-from rove.rollout import Job, plan
 from rove.runs import Run
-from rove.statistics import mean
-from rove.train.advantages import group_advantages
 from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.losses import make_loss
-from rove.train.samples import Sample, samples_from_record
+from rove.train.playing import Player
+from rove.train.samples import Sample
+from rove.train.sampling import Ordering, check_difficulty
 from rove.train.trainer import Trainer, lr_scale
 
 
@@ -65,6 +60,22 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature: float = 1.0
     max_tokens: int = 512
     """Most tokens in one model turn."""
+    shuffle: bool = False
+    """Play every epoch in an order of its own instead of the dataset's."""
+    stratify: str | None = None
+    """Column whose values (quantiles, where it has many numbers) every step has in the same shares as the dataset."""
+    stratify_bins: int = 4
+    """Quantiles of a column with more different numbers than this."""
+    curriculum: str | None = None
+    """Column of numbers that ascends over training; "info.level" is what `info` has under "level"."""
+    skip_at_most: float | None = None
+    """Skip examples whose recent mean reward in this run is at most this: they are too hard to teach anything."""
+    skip_at_least: float | None = None
+    """Skip examples whose recent mean reward in this run is at least this: they are too easy."""
+    skip_memory: int = 100
+    """Steps that are recent; after so many a skipped example is tried again."""
+    resample_zero_spread: int = 0
+    """At most so many times in a step, play further groups in place of those without spread."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     micro_batch_tokens: int = 8192
@@ -99,6 +110,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Which weights are the best, and when they are good enough."""
         return Goal(self.keep_best, self.patience, self.target)
 
+    @property
+    def groups(self) -> int:
+        """Groups of a step."""
+        return self.batch_size // self.rollouts_per_example
+
+    @property
+    def ordering(self) -> Ordering:
+        """In which order examples are played."""
+        return Ordering(self.shuffle, self.stratify, self.stratify_bins, self.curriculum)
+
     def check(self) -> None:
         """Refuse impossible settings before any work is done.
 
@@ -127,6 +148,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "threads",
         )
         make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high)
+        self.ordering.check()
+        check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
+        if self.resample_zero_spread < 0:
+            raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, [])
 
@@ -164,10 +189,13 @@ async def train_rl(
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     client.engine.update_weights(step)
-    examples = env.get_dataset(config.steps * (config.batch_size // config.rollouts_per_example))
     try:
+        player = Player(config, env, client, run)
         while step < config.steps and stopped is None:
-            metrics = await _one_step(config, step, examples, env, client, trainer, run, history)
+            started = time.perf_counter()
+            played = await player.play(step, history)
+            times = {"time/sampling": time.perf_counter() - started}
+            metrics = {**played.metrics, **learn(config, step, played.samples, trainer, run, history), **times}
             step += 1
             client.engine.update_weights(step)
             row = {"step": step, **metrics}
@@ -189,102 +217,34 @@ async def train_rl(
         await env.tear_down()
 
 
-async def _one_step(
+def learn(
     config: RLConfig,
     step: int,
-    examples: Sequence[dict[str, Any]],
-    env: Environment,
-    client: Client,
+    samples: Sequence[Sample],
     trainer: Trainer,
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
-    started = time.perf_counter()
-    groups = step_plan(config, step, examples)
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    records = [
-        record
-        async for record in run_groups(
-            env, client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
-        )
-    ]
-    for record in records:
-        run.append_rollout(record)
-    sampled = time.perf_counter()
-    samples, counts = training_samples(records, config.truncated)
-    if counts["rollouts/failed"] == len(records):
-        error = records[0].error
-        assert error is not None
-        raise RunError(
-            f"every rollout of step {step + 1} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
-        )
-    trained: dict[str, float] = {}
-    if samples:
+    """Take the optimizer step; returns what it measured, and how long it took.
 
-        def train() -> dict[str, float]:
-            return trainer.step(
-                micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-                make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
-                divisor=trained_tokens(samples),
-                entropy_bonus=config.entropy_bonus,
-                lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-            )
-
-        trained = try_step(train, samples, run, history, config.max_bad_steps)
-    times = {"time/sampling": sampled - started, "time/training": time.perf_counter() - sampled}
-    return {**_rollout_metrics(records), **counts, **trained, **times}
-
-
-def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -> list[list[Job]]:
-    """The groups of a step: the next examples in dataset order, over and over, with seeds of the step's own."""
-    width = config.batch_size // config.rollouts_per_example
-    chosen = [examples[(step * width + i) % len(examples)] for i in range(width)]
-    return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
-
-
-def training_samples(
-    records: Sequence[RolloutRecord], truncated: str = "keep"
-) -> tuple[list[Sample], dict[str, float]]:
-    """The samples of a step, in the order of examples and siblings, and counts of what was left out.
-
-    Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
+    Raises:
+        TrainingError: too many steps in a row were not finite.
     """
-    groups: dict[str, list[RolloutRecord]] = {}
-    for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
-        groups.setdefault(record.example_key, []).append(record)
-    samples: list[Sample] = []
-    spreadless = too_few = 0
-    for group in groups.values():
-        scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
-        rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
-        if len(scored) < 2:
-            too_few += 1
-            continue
-        advantages = group_advantages(rewards)
-        if advantages is None:
-            spreadless += 1
-            continue
-        for record, advantage in zip(scored, advantages, strict=True):
-            samples += samples_from_record(record, advantage)
-    counts = {
-        "groups/all": float(len(groups)),
-        "groups/zero_spread": float(spreadless),
-        "groups/too_few": float(too_few),
-        "rollouts/failed": float(sum(r.scores is None for r in records)),
-        "rollouts/truncated": float(sum(r.is_truncated for r in records)),
-    }
-    return samples, counts
+    started = time.perf_counter()
+    trained: dict[str, float] = {}
 
+    def train() -> dict[str, float]:
+        return trainer.step(
+            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
+            make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
+            divisor=trained_tokens(samples),
+            entropy_bonus=config.entropy_bonus,
+            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+        )
 
-def _rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    scores = [record.scores for record in records if record.scores is not None]
-    metrics = {"reward/mean": mean([s.reward for s in scores])}
-    for name in scores[0].rewards:
-        metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
-    for name in scores[0].metrics:
-        metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
-    metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
-    return metrics
+    if samples:
+        trained = try_step(train, samples, run, history, config.max_bad_steps)
+    return {**trained, "time/training": time.perf_counter() - started}
 
 
 def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:

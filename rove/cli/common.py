@@ -181,6 +181,15 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
         yield show
 
 
+def alarm_printer(console: Console) -> Callable[[Any], None]:
+    """A function that prints an alarm of `rove.train.alarms`."""
+
+    def show(alarm: Any) -> None:
+        console.print(f"step {alarm.step}: {alarm.text}", style="yellow", markup=False, soft_wrap=True)
+
+    return show
+
+
 def tell_goal(run: Run, console: Console) -> None:
     """What was best in a training run, and why it ended early if it did."""
     summary = run.summary() or {}

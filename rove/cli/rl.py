@@ -14,6 +14,7 @@ from rove.cli.answerers import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
+    alarm_printer,
     console_for,
     hint,
     json_object,
@@ -26,13 +27,15 @@ from rove.cli.common import (
 )
 from rove.digest import digest_model
 from rove.envs.loading import environment_version, load_environment
+from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.viewer.tables import curves_table
+from rove.viewer.words import rollout_text
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
-BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints"}
+BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints", "loggers", "alarms", "show_every"}
 SMALL_BATCH = 256
 
 
@@ -69,8 +72,12 @@ def run_rl(
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, _words(metrics))
 
+        def on_sample(step: int, record: RolloutRecord) -> None:
+            console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
+
         with progress(console, f"rl {config.env}", config.steps) as tell:
-            final = run_async(train_rl(config, env, loaded, run, on_step))
+            training = train_rl(config, env, loaded, run, on_step, on_alarm=alarm_printer(console), on_sample=on_sample)
+            final = run_async(training)
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 

@@ -11,7 +11,18 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import CURVES, SETTINGS, console_for, hint, print_json, progress, run_folder, settings, tell_goal
+from rove.cli.common import (
+    CURVES,
+    SETTINGS,
+    alarm_printer,
+    console_for,
+    hint,
+    print_json,
+    progress,
+    run_folder,
+    settings,
+    tell_goal,
+)
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.runs import Run
@@ -20,7 +31,7 @@ from rove.viewer.tables import curves_table
 if TYPE_CHECKING:
     from rove.train.sft import SFTConfig
 
-BOOKKEEPING = {"threads", "env_dir"}
+BOOKKEEPING = {"threads", "env_dir", "loggers", "alarms"}
 
 
 def run_sft(
@@ -58,7 +69,7 @@ def run_sft(
                 words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
                 tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
-            final = train_sft(config, data.finished(), loaded, run, on_step)
+            final = train_sft(config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console))
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 

@@ -11,21 +11,26 @@ import msgspec
 import torch
 
 from rove.config import check_positive
+from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
+from rove.records import RolloutRecord
 from rove.runs import Run
+from rove.train.alarms import AlarmLimits
 from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.loggers import check_loggers
 from rove.train.losses import make_loss
 from rove.train.playing import Player
 from rove.train.samples import Sample
 from rove.train.sampling import Ordering, check_difficulty
 from rove.train.trainer import Trainer, lr_scale
+from rove.train.watching import OnAlarm, Watcher
 
 
 class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +108,12 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Stop after so many measurements of `keep_best` without a new best."""
     target: float | None = None
     """Stop when `keep_best` is as good as this."""
+    loggers: list[str] = []
+    """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
+    alarms: AlarmLimits = AlarmLimits()
+    """From where on something is alarming: the `[alarms]` table."""
+    show_every: int = 0
+    """Steps between two rollouts that are shown; 0 = none."""
     seed: int = 0
 
     @property
@@ -152,15 +163,27 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
         if self.resample_zero_spread < 0:
             raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
+        if self.show_every < 0:
+            raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
+        check_loggers(self.loggers)
+        self.alarms.check()
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, [])
 
 
 OnStep = Callable[[int, Mapping[str, float]], None]
+OnSample = Callable[[int, RolloutRecord], None]
 
 
 async def train_rl(
-    config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, on_step: OnStep | None = None
+    config: RLConfig,
+    env: Environment,
+    loaded: LoadedModel,
+    run: Run,
+    on_step: OnStep | None = None,
+    *,
+    on_alarm: OnAlarm | None = None,
+    on_sample: OnSample | None = None,
 ) -> Path:
     """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
 
@@ -170,6 +193,8 @@ async def train_rl(
         loaded: the model to train, in place.
         run: a started run folder.
         on_step: called after every step with its number and metrics.
+        on_alarm: called with every alarm when it starts.
+        on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
 
     Returns:
         the folder of the final model.
@@ -189,6 +214,7 @@ async def train_rl(
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     client.engine.update_weights(step)
+    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
     try:
         player = Player(config, env, client, run)
         while step < config.steps and stopped is None:
@@ -205,6 +231,9 @@ async def train_rl(
                 keep_best(run, loaded, history, goal)
                 stopped = why_stop(history, goal)
             run.append_metrics(row)
+            watcher.step(history)
+            if on_sample is not None and config.show_every and step % config.show_every == 0:
+                on_sample(step, played.records[derive_seed(config.seed, "show", step) % len(played.records)])
             if on_step is not None:
                 on_step(step, row)
             if step % config.checkpoint_every == 0 and step < config.steps:
@@ -214,6 +243,7 @@ async def train_rl(
         run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
     finally:
+        watcher.close()
         await env.tear_down()
 
 

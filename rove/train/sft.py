@@ -20,13 +20,16 @@ from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
 from rove.runs import Run
+from rove.train.alarms import AlarmLimits
 from rove.train.bad_steps import try_step
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.loggers import check_loggers
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample, samples_from_messages
 from rove.train.trainer import Trainer, lr_scale
+from rove.train.watching import OnAlarm, Watcher
 
 
 class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +63,10 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What is measured on held-out examples of environments while training: `[[evaluation]]` tables."""
     keep_best: str = "validation_loss"
     """Metric that says which weights are the best: validation_loss, or one like "eval/NAME/reward/mean"."""
+    loggers: list[str] = []
+    """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
+    alarms: AlarmLimits = AlarmLimits()
+    """From where on something is alarming: the `[alarms]` table."""
     env_dir: str | None = None
     """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
@@ -100,6 +107,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
+        check_loggers(self.loggers)
+        self.alarms.check()
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, ["validation_loss"])
 
@@ -143,7 +152,13 @@ def split(
 
 
 def train_sft(
-    config: SFTConfig, records: Iterable[RolloutRecord], loaded: LoadedModel, run: Run, on_step: OnStep | None = None
+    config: SFTConfig,
+    records: Iterable[RolloutRecord],
+    loaded: LoadedModel,
+    run: Run,
+    on_step: OnStep | None = None,
+    *,
+    on_alarm: OnAlarm | None = None,
 ) -> Path:
     """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
 
@@ -153,6 +168,7 @@ def train_sft(
         loaded: the model to train, in place.
         run: a started run folder; training goes on at its last checkpoint if it has one.
         on_step: called after every step with its number, the most there can be, and its metrics.
+        on_alarm: called with every alarm when it starts.
 
     Returns:
         the folder of the final model.
@@ -176,33 +192,45 @@ def train_sft(
     stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    while step < total and stopped is None:
-        metrics = _one_step(config, step, total, training, trainer, run, history)
-        step += 1
-        measured = step % config.validate_every == 0 or step == total
-        row = {"step": step, **metrics}
-        if measured:
-            row["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
-        if config.evaluation:
-            row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
-        history.append(row)
-        if goal.metric in row:
-            keep_best(run, loaded, history, goal)
-            stopped = why_stop(history, goal)
-        run.append_metrics(row)
-        if measured:
-            run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
-            run.prune_checkpoints(1)
-        if on_step is not None:
-            on_step(step, total, row)
+    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
+    try:
+        while step < total and stopped is None:
+            metrics = _one_step(config, step, total, training, trainer, run, history)
+            step += 1
+            measured = step % config.validate_every == 0 or step == total
+            row = {"step": step, **metrics}
+            if measured:
+                row["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
+            if config.evaluation:
+                row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
+            history.append(row)
+            if goal.metric in row:
+                keep_best(run, loaded, history, goal)
+                stopped = why_stop(history, goal)
+            run.append_metrics(row)
+            watcher.step(history)
+            if measured:
+                run.save_checkpoint(
+                    str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {})
+                )
+                run.prune_checkpoints(1)
+            if on_step is not None:
+                on_step(step, total, row)
+    finally:
+        watcher.close()
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    found = outcome(history, goal)
-    best = next(row for row in history if row["step"] == found["best"]["step"])
-    losses = {"validation_loss": best["validation_loss"]} if "validation_loss" in best else {}
-    run.finish({**counts, "best_step": found["best"]["step"], **losses, **found})
+    run.finish({**counts, **_best(history, goal)})
     return final
+
+
+def _best(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, object]:
+    """What the summary says of the weights that are kept."""
+    found = outcome(history, goal)
+    row = next(row for row in history if row["step"] == found["best"]["step"])
+    losses = {name: row[name] for name in ("validation_loss",) if name in row}
+    return {"best_step": found["best"]["step"], **losses, **found}
 
 
 def _one_step(

@@ -189,7 +189,22 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
     assert done.out.count("· example ") == 2
     assert "step 2: length growth" in done.out
     assert "length_growth" in [alarm["name"] for alarm in run.alarms()]
-    words = "eval tictactoe -n 3 -r 1 -T 0 -t 4 --no-save --json -m runs/mine/final".split()
+    words = [
+        "eval",
+        "tictactoe",
+        "-n",
+        "3",
+        "-r",
+        "1",
+        "-T",
+        "0",
+        "-t",
+        "4",
+        "--no-save",
+        "--json",
+        "-m",
+        "runs/mine/final",
+    ]
     args = '{"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}'
     alone = json.loads(rove(*words, "-a", args).out)
     assert alone["reward"]["mean"] == metrics[-1]["eval/perfect/reward/mean"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rove.digest import derive_seed
@@ -41,31 +42,32 @@ class Player:
         env: where to play.
         client: who plays.
         run: the run folder; what it has of earlier steps says which examples are too hard or too easy.
+        drawn: how many examples those have drawn.
 
     Raises:
         ConfigError: the dataset has no rows, or not the column that is asked for.
     """
 
-    def __init__(self, config: RLConfig, env: Environment, client: Client, run: Run):
+    def __init__(self, config: RLConfig, env: Environment, client: Client, run: Run, drawn: int = 0):
         self.config = config
         self.env = env
         self.client = client
         self.run = run
+        self.drawn = drawn
         self.examples = _examples(config, env)
         self.order = Order(self.examples, config.ordering, config.seed, config.steps, config.groups)
         self.difficulty = Difficulty(config.skip_at_most, config.skip_at_least, config.skip_memory)
         if self.difficulty.is_on:
             self.difficulty.add(run.outcomes())
 
-    async def play(self, step: int, history: Sequence[Mapping[str, float]]) -> Played:
-        """The groups of a step (counted from 0), and further ones in place of those without spread as far as is asked for.
+    async def play(self, step: int) -> Played:
+        """The groups of the next step (counted from 0), and further ones in place of those without spread as far as is asked for.
 
         Raises:
             RunError: every rollout failed.
         """
-        config = self.config
-        position = history[-1].get(DRAWN, step * config.groups) if history else 0
-        draw = Draw(self.order, self.difficulty, step, int(position))
+        config, started = self.config, time.perf_counter()
+        draw = Draw(self.order, self.difficulty, step, self.drawn)
         chosen: list[int] = []
         records: list[RolloutRecord] = []
         wanted, rounds = config.groups, -1
@@ -80,13 +82,15 @@ class Player:
             if wanted <= 0 or rounds == config.resample_zero_spread:
                 break
         self.difficulty.add(records)
+        self.drawn = draw.position
+        times = {"time/sampling": time.perf_counter() - started}
         drawn = {
             "groups/resampled": float(len(chosen) - config.groups),
             "groups/rounds": float(rounds),
             "examples/skipped": float(draw.skipped),
             DRAWN: float(draw.position),
         }
-        return Played(records, samples, {**rollout_metrics(records), **counts, **drawn})
+        return Played(records, samples, {**rollout_metrics(records), **counts, **drawn, **times})
 
     async def _run(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
         config = self.config

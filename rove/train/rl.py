@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.runs import Run
+from rove.statistics import mean
 from rove.train.alarms import AlarmLimits
 from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
@@ -26,7 +29,7 @@ from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
 from rove.train.losses import make_loss
-from rove.train.playing import Player
+from rove.train.playing import DRAWN, Played, Player
 from rove.train.samples import Sample
 from rove.train.sampling import Ordering, check_difficulty
 from rove.train.trainer import Trainer, lr_scale
@@ -81,6 +84,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Steps that are recent; after so many a skipped example is tried again."""
     resample_zero_spread: int = 0
     """At most so many times in a step, play further groups in place of those without spread."""
+    max_off_policy_steps: int = 0
+    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     micro_batch_tokens: int = 8192
@@ -163,6 +168,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
         if self.resample_zero_spread < 0:
             raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
+        if self.max_off_policy_steps not in (0, 1):
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights) or 1 (play "
+                "while the step before is trained)"
+            )
         if self.show_every < 0:
             raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
         check_loggers(self.loggers)
@@ -202,7 +212,9 @@ async def train_rl(
     config.check()
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
-    client = EngineClient.of(loaded, max_batch=config.batch_size)
+    overlaps = config.max_off_policy_steps > 0  # then the sampler has weights of its own
+    sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if overlaps else loaded
+    client = EngineClient.of(sampler, max_batch=config.batch_size)
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
     held_out = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
     step = 0
@@ -213,18 +225,31 @@ async def train_rl(
     run.cut(last[1] if last else None)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
-    client.engine.update_weights(step)
+
+    def publish() -> None:
+        """Let the sampler have the newest weights."""
+        client.engine.update_weights(step, dict(loaded.model.named_parameters()) if overlaps else None)
+
+    publish()
+    ahead: asyncio.Task[Played] | None = None
+    drawn = int(history[-1].get(DRAWN, step * config.groups)) if history else 0
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
     try:
-        player = Player(config, env, client, run)
+        player = Player(config, env, client, run, drawn)
         while step < config.steps and stopped is None:
-            started = time.perf_counter()
-            played = await player.play(step, history)
-            times = {"time/sampling": time.perf_counter() - started}
-            metrics = {**played.metrics, **learn(config, step, played.samples, trainer, run, history), **times}
+            played = await (ahead or player.play(step))
+            ahead = None
+            if overlaps:
+                publish()
+                if not _pauses(config, step + 1):
+                    ahead = asyncio.create_task(player.play(step + 1))
+                trained = await asyncio.to_thread(learn, config, step, played.samples, trainer, run, history)
+            else:
+                trained = learn(config, step, played.samples, trainer, run, history)
             step += 1
-            client.engine.update_weights(step)
-            row = {"step": step, **metrics}
+            if ahead is None:
+                publish()
+            row = {"step": step, **played.metrics, **trained}
             row |= await held_out.after_step(row, history, step == config.steps, goal)
             history.append(row)
             if goal.metric in row:
@@ -243,8 +268,23 @@ async def train_rl(
         run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
     finally:
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
         watcher.close()
         await env.tear_down()
+
+
+def _pauses(config: RLConfig, number: int) -> bool:
+    """Whether nothing is played ahead while step `number` is trained, because something is saved or measured after it.
+
+    A run that is resumed there begins with the newest weights, so one that was not stopped must do so too.
+    """
+    return (
+        number % config.checkpoint_every == 0
+        or number == config.steps
+        or any(number % evaluation.every == 0 for evaluation in config.evaluation)
+    )
 
 
 def learn(
@@ -273,7 +313,9 @@ def learn(
         )
 
     if samples:
-        trained = try_step(train, samples, run, history, config.max_bad_steps)
+        ages = [step - sample.policy_version for sample in samples]
+        trained = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
+        trained |= try_step(train, samples, run, history, config.max_bad_steps)
     return {**trained, "time/training": time.perf_counter() - started}
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +11,20 @@ import torch
 
 from rove.config import check_positive
 from rove.digest import derive_seed
-from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.runs import Run
-from rove.statistics import mean
 from rove.train.alarms import AlarmLimits
-from rove.train.bad_steps import try_step
-from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
 from rove.train.losses import make_loss
-from rove.train.playing import DRAWN, Played, Player
-from rove.train.samples import Sample
+from rove.train.pipeline import Pipeline
 from rove.train.sampling import Ordering, check_difficulty
-from rove.train.trainer import Trainer, lr_scale
+from rove.train.trainer import Trainer
 from rove.train.watching import OnAlarm, Watcher
 
 
@@ -212,44 +204,19 @@ async def train_rl(
     config.check()
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
-    overlaps = config.max_off_policy_steps > 0  # then the sampler has weights of its own
-    sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if overlaps else loaded
-    client = EngineClient.of(sampler, max_batch=config.batch_size)
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
-    held_out = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
-    step = 0
-    last = run.last_checkpoint()
-    if last is not None:
-        restore_checkpoint(last[0], loaded, trainer)
-        step = last[1].step
-    run.cut(last[1] if last else None)
+    pipeline = Pipeline(config, env, loaded, trainer, run)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
+    step = _resume(loaded, trainer, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
-
-    def publish() -> None:
-        """Let the sampler have the newest weights."""
-        client.engine.update_weights(step, dict(loaded.model.named_parameters()) if overlaps else None)
-
-    publish()
-    ahead: asyncio.Task[Played] | None = None
-    drawn = int(history[-1].get(DRAWN, step * config.groups)) if history else 0
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
     try:
-        player = Player(config, env, client, run, drawn)
+        pipeline.start(step, history)
         while step < config.steps and stopped is None:
-            played = await (ahead or player.play(step))
-            ahead = None
-            if overlaps:
-                publish()
-                if not _pauses(config, step + 1):
-                    ahead = asyncio.create_task(player.play(step + 1))
-                trained = await asyncio.to_thread(learn, config, step, played.samples, trainer, run, history)
-            else:
-                trained = learn(config, step, played.samples, trainer, run, history)
+            played, metrics = await pipeline.step(step, history)
             step += 1
-            if ahead is None:
-                publish()
-            row = {"step": step, **played.metrics, **trained}
+            row = {"step": step, **metrics}
             row |= await held_out.after_step(row, history, step == config.steps, goal)
             history.append(row)
             if goal.metric in row:
@@ -268,55 +235,18 @@ async def train_rl(
         run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
     finally:
-        if ahead is not None:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+        await pipeline.close()
         watcher.close()
         await env.tear_down()
 
 
-def _pauses(config: RLConfig, number: int) -> bool:
-    """Whether nothing is played ahead while step `number` is trained, because something is saved or measured after it.
-
-    A run that is resumed there begins with the newest weights, so one that was not stopped must do so too.
-    """
-    return (
-        number % config.checkpoint_every == 0
-        or number == config.steps
-        or any(number % evaluation.every == 0 for evaluation in config.evaluation)
-    )
-
-
-def learn(
-    config: RLConfig,
-    step: int,
-    samples: Sequence[Sample],
-    trainer: Trainer,
-    run: Run,
-    history: Sequence[Mapping[str, float]],
-) -> dict[str, float]:
-    """Take the optimizer step; returns what it measured, and how long it took.
-
-    Raises:
-        TrainingError: too many steps in a row were not finite.
-    """
-    started = time.perf_counter()
-    trained: dict[str, float] = {}
-
-    def train() -> dict[str, float]:
-        return trainer.step(
-            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-            make_loss(config.loss, config.max_ratio, config.clip_low, config.clip_high),
-            divisor=trained_tokens(samples),
-            entropy_bonus=config.entropy_bonus,
-            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-        )
-
-    if samples:
-        ages = [step - sample.policy_version for sample in samples]
-        trained = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
-        trained |= try_step(train, samples, run, history, config.max_bad_steps)
-    return {**trained, "time/training": time.perf_counter() - started}
+def _resume(loaded: LoadedModel, trainer: Trainer, run: Run) -> int:
+    """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none."""
+    last = run.last_checkpoint()
+    if last is not None:
+        restore_checkpoint(last[0], loaded, trainer)
+    run.cut(last[1] if last else None)
+    return last[1].step if last else 0
 
 
 def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:

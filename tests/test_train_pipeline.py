@@ -11,7 +11,7 @@ from test_train_evaluation import envs, table
 from test_train_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
 from rove.errors import ConfigError
-from rove.train import rl
+from rove.train import pipeline
 from rove.train.playing import Player
 
 __all__ = ["envs"]
@@ -64,7 +64,7 @@ def test_without_it_everything_is_on_policy(tmp_path: Path):
 
 def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Step 2 begins before step 1 is trained, and ends only when this waits for it: both are under way at once."""
-    learn, run = rl.learn, Player._run
+    learn, run = pipeline.learn, Player._run
     played = [threading.Event() for _ in range(8)]
 
     async def watched_run(self: Player, step: int, groups: Any) -> Any:
@@ -81,7 +81,7 @@ def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: 
         return learn(config, step, *rest)
 
     monkeypatch.setattr(Player, "_run", watched_run)
-    monkeypatch.setattr(rl, "learn", watched_learn)
+    monkeypatch.setattr(pipeline, "learn", watched_learn)
     train(tmp_path, overlapping(), two_turns())
 
 

@@ -5,9 +5,12 @@ runs/<name>/
   versions.json    what wrote it
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
+  alarms.jsonl     one line per alarm of a training run: its step, its name, what is wrong
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
+  bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
+  evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
   final/           the trained model, an ordinary Hugging Face folder
 """
 
@@ -41,12 +44,18 @@ PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 OWNED = (
     "rollouts.jsonl",
     "metrics.jsonl",
+    "alarms.jsonl",
     "limits.jsonl",
+    "loggers.json",
+    "tensorboard",
+    "wandb",
+    "bad_batch.msgpack",
     "summary.json",
     "versions.json",
     "report.html",
     "curves.png",
     "checkpoints",
+    "evaluations",
     "final",
     "config.toml",
 )
@@ -124,7 +133,7 @@ class Run:
                 )
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
         self._add_versions()
-        for name in ("rollouts.jsonl", "metrics.jsonl"):
+        for name in ("rollouts.jsonl", "metrics.jsonl", "alarms.jsonl"):
             heal(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
@@ -191,6 +200,10 @@ class Run:
         """Keep one step's metrics."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
+    def append_alarm(self, alarm: Mapping[str, Any]) -> None:
+        """Keep an alarm, which has the `step` at which it started."""
+        self._append("alarms.jsonl", msgspec.json.encode(alarm))
+
     def append_limit(self, change: Mapping[str, Any]) -> None:
         """Keep a change of how many requests may be under way."""
         self._append("limits.jsonl", msgspec.json.encode(change))
@@ -215,6 +228,10 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Every step's metrics kept so far, oldest first."""
         return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Every alarm kept so far, oldest first."""
+        return [msgspec.json.decode(line, type=dict) for line in self._lines("alarms.jsonl")]
 
     def ledger(self) -> tuple[dict[RolloutKey, Line], Usage]:
         """The line that counts of every rollout, its last, and what all lines used (a failed try was paid for, too)."""
@@ -348,7 +365,14 @@ class Run:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts and metrics newer than `progress` (all of them when None)."""
+        """Drop the rollouts, metrics, alarms and evaluations newer than `progress` (all of them when None)."""
+        step = progress.step if progress is not None else 0
+        alarms = [alarm for alarm in self.alarms() if alarm["step"] <= step]
+        if len(alarms) < len(self.alarms()):
+            self.write_bytes("alarms.jsonl", b"".join(msgspec.json.encode(alarm) + b"\n" for alarm in alarms))
+        for folder in (self.path / "evaluations").glob("*/*"):
+            if folder.name.isdigit() and int(folder.name) > step:
+                shutil.rmtree(folder)
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,73 @@ def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove
     assert {path: content for path, (_, content) in contents(folder).items()} == before
     row = rove("eval", "--fresh", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
     assert json.loads(row.out)["functions"] == shown["rows"][4]["opponents"]["optimal"]["functions"]
+
+
+WATCHED = """
+shuffle = true
+keep_best = "eval/perfect/reward/mean"
+show_every = 1
+[alarms]
+window = 1
+grad_norm_factor = 1e-9
+length_factor = 1e-9
+[[evaluation]]
+env = "tictactoe"
+name = "perfect"
+env_args = { min_random_move_prob = 0.0, max_random_move_prob = 0.0 }
+num_examples = 3
+max_tokens = 4
+every = 1
+"""
+
+
+def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(rove: Rove, made: Path):
+    Path("watched.toml").write_text(WATCHED)
+    done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    run = Run("runs/mine")
+    metrics = run.metrics()
+    assert "eval/perfect/reward/mean" in done.out
+    assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
+    assert done.out.count("· example ") == 2
+    assert "step 2: length growth" in done.out
+    assert "length_growth" in [alarm["name"] for alarm in run.alarms()]
+    words = [
+        "eval",
+        "tictactoe",
+        "-n",
+        "3",
+        "-r",
+        "1",
+        "-T",
+        "0",
+        "-t",
+        "4",
+        "--no-save",
+        "--json",
+        "-m",
+        "runs/mine/final",
+    ]
+    args = '{"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}'
+    alone = json.loads(rove(*words, "-a", args).out)
+    assert alone["reward"]["mean"] == metrics[-1]["eval/perfect/reward/mean"]
+    steps = [f"runs/mine/evaluations/perfect/{step}" for step in (1, 2)]
+    assert rove("compare", *steps).status == 0
+
+
+def test_sft_measures_in_an_environment(rove: Rove, made: Path):
+    Path("watched.toml").write_text(WATCHED.replace("shuffle = true", "").replace("show_every = 1", ""))
+    done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    assert "best eval/perfect/reward/mean" in done.out
+    assert all("eval/perfect/reward/mean" in m for m in Run("runs/mine").metrics())
+
+
+def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
+    rove: Rove, made: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    done = rove(*rl(made, "--loggers", '["wandb"]', "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "pip install 'rove[wandb]'" in done.err
+    assert not Path("runs/mine").exists()

@@ -14,7 +14,8 @@ from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
-from rove.train.rl import RLConfig, step_plan, train_rl, training_samples
+from rove.train.playing import step_groups, training_samples
+from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
 
 ROWS = [{"question": f"say {n}"} for n in range(4)]
@@ -285,25 +286,25 @@ def test_the_scheduled_learning_rate_is_the_one_used(uninterrupted: Path):
     )
 
 
-def test_steps_walk_through_the_dataset_with_seeds_of_their_own():
-    config = settings(batch_size=12)  # three groups of four a step, four examples in all
-    examples = one_turn().get_dataset()
-    steps = [step_plan(config, step, examples) for step in range(4)]
-    assert [[group[0].example["example_id"] for group in step] for step in steps] == [
-        [0, 1, 2],
-        [3, 0, 1],
-        [2, 3, 0],
-        [1, 2, 3],
+def test_steps_walk_through_the_dataset_with_seeds_of_their_own(tmp_path: Path):
+    train(tmp_path, settings(batch_size=12, steps=4), one_turn())  # three groups of four a step, four examples in all
+    steps = [[r for r in rollouts_of(tmp_path) if r.step == step] for step in range(1, 5)]
+    assert [sorted(r.example_id for r in step) for step in steps] == [
+        [0] * 4 + [1] * 4 + [2] * 4,
+        [0] * 4 + [1] * 4 + [3] * 4,
+        [0] * 4 + [2] * 4 + [3] * 4,
+        [1] * 4 + [2] * 4 + [3] * 4,
     ]
-    assert all(len(group) == 4 for step in steps for group in step)
-    assert len({group[0].seed for step in steps for group in step}) == 4
-    assert step_plan(config, 2, examples) == steps[2]
+    assert len({r.seed for step in steps for r in step}) == 48
+    assert [m["examples/drawn"] for m in metrics_of(tmp_path)] == [3, 6, 9, 12]
 
 
 def test_an_example_that_comes_twice_in_a_step_is_two_groups():
-    examples = one_turn().get_dataset()[:1]
-    groups = step_plan(settings(), 0, examples)
+    example = one_turn().get_dataset()[0]
+    groups = step_groups(settings(), 0, [example] * 4)
     assert len({group[0].key for group in groups}) == 4
+    assert step_groups(settings(), 0, [example] * 5)[:4] == groups
+    assert len({step_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rove.config import load, parse_value
 from rove.errors import ConfigError
-from rove.runs import fingerprint
+from rove.runs import Run, fingerprint
 
 RUNS = Path("runs")
 CURVES = "curves.png"
@@ -179,6 +179,28 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
             bar.update(task, completed=count, words=words, total=total)
 
         yield show
+
+
+def alarm_printer(console: Console) -> Callable[[Any], None]:
+    """A function that prints an alarm of `rove.train.alarms`."""
+
+    def show(alarm: Any) -> None:
+        console.print(f"step {alarm.step}: {alarm.text}", style="yellow", markup=False, soft_wrap=True)
+
+    return show
+
+
+def tell_goal(run: Run, console: Console) -> None:
+    """What was best in a training run, and why it ended early if it did."""
+    summary = run.summary() or {}
+    best = summary.get("best")
+    if best is not None:
+        where = run.path / "checkpoints" / "best"
+        console.print(
+            f"best {best['metric']}: {best['value']:.4f} at step {best['step']}, kept in {where}", soft_wrap=True
+        )
+    if "stopped" in summary:
+        console.print(f"stopped after step {summary['steps']}: {summary['stopped']}", soft_wrap=True)
 
 
 def hint(console: Console, *lines: str) -> None:

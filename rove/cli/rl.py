@@ -14,6 +14,7 @@ from rove.cli.answerers import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
+    alarm_printer,
     console_for,
     hint,
     json_object,
@@ -22,16 +23,19 @@ from rove.cli.common import (
     run_async,
     run_folder,
     settings,
+    tell_goal,
 )
 from rove.digest import digest_model
 from rove.envs.loading import environment_version, load_environment
+from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.viewer.tables import curves_table
+from rove.viewer.words import rollout_text
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
-BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints"}
+BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints", "loggers", "alarms", "show_every"}
 SMALL_BATCH = 256
 
 
@@ -48,6 +52,7 @@ def run_rl(
     plain = msgspec.to_builtins(config)
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "env": environment_version(config.env, config.env_dir)}
+    identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
     run = Run(run_folder(run_dir, config.env, "rl", config.model, identity=identity))
     with run:
         run.start("rl", plain, identity, fresh)
@@ -67,8 +72,12 @@ def run_rl(
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, _words(metrics))
 
+        def on_sample(step: int, record: RolloutRecord) -> None:
+            console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
+
         with progress(console, f"rl {config.env}", config.steps) as tell:
-            final = run_async(train_rl(config, env, loaded, run, on_step))
+            training = train_rl(config, env, loaded, run, on_step, on_alarm=alarm_printer(console), on_sample=on_sample)
+            final = run_async(training)
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 
@@ -91,6 +100,7 @@ def _words(metrics: Mapping[str, float]) -> str:
     parts += [
         f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
     ]
+    parts += [f"{n} {v:.3f}" for n, v in metrics.items() if n.startswith("eval/") and n.endswith("/reward/mean")]
     parts.append(f"entropy {metrics.get('entropy/all/mean', 0):.3f}")
     parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
@@ -100,8 +110,10 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """The curves, and what to do next."""
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
+    held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
-    console.print(curves_table(metrics, [*rewards, *others], f"RL in {config.env}"))
+    console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
+    tell_goal(run, console)
     hint(
         console,
         f"curves: {run.path / CURVES}",

@@ -11,15 +11,27 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import CURVES, SETTINGS, console_for, hint, print_json, progress, run_folder, settings
+from rove.cli.common import (
+    CURVES,
+    SETTINGS,
+    alarm_printer,
+    console_for,
+    hint,
+    print_json,
+    progress,
+    run_folder,
+    settings,
+    tell_goal,
+)
 from rove.digest import digest_model
+from rove.envs.loading import environment_version
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
 if TYPE_CHECKING:
     from rove.train.sft import SFTConfig
 
-BOOKKEEPING = {"threads"}
+BOOKKEEPING = {"threads", "env_dir", "loggers", "alarms"}
 
 
 def run_sft(
@@ -36,6 +48,7 @@ def run_sft(
     plain = msgspec.to_builtins(config)
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "data": _data_identity(data)}
+    identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
     run = Run(run_folder(run_dir, "sft", config.model, identity=identity))
     with run:
         run.start("sft", plain, identity, fresh)
@@ -56,7 +69,7 @@ def run_sft(
                 words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
                 tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
-            final = train_sft(config, data.finished(), loaded, run, on_step)
+            final = train_sft(config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console))
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 
@@ -70,12 +83,12 @@ def _data_identity(data: Run) -> str:
 def print_sft(final: Path, run: Run, console: Console) -> None:
     """The curves, and what to do next."""
     metrics = run.metrics()
-    console.print(curves_table(metrics, ["loss", "validation_loss", "entropy/all/mean", "optim/grad_norm"], "SFT"))
+    held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
+    names = ["loss", "validation_loss", *held_out, "entropy/all/mean", "optim/grad_norm"]
+    console.print(curves_table(metrics, names, "SFT"))
     summary = run.summary() or {}
-    console.print(
-        f"{summary.get('conversations')} conversations, lowest validation loss {summary.get('validation_loss', 0):.4f} "
-        f"at step {summary.get('best_step')} of {summary.get('steps')}"
-    )
+    console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
+    tell_goal(run, console)
     hint(
         console,
         f"curves: {run.path / CURVES}",

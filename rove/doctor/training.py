@@ -33,7 +33,8 @@ from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord, encode_record
 from rove.rollout import Job
 from rove.train.batch import can_pack, micro_batches
-from rove.train.rl import RLConfig, step_plan
+from rove.train.playing import step_groups
+from rove.train.rl import RLConfig
 from rove.train.samples import samples_from_record
 
 PLAYED = 8
@@ -147,7 +148,7 @@ def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[Rol
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, watch: Watch) -> Sampled:
     """Some of the groups of the first step, spread evenly over it: often it is sorted by difficulty."""
     width = config.batch_size // config.rollouts_per_example
-    jobs = step_plan(config, 0, env.get_dataset(width))
+    jobs = step_groups(config, 0, env.get_dataset(width))
     chosen = jobs[:: max(1, width // groups)][:groups]
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
@@ -167,7 +168,7 @@ async def _played(config: RLConfig, env: Environment) -> list[RolloutRecord]:
     """Rollouts of the players that the environment ships; one that fails counts for nothing."""
     records: list[RolloutRecord] = []
     examples = env.get_dataset(PLAYED)
-    jobs: list[list[Job]] = step_plan(config, 0, examples)[:PLAYED]
+    jobs: list[list[Job]] = step_groups(config, 0, examples)
     for name, player in env.players.items():
         one_each = [group[:1] for group in jobs]
         async for record in run_groups(env, ScriptedClient(player, name), one_each):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,22 @@ import torch
 
 from rove.config import check_positive
 from rove.digest import derive_seed
-from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.errors import ConfigError, RunError
-from rove.groups import run_groups
+from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
-from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
-from rove.rollout import Job, plan
 from rove.runs import Run
-from rove.statistics import mean
-from rove.train.advantages import batch_advantages, check_estimator
-from rove.train.batch import can_pack, micro_batches, trained_tokens
+from rove.train.advantages import check_estimator
+from rove.train.alarms import AlarmLimits
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
-from rove.train.losses import PolicyLoss, choose_normalisation, make_loss, token_weights
-from rove.train.samples import Sample, samples_from_record
-from rove.train.trainer import Trainer, lr_scale
+from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.loggers import check_loggers
+from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
+from rove.train.pipeline import Pipeline
+from rove.train.sampling import Ordering, check_difficulty
+from rove.train.trainer import Trainer
+from rove.train.watching import OnAlarm, Watcher
 
 
 class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +71,24 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature: float = 1.0
     max_tokens: int = 512
     """Most tokens in one model turn."""
+    shuffle: bool = False
+    """Play every epoch in an order of its own instead of the dataset's."""
+    stratify: str | None = None
+    """Column whose values (quantiles, where it has many numbers) every step has in the same shares as the dataset."""
+    stratify_bins: int = 4
+    """Quantiles of a column with more different numbers than this."""
+    curriculum: str | None = None
+    """Column of numbers that ascends over training; "info.level" is what `info` has under "level"."""
+    skip_at_most: float | None = None
+    """Skip examples whose recent mean reward in this run is at most this: they are too hard to teach anything."""
+    skip_at_least: float | None = None
+    """Skip examples whose recent mean reward in this run is at least this: they are too easy."""
+    skip_memory: int = 100
+    """Steps that are recent; after so many a skipped example is tried again."""
+    resample_zero_spread: int = 0
+    """At most so many times in a step, play further groups in place of those without spread."""
+    max_off_policy_steps: int = 0
+    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     micro_batch_tokens: int = 8192
@@ -85,12 +101,43 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    max_bad_steps: int = 3
+    """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     env_dir: str | None = None
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
+    evaluation: list[EvaluationConfig] = []
+    """What is measured on held-out examples while training: `[[evaluation]]` tables."""
+    keep_best: str | None = None
+    """Metric like "eval/NAME/reward/mean"; the weights of its best measurement are kept in checkpoints/best."""
+    patience: int | None = None
+    """Stop after so many measurements of `keep_best` without a new best."""
+    target: float | None = None
+    """Stop when `keep_best` is as good as this."""
+    loggers: list[str] = []
+    """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
+    alarms: AlarmLimits = AlarmLimits()
+    """From where on something is alarming: the `[alarms]` table."""
+    show_every: int = 0
+    """Steps between two rollouts that are shown; 0 = none."""
     seed: int = 0
+
+    @property
+    def goal(self) -> Goal:
+        """Which weights are the best, and when they are good enough."""
+        return Goal(self.keep_best, self.patience, self.target)
+
+    @property
+    def groups(self) -> int:
+        """Groups of a step."""
+        return self.batch_size // self.rollouts_per_example
+
+    @property
+    def ordering(self) -> Ordering:
+        """In which order examples are played."""
+        return Ordering(self.shuffle, self.stratify, self.stratify_bins, self.curriculum)
 
     def check(self) -> None:
         """Refuse impossible settings before any work is done.
@@ -116,6 +163,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "micro_batch_tokens",
             "checkpoint_every",
             "keep_checkpoints",
+            "max_bad_steps",
             "threads",
             "loss_constant",
         )
@@ -124,6 +172,21 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.make_loss()
         if self.kl_penalty:
             raise ConfigError(f"kl_penalty is {self.kl_penalty}; training keeps no reference model yet, expected 0")
+        self.ordering.check()
+        check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
+        if self.resample_zero_spread < 0:
+            raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
+        if self.max_off_policy_steps not in (0, 1):
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights) or 1 (play "
+                "while the step before is trained)"
+            )
+        if self.show_every < 0:
+            raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
+        check_loggers(self.loggers)
+        self.alarms.check()
+        check_evaluations(self.evaluation)
+        self.goal.check(self.evaluation, [])
 
     def make_loss(self) -> PolicyLoss:
         """The loss these settings ask for."""
@@ -131,10 +194,18 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 OnStep = Callable[[int, Mapping[str, float]], None]
+OnSample = Callable[[int, RolloutRecord], None]
 
 
 async def train_rl(
-    config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, on_step: OnStep | None = None
+    config: RLConfig,
+    env: Environment,
+    loaded: LoadedModel,
+    run: Run,
+    on_step: OnStep | None = None,
+    *,
+    on_alarm: OnAlarm | None = None,
+    on_sample: OnSample | None = None,
 ) -> Path:
     """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
 
@@ -144,6 +215,8 @@ async def train_rl(
         loaded: the model to train, in place.
         run: a started run folder.
         on_step: called after every step with its number and metrics.
+        on_alarm: called with every alarm when it starts.
+        on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
 
     Returns:
         the folder of the final model.
@@ -151,140 +224,49 @@ async def train_rl(
     config.check()
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
-    client = EngineClient.of(loaded, max_batch=config.batch_size)
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
-    start = 0
-    last = run.last_checkpoint()
-    if last is not None:
-        restore_checkpoint(last[0], loaded, trainer)
-        start = last[1].step
-    run.cut(last[1] if last else None)
-    client.engine.update_weights(start)
-    examples = env.get_dataset(config.steps * (config.batch_size // config.rollouts_per_example))
+    pipeline = Pipeline(config, env, loaded, trainer, run)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
+    step = _resume(loaded, trainer, run)
+    history, goal = run.metrics(), config.goal
+    stopped = why_stop(history, goal)
+    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
     try:
-        for step in range(start, config.steps):
-            metrics = await _one_step(config, step, examples, env, client, trainer, run)
-            client.engine.update_weights(step + 1)
-            run.append_metrics({"step": step + 1, **metrics})
+        pipeline.start(step, history)
+        while step < config.steps and stopped is None:
+            played, metrics = await pipeline.step(step, history)
+            step += 1
+            row = {"step": step, **metrics}
+            row |= await held_out.after_step(row, history, step == config.steps, goal)
+            history.append(row)
+            if goal.metric in row:
+                keep_best(run, loaded, history, goal)
+                stopped = why_stop(history, goal)
+            run.append_metrics(row)
+            watcher.step(history)
+            if on_sample is not None and config.show_every and step % config.show_every == 0:
+                on_sample(step, played.records[derive_seed(config.seed, "show", step) % len(played.records)])
             if on_step is not None:
-                on_step(step + 1, metrics)
-            if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
-                _checkpoint(config, step + 1, loaded, trainer, run)
-        _checkpoint(config, config.steps, loaded, trainer, run)
+                on_step(step, row)
+            if step % config.checkpoint_every == 0 and step < config.steps:
+                _checkpoint(config, step, loaded, trainer, run)
+        _checkpoint(config, step, loaded, trainer, run)
         final = run.save_final(loaded.save)
-        run.finish({"steps": config.steps, "last": run.metrics()[-1]})
+        run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
     finally:
+        await pipeline.close()
+        watcher.close()
         await env.tear_down()
 
 
-async def _one_step(
-    config: RLConfig,
-    step: int,
-    examples: Sequence[dict[str, Any]],
-    env: Environment,
-    client: Client,
-    trainer: Trainer,
-    run: Run,
-) -> dict[str, float]:
-    started = time.perf_counter()
-    groups = step_plan(config, step, examples)
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    records = [
-        record
-        async for record in run_groups(
-            env, client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
-        )
-    ]
-    for record in records:
-        run.append_rollout(record)
-    sampled = time.perf_counter()
-    rollouts, counts = training_samples(records, config.truncated, config.advantages)
-    normalisation = choose_normalisation(config.loss, config.normalisation)
-    samples = weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
-    if counts["rollouts/failed"] == len(records):
-        error = records[0].error
-        assert error is not None
-        raise RunError(
-            f"every rollout of step {step + 1} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
-        )
-    trained: dict[str, float] = {}
-    if samples:
-        trained = trainer.step(
-            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-            config.make_loss(),
-            divisor=trained_tokens(samples),
-            entropy_bonus=config.entropy_bonus,
-            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-        )
-    times = {"time/sampling": sampled - started, "time/training": time.perf_counter() - sampled}
-    return {**_rollout_metrics(records), **counts, **trained, **times}
-
-
-def step_plan(config: RLConfig, step: int, examples: Sequence[dict[str, Any]]) -> list[list[Job]]:
-    """The groups of a step: the next examples in dataset order, over and over, with seeds of the step's own."""
-    width = config.batch_size // config.rollouts_per_example
-    chosen = [examples[(step * width + i) % len(examples)] for i in range(width)]
-    return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
-
-
-def training_samples(
-    records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean"
-) -> tuple[list[list[Sample]], dict[str, float]]:
-    """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
-
-    Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
-    """
-    groups: dict[str, list[RolloutRecord]] = {}
-    for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
-        groups.setdefault(record.example_key, []).append(record)
-    kept: list[tuple[list[RolloutRecord], list[float]]] = []
-    too_few = 0
-    for group in groups.values():
-        scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
-        rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
-        if len(scored) < 2:
-            too_few += 1
-            continue
-        kept.append((scored, rewards))
-    advantages = batch_advantages([rewards for _, rewards in kept], estimator)
-    rollouts = [
-        samples_from_record(record, advantage)
-        for (scored, _), group in zip(kept, advantages, strict=True)
-        if group is not None
-        for record, advantage in zip(scored, group, strict=True)
-    ]
-    counts = {
-        "groups/all": float(len(groups)),
-        "groups/zero_spread": float(advantages.count(None)),
-        "groups/too_few": float(too_few),
-        "rollouts/failed": float(sum(r.scores is None for r in records)),
-        "rollouts/truncated": float(sum(r.is_truncated for r in records)),
-    }
-    return rollouts, counts
-
-
-def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: float) -> list[Sample]:
-    """The samples of all rollouts of a step, with their weights relative to a mean over the step's tokens."""
-    samples = [sample for rollout in rollouts for sample in rollout]
-    numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
-    counts = [sum(sample.mask) for sample in samples]
-    weights = token_weights(normalisation, counts, numbers, constant)
-    return [
-        msgspec.structs.replace(sample, weight=weight * sum(counts))
-        for sample, weight in zip(samples, weights, strict=True)
-    ]
-
-
-def _rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    scores = [record.scores for record in records if record.scores is not None]
-    metrics = {"reward/mean": mean([s.reward for s in scores])}
-    for name in scores[0].rewards:
-        metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
-    for name in scores[0].metrics:
-        metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
-    metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
-    return metrics
+def _resume(loaded: LoadedModel, trainer: Trainer, run: Run) -> int:
+    """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none."""
+    last = run.last_checkpoint()
+    if last is not None:
+        restore_checkpoint(last[0], loaded, trainer)
+    run.cut(last[1] if last else None)
+    return last[1].step if last else 0
 
 
 def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,17 +13,23 @@ import torch
 
 from rove.config import check_positive
 from rove.digest import derive_seed
+from rove.engine.client import EngineClient
 from rove.errors import ConfigError
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
 from rove.runs import Run
+from rove.train.alarms import AlarmLimits
+from rove.train.bad_steps import try_step
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.loggers import check_loggers
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample, samples_from_messages
 from rove.train.trainer import Trainer, lr_scale
+from rove.train.watching import OnAlarm, Watcher
 
 
 class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +56,19 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     validate_every: int = 50
     """Steps between measurements of the validation loss, each with a checkpoint."""
     patience: int = 4
-    """Stop after so many measurements without a new minimum."""
+    """Stop after so many measurements of `keep_best` without a new best."""
+    target: float | None = None
+    """Stop when `keep_best` is as good as this."""
+    evaluation: list[EvaluationConfig] = []
+    """What is measured on held-out examples of environments while training: `[[evaluation]]` tables."""
+    keep_best: str = "validation_loss"
+    """Metric that says which weights are the best: validation_loss, or one like "eval/NAME/reward/mean"."""
+    loggers: list[str] = []
+    """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
+    alarms: AlarmLimits = AlarmLimits()
+    """From where on something is alarming: the `[alarms]` table."""
+    env_dir: str | None = None
+    """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
     bf16_backward: bool = False
     """Matrix products of the backward pass in bf16 on a CPU; everything else stays fp32.
@@ -59,8 +78,15 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    max_bad_steps: int = 3
+    """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     seed: int = 0
+
+    @property
+    def goal(self) -> Goal:
+        """Which weights are the best, and when they are good enough."""
+        return Goal(self.keep_best, self.patience, self.target)
 
     def check(self) -> None:
         """Refuse impossible settings before any work is done.
@@ -69,10 +95,22 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ConfigError: a setting is out of range.
         """
         check_positive(
-            self, "epochs", "batch_size", "learning_rate", "validate_every", "patience", "micro_batch_tokens", "threads"
+            self,
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "validate_every",
+            "patience",
+            "micro_batch_tokens",
+            "max_bad_steps",
+            "threads",
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
+        check_loggers(self.loggers)
+        self.alarms.check()
+        check_evaluations(self.evaluation)
+        self.goal.check(self.evaluation, ["validation_loss"])
 
 
 OnStep = Callable[[int, int, Mapping[str, float]], None]
@@ -114,9 +152,15 @@ def split(
 
 
 def train_sft(
-    config: SFTConfig, records: Iterable[RolloutRecord], loaded: LoadedModel, run: Run, on_step: OnStep | None = None
+    config: SFTConfig,
+    records: Iterable[RolloutRecord],
+    loaded: LoadedModel,
+    run: Run,
+    on_step: OnStep | None = None,
+    *,
+    on_alarm: OnAlarm | None = None,
 ) -> Path:
-    """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are those of the lowest validation loss.
+    """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
 
     Args:
         config: settings.
@@ -124,6 +168,7 @@ def train_sft(
         loaded: the model to train, in place.
         run: a started run folder; training goes on at its last checkpoint if it has one.
         on_step: called after every step with its number, the most there can be, and its metrics.
+        on_alarm: called with every alarm when it starts.
 
     Returns:
         the folder of the final model.
@@ -135,45 +180,67 @@ def train_sft(
     training, held_out = split(loaded.renderer, conversations(records, config), config)
     validation = micro_batches(held_out, config.micro_batch_tokens, device, can_pack(loaded.model))
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
-    step, best, best_step = 0, float("inf"), 0
+    client = EngineClient.of(loaded) if config.evaluation else None
+    evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
+    step = 0
     last = run.last_checkpoint()
     if last is not None:
         restore_checkpoint(last[0], loaded, trainer)
-        step, best, best_step = last[1].step, last[1].state["best"], last[1].state["best_step"]
+        step = last[1].step
     run.cut(last[1] if last else None)
+    history, goal = run.metrics(), config.goal
+    stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    while step < total and not _stopped(step, best_step, config):
-        metrics = _one_step(config, step, total, training, trainer)
-        step += 1
-        measured = step % config.validate_every == 0 or step == total
-        if measured:
-            metrics["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
-            if metrics["validation_loss"] < best:
-                best, best_step = metrics["validation_loss"], step
-                run.save_checkpoint("best", loaded.save)
-        run.append_metrics({"step": step, **metrics})
-        if measured:
-            state = {"best": best, "best_step": best_step}
-            run.save_checkpoint(
-                str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, state)
-            )
-            run.prune_checkpoints(1)
-        if on_step is not None:
-            on_step(step, total, metrics)
+    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
+    try:
+        while step < total and stopped is None:
+            metrics = _one_step(config, step, total, training, trainer, run, history)
+            step += 1
+            measured = step % config.validate_every == 0 or step == total
+            row = {"step": step, **metrics}
+            if measured:
+                row["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
+            if config.evaluation:
+                row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
+            history.append(row)
+            if goal.metric in row:
+                keep_best(run, loaded, history, goal)
+                stopped = why_stop(history, goal)
+            run.append_metrics(row)
+            watcher.step(history)
+            if measured:
+                run.save_checkpoint(
+                    str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {})
+                )
+                run.prune_checkpoints(1)
+            if on_step is not None:
+                on_step(step, total, row)
+    finally:
+        watcher.close()
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    run.finish({**counts, "best_step": best_step, "validation_loss": best})
+    run.finish({**counts, **_best(history, goal)})
     return final
 
 
-def _stopped(step: int, best_step: int, config: SFTConfig) -> bool:
-    return step - best_step >= config.patience * config.validate_every
+def _best(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, object]:
+    """What the summary says of the weights that are kept."""
+    found = outcome(history, goal)
+    row = next(row for row in history if row["step"] == found["best"]["step"])
+    losses = {name: row[name] for name in ("validation_loss",) if name in row}
+    return {"best_step": found["best"]["step"], **losses, **found}
 
 
 def _one_step(
-    config: SFTConfig, step: int, total: int, training: Sequence[Sequence[Sample]], trainer: Trainer
+    config: SFTConfig,
+    step: int,
+    total: int,
+    training: Sequence[Sequence[Sample]],
+    trainer: Trainer,
+    run: Run,
+    history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
@@ -181,9 +248,15 @@ def _one_step(
         samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)
     )
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale)
-    keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "tokens")
-    return {**{name: seen[name] for name in keep}, "time/step": time.perf_counter() - started}
+    seen = try_step(
+        lambda: trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale),
+        samples,
+        run,
+        history,
+        config.max_bad_steps,
+    )
+    keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
+    return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 
 
 def _batch(config: SFTConfig, step: int, training: Sequence[Sequence[Sample]]) -> list[Sequence[Sample]]:

@@ -136,15 +136,14 @@ class Trainer:
             estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
 
         Raises:
-            TrainingError: the gradient is not finite; the weights are left as they were.
+            TrainingError: the loss or the gradient is not finite; weights and optimizer are left as they were.
         """
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradient's norm is {norm}: lower the learning rate, or resume from an earlier checkpoint"
-            )
+        if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * lr_scale
         self.optimizer.step()

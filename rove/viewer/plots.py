@@ -13,6 +13,7 @@ def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]
     names = {name for row in metrics for name in row}
     groups = [
         ("reward", ["reward/mean"]),
+        ("held-out reward", sorted(n for n in names if n.startswith("eval/") and n.endswith("/reward/mean"))),
         (
             "reward functions",
             sorted(n for n in names if n.startswith("reward/") and n not in ("reward/mean", "reward/invalid_move")),
@@ -30,6 +31,12 @@ def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]
     return [(title, [n for n in wanted if n in names]) for title, wanted in groups if any(n in names for n in wanted)]
 
 
+def _label(metric: str) -> str:
+    return (
+        metric.removeprefix("eval/").removesuffix("/reward/mean") if metric[:5] == "eval/" else metric.split("/", 1)[-1]
+    )
+
+
 def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> Path:
     """Draw every panel of a run over its steps and write the PNG."""
     chosen = panels(metrics)
@@ -41,7 +48,7 @@ def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> 
     for axis, (name, wanted) in zip(axes.flat, chosen, strict=False):
         for metric in wanted:
             points = [(row["step"], row[metric]) for row in metrics if metric in row]
-            axis.plot(*zip(*points, strict=True), label=metric.split("/", 1)[-1], linewidth=1.2)
+            axis.plot(*zip(*points, strict=True), label=_label(metric), linewidth=1.2)
         axis.set_title(name)
         axis.grid(alpha=0.3)
         if len(wanted) > 1:

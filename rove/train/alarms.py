@@ -1,0 +1,214 @@
+"""What goes wrong in training, said in words.
+
+Every alarm is a function of the metrics of all steps so far, oldest first, and of limits: it gives a sentence when something is
+wrong now, else None. Whether it was wrong before, the same function tells of the steps before.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from rove.config import check_positive
+from rove.errors import ConfigError
+
+History = Sequence[Mapping[str, float]]
+
+
+class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[alarms]` table: from where on something is alarming."""
+
+    window: int = 5
+    """Steps that are averaged before anything is compared."""
+    entropy_share: float = 0.1
+    """Entropy below this share of what it was in the first steps."""
+    ratio: float = 0.1
+    """Mean ratio to the sampler further than this from 1."""
+    mismatch_kl: float = 0.01
+    """Nats per token between sampler and trainer."""
+    length_factor: float = 2.0
+    """Completions longer than this times what they were in the first steps."""
+    dead_groups: float = 0.8
+    """More than this share of the groups has no spread."""
+    format_drop: float = 0.1
+    """A format score has fallen by more than this from its best."""
+    held_out_gain: float = 0.1
+    """The reward in training has risen by more than this since the held-out reward was last at its best …"""
+    held_out_measurements: int = 3
+    """… and that was at least so many measurements ago."""
+    grad_norm_factor: float = 10.0
+    """A gradient longer than this times the median of the steps before."""
+
+    def check(self) -> None:
+        """Refuse limits that make no sense.
+
+        Raises:
+            ConfigError: one is out of range.
+        """
+        try:
+            check_positive(self, *self.__struct_fields__)
+        except ConfigError as error:
+            raise ConfigError(f"alarms: {error}") from None
+        for name in ("entropy_share", "dead_groups"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"alarms: {name} is {getattr(self, name)}; expected a share, at most 1")
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something that has started to go wrong."""
+
+    step: int
+    name: str
+    text: str
+
+
+def _values(history: History, name: str) -> list[float]:
+    return [row[name] for row in history if name in row]
+
+
+def _last(history: History, name: str, window: int) -> float | None:
+    """Mean of the last `window` values; None when there are fewer."""
+    values = [row[name] for row in history[-4 * window :] if name in row][-window:]
+    return statistics.fmean(values) if len(values) == window else None
+
+
+def _first_and_last(history: History, name: str, window: int) -> tuple[float, float] | None:
+    """Means of the first and the last `window` values; None while they overlap."""
+    values = _values(history, name)
+    if len(values) < 2 * window:
+        return None
+    return statistics.fmean(values[:window]), statistics.fmean(values[-window:])
+
+
+def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
+    """The model has stopped to explore."""
+    means = _first_and_last(history, "entropy/all/mean", limits.window)
+    if means is None or means[1] >= limits.entropy_share * means[0]:
+        return None
+    return (
+        f"entropy collapse: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the model hardly explores any "
+        "more. Lower the learning rate, or raise entropy_bonus or the temperature"
+    )
+
+
+def ratio_drift(history: History, limits: AlarmLimits) -> str | None:
+    """The model that is trained is no longer the one that sampled."""
+    ratio = _last(history, "ratio/mean", limits.window)
+    if ratio is None or abs(ratio - 1) <= limits.ratio:
+        return None
+    return (
+        f"ratio drift: the trainer gives sampled tokens {ratio:.3g} times the sampler's probability, expected about 1. The "
+        "rollouts are of other weights, or of another temperature, than training takes them for"
+    )
+
+
+def logprob_mismatch(history: History, limits: AlarmLimits) -> str | None:
+    """Sampler and trainer disagree on how likely the same tokens are."""
+    kl = _last(history, "mismatch_kl/all/mean", limits.window)
+    if kl is None or kl <= limits.mismatch_kl:
+        return None
+    worst = max(_values(history[-limits.window :], "logprob_diff/max"), default=0.0)
+    return (
+        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token; "
+        "expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, top_k)"
+    )
+
+
+def length_growth(history: History, limits: AlarmLimits) -> str | None:
+    """Completions get ever longer."""
+    means = _first_and_last(history, "length/mean", limits.window)
+    if means is None or means[1] <= limits.length_factor * means[0]:
+        return None
+    return (
+        f"length growth: {means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps. Look whether length is being "
+        "rewarded for its own sake"
+    )
+
+
+def dead_groups(history: History, limits: AlarmLimits) -> str | None:
+    """Most groups teach nothing."""
+    dead = _last(history, "groups/zero_spread", limits.window)
+    groups = _last(history, "groups/all", limits.window)
+    if dead is None or not groups or dead <= limits.dead_groups * groups:
+        return None
+    return (
+        f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing. The examples are too easy or too "
+        "hard: change their mix, skip them (skip_at_most, skip_at_least), or fill the batch (resample_zero_spread)"
+    )
+
+
+def format_drift(history: History, limits: AlarmLimits) -> str | None:
+    """The model forgets the format it is asked for."""
+    names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
+    for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
+        values = _values(history, name)
+        means = [statistics.fmean(values[i : i + limits.window]) for i in range(len(values) - limits.window + 1)]
+        if means and means[-1] < max(means) - limits.format_drop:
+            return (
+                f"format drift: {name} is {means[-1]:.3g}, and was {max(means):.3g}. Give the format more weight, or lower the "
+                "learning rate"
+            )
+    return None
+
+
+def held_out_flat(history: History, limits: AlarmLimits) -> str | None:
+    """The model gets better at what it trains on and at nothing else."""
+    names = {name for row in history[-1:] for name in row if name.startswith("eval/") and name.endswith("/reward/mean")}
+    for name in sorted(names):
+        places = [i for i, row in enumerate(history) if name in row]
+        best = max(places, key=lambda i: history[i][name])
+        before = _last(history[: best + 1], "reward/mean", min(limits.window, best + 1))
+        now = _last(history, "reward/mean", limits.window)
+        if sum(i > best for i in places) < limits.held_out_measurements or before is None or now is None:
+            continue
+        if now - before > limits.held_out_gain:
+            return (
+                f"reward up, held-out flat: since step {history[best]['step']:g} the reward in training has risen from "
+                f"{before:.3g} to {now:.3g}, {name} has not ({history[best][name]:.3g} then, {history[-1][name]:.3g} now). "
+                "Look for memorised examples, or for a reward that is earned in the wrong way"
+            )
+    return None
+
+
+def grad_norm_spike(history: History, limits: AlarmLimits) -> str | None:
+    """One gradient is much longer than all others."""
+    values = _values(history[-10 * limits.window :], "optim/grad_norm")
+    if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
+        return None
+    usual = statistics.median(values[:-1])
+    if values[-1] <= limits.grad_norm_factor * usual:
+        return None
+    return (
+        f"grad-norm spike: {values[-1]:.3g}, usually {usual:.3g}. It is cut to max_grad_norm; if it comes again, lower the "
+        "learning rate or look at the rollouts of this step"
+    )
+
+
+ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
+    alarm.__name__: alarm
+    for alarm in (
+        entropy_collapse,
+        ratio_drift,
+        logprob_mismatch,
+        length_growth,
+        dead_groups,
+        format_drift,
+        held_out_flat,
+        grad_norm_spike,
+    )
+}
+
+
+def started(history: History, limits: AlarmLimits) -> list[Alarm]:
+    """The alarms that hold after the last step and did not hold after the step before."""
+    if not history:
+        return []
+    found: list[Alarm] = []
+    before = history[:-1]
+    for name, alarm in ALARMS.items():
+        text = alarm(history, limits)
+        if text is not None and (not before or alarm(before, limits) is None):
+            found.append(Alarm(int(history[-1]["step"]), name, text))
+    return found

@@ -1,0 +1,138 @@
+"""The steps of an RL run one after another: play, train, publish the weights; with the next one played meanwhile if allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rove.engine.client import EngineClient
+from rove.envs.environment import Environment
+from rove.models.load import LoadedModel
+from rove.runs import Run
+from rove.statistics import mean
+from rove.train.bad_steps import try_step
+from rove.train.batch import can_pack, micro_batches, trained_tokens
+from rove.train.playing import DRAWN, Played, Player
+from rove.train.samples import Sample
+from rove.train.trainer import Trainer, lr_scale
+
+if TYPE_CHECKING:
+    from rove.train.rl import RLConfig
+
+
+class Pipeline:
+    """Plays and trains steps.
+
+    With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
+    the event loop while the one before is trained in a thread.
+
+    Args:
+        config: settings.
+        env: where to play.
+        loaded: the model.
+        trainer: of that model.
+        run: the run folder.
+    """
+
+    def __init__(self, config: RLConfig, env: Environment, loaded: LoadedModel, trainer: Trainer, run: Run):
+        self.config = config
+        self.env = env
+        self.trainer = trainer
+        self.run = run
+        self.overlaps = config.max_off_policy_steps > 0
+        sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if self.overlaps else loaded
+        self.client = EngineClient.of(sampler, max_batch=config.batch_size)
+        self._player: Player | None = None
+        self._ahead: asyncio.Task[Played] | None = None
+
+    def start(self, step: int, history: Sequence[Mapping[str, float]]) -> None:
+        """Begin, or go on, after so many steps, whose metrics are `history`.
+
+        Raises:
+            ConfigError: there is nothing to play (see `Player`).
+        """
+        drawn = int(history[-1].get(DRAWN, step * self.config.groups)) if history else 0
+        self._player = Player(self.config, self.env, self.client, self.run, drawn)
+        self._publish(step)
+
+    async def step(self, step: int, history: Sequence[Mapping[str, float]]) -> tuple[Played, dict[str, float]]:
+        """Play and train a step (counted from 0); what was played, and the metrics of both.
+
+        Where nothing is played ahead, the sampler has the new weights afterwards.
+
+        Raises:
+            RunError: every rollout failed.
+            TrainingError: too many steps in a row were not finite.
+        """
+        assert self._player is not None
+        played = await (self._ahead or self._player.play(step))
+        self._ahead = None
+        arguments = (self.config, step, played.samples, self.trainer, self.run, history)
+        if self.overlaps:
+            self._publish(step)
+            if not pauses(self.config, step + 1):
+                self._ahead = asyncio.create_task(self._player.play(step + 1))
+            trained = await asyncio.to_thread(learn, *arguments)
+        else:
+            trained = learn(*arguments)
+        if self._ahead is None:
+            self._publish(step + 1)
+        return played, {**played.metrics, **trained}
+
+    async def close(self) -> None:
+        """Give up what is played ahead."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
+
+    def _publish(self, version: int) -> None:
+        """Let the sampler have the newest weights."""
+        newest = dict(self.trainer.model.named_parameters()) if self.overlaps else None
+        self.client.engine.update_weights(version, newest)
+
+
+def pauses(config: RLConfig, number: int) -> bool:
+    """Whether nothing is played ahead while step `number` is trained, because something is saved or measured after it.
+
+    A run that is resumed there begins with the newest weights, so one that was not stopped must do so too.
+    """
+    return (
+        number % config.checkpoint_every == 0
+        or number == config.steps
+        or any(number % evaluation.every == 0 for evaluation in config.evaluation)
+    )
+
+
+def learn(
+    config: RLConfig,
+    step: int,
+    samples: Sequence[Sample],
+    trainer: Trainer,
+    run: Run,
+    history: Sequence[Mapping[str, float]],
+) -> dict[str, float]:
+    """Take the optimizer step; returns what it measured, and how long it took.
+
+    Raises:
+        TrainingError: too many steps in a row were not finite.
+    """
+    started = time.perf_counter()
+    trained: dict[str, float] = {}
+
+    def train() -> dict[str, float]:
+        return trainer.step(
+            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
+            config.make_loss(),
+            divisor=trained_tokens(samples),
+            entropy_bonus=config.entropy_bonus,
+            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+        )
+
+    if samples:
+        ages = [step - sample.policy_version for sample in samples]
+        trained = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
+        trained |= try_step(train, samples, run, history, config.max_bad_steps)
+    return {**trained, "time/training": time.perf_counter() - started}

@@ -1,0 +1,195 @@
+"""One step's rollouts: draw examples, play groups of siblings, turn rewards into advantages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from rove.digest import derive_seed
+from rove.envs.environment import Environment
+from rove.errors import ConfigError, RunError
+from rove.groups import run_groups
+from rove.protocols import Client, Sampling
+from rove.records import RolloutRecord
+from rove.rollout import Job, plan
+from rove.runs import Run
+from rove.statistics import mean
+from rove.train.advantages import batch_advantages
+from rove.train.losses import choose_normalisation, token_weights
+from rove.train.samples import Sample, samples_from_record
+from rove.train.sampling import Difficulty, Draw, Order
+
+if TYPE_CHECKING:
+    from rove.train.rl import RLConfig
+
+DRAWN = "examples/drawn"
+"""Examples that the run has drawn so far, those skipped included: where the next step goes on."""
+
+
+class Played(NamedTuple):
+    """What came of playing a step."""
+
+    records: list[RolloutRecord]
+    samples: list[Sample]
+    metrics: dict[str, float]
+
+
+class Player:
+    """Plays the steps of an RL run, and keeps every rollout in its folder.
+
+    Args:
+        config: settings.
+        env: where to play.
+        client: who plays.
+        run: the run folder; what it has of earlier steps says which examples are too hard or too easy.
+        drawn: how many examples those have drawn.
+
+    Raises:
+        ConfigError: the dataset has no rows, or not the column that is asked for.
+    """
+
+    def __init__(self, config: RLConfig, env: Environment, client: Client, run: Run, drawn: int = 0):
+        self.config = config
+        self.env = env
+        self.client = client
+        self.run = run
+        self.drawn = drawn
+        self.examples = _examples(config, env)
+        self.order = Order(self.examples, config.ordering, config.seed, config.steps, config.groups)
+        self.difficulty = Difficulty(config.skip_at_most, config.skip_at_least, config.skip_memory)
+        if self.difficulty.is_on:
+            self.difficulty.add(run.outcomes())
+
+    async def play(self, step: int) -> Played:
+        """The groups of the next step (counted from 0), and further ones in place of those without spread as far as is asked for.
+
+        Raises:
+            RunError: every rollout failed.
+        """
+        config, started = self.config, time.perf_counter()
+        draw = Draw(self.order, self.difficulty, step, self.drawn)
+        chosen: list[int] = []
+        records: list[RolloutRecord] = []
+        wanted, rounds = config.groups, -1
+        while True:
+            before = len(chosen)
+            chosen += draw.take(wanted)
+            records += await self._run(step, step_groups(config, step, [self.examples[i] for i in chosen])[before:])
+            rounds += 1
+            _check_failures(records, step + 1)
+            rollouts, counts = training_samples(records, config.truncated, config.advantages)
+            wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
+            if wanted <= 0 or rounds == config.resample_zero_spread:
+                break
+        self.difficulty.add(records)
+        self.drawn = draw.position
+        normalisation = choose_normalisation(config.loss, config.normalisation)
+        samples = weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
+        times = {"time/sampling": time.perf_counter() - started}
+        drawn = {
+            "groups/resampled": float(len(chosen) - config.groups),
+            "groups/rounds": float(rounds),
+            "examples/skipped": float(draw.skipped),
+            DRAWN: float(draw.position),
+        }
+        return Played(records, samples, {**rollout_metrics(records), **counts, **drawn, **times})
+
+    async def _run(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
+        config = self.config
+        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        rollouts = run_groups(
+            self.env, self.client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
+        )
+        records = [record async for record in rollouts]
+        for record in records:
+            self.run.append_rollout(record)
+        return records
+
+
+def _examples(config: RLConfig, env: Environment) -> list[dict[str, Any]]:
+    """As many training rows as can be needed in the dataset's order; for any other order all, where their number is known."""
+    most = config.steps * config.groups * (1 + config.resample_zero_spread)
+    picks = config.shuffle or config.stratify or config.curriculum
+    picks = picks or config.skip_at_most is not None or config.skip_at_least is not None
+    if picks and env.count_examples(-1, train=True) is not None:
+        most = -1
+    examples = env.get_dataset(most)
+    if not examples:
+        raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
+    return examples
+
+
+def _check_failures(records: Sequence[RolloutRecord], number: int) -> None:
+    error = records[0].error
+    if error is not None and all(record.scores is None for record in records):
+        raise RunError(
+            f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
+        )
+
+
+def step_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:
+    """The groups of these examples in a step, with seeds of the step's own; more examples leave those before as they are."""
+    return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
+
+
+def training_samples(
+    records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean"
+) -> tuple[list[list[Sample]], dict[str, float]]:
+    """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
+
+    Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
+    """
+    groups: dict[str, list[RolloutRecord]] = {}
+    for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
+        groups.setdefault(record.example_key, []).append(record)
+    kept: list[tuple[list[RolloutRecord], list[float]]] = []
+    too_few = 0
+    for group in groups.values():
+        scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
+        rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
+        if len(scored) < 2:
+            too_few += 1
+            continue
+        kept.append((scored, rewards))
+    advantages = batch_advantages([rewards for _, rewards in kept], estimator)
+    rollouts = [
+        samples_from_record(record, advantage)
+        for (scored, _), group in zip(kept, advantages, strict=True)
+        if group is not None
+        for record, advantage in zip(scored, group, strict=True)
+    ]
+    counts = {
+        "groups/all": float(len(groups)),
+        "groups/zero_spread": float(advantages.count(None)),
+        "groups/too_few": float(too_few),
+        "rollouts/failed": float(sum(r.scores is None for r in records)),
+        "rollouts/truncated": float(sum(r.is_truncated for r in records)),
+    }
+    return rollouts, counts
+
+
+def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: float) -> list[Sample]:
+    """The samples of all rollouts of a step, with their weights relative to a mean over the step's tokens."""
+    samples = [sample for rollout in rollouts for sample in rollout]
+    numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
+    counts = [sum(sample.mask) for sample in samples]
+    weights = token_weights(normalisation, counts, numbers, constant)
+    return [
+        msgspec.structs.replace(sample, weight=weight * sum(counts))
+        for sample, weight in zip(samples, weights, strict=True)
+    ]
+
+
+def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    """Mean rewards and metrics of the rollouts that were scored, and mean length of all, in tokens."""
+    scores = [record.scores for record in records if record.scores is not None]
+    metrics = {"reward/mean": mean([s.reward for s in scores])}
+    for name in scores[0].rewards:
+        metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
+    for name in scores[0].metrics:
+        metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
+    metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
+    return metrics

@@ -1,0 +1,35 @@
+"""A rollout as plain text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rove.messages import text_of
+from rove.records import RolloutRecord
+from rove.viewer.html import cut
+
+MESSAGE_LIMIT = 2_000
+"""Most characters shown of one message."""
+
+
+def rollout_text(record: RolloutRecord, title: str = "") -> str:
+    """Who said what, and what it scored or why it failed."""
+    facts = [title] if title else []
+    facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
+    if record.scores is not None:
+        parts = [f"{name} {value:.3g}" for name, value in {**record.scores.rewards, **record.scores.metrics}.items()]
+        facts.append(
+            f"reward {record.scores.reward:.3g} ({', '.join(parts)})" if parts else f"{record.scores.reward:.3g}"
+        )
+    if record.error is not None:
+        facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
+    facts.append(f"ended by {record.stop_condition}" + (", truncated" if record.is_truncated else ""))
+    said = [f"  {m['role']}: {_said(m)}" for m in [*record.prompt, *record.completion]]
+    return "\n".join([" · ".join(facts), *said])
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = [call.get("function", {}) for call in message.get("tool_calls") or []]
+    text = cut(text_of(message), MESSAGE_LIMIT)
+    return " ".join([text, *(f"→ {call.get('name')}({call.get('arguments')})" for call in calls)])

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from rove.errors import ConfigError
+from rove.train.alarms import ALARMS, AlarmLimits, started
+
+LIMITS = AlarmLimits(window=2)
+REWARD = "eval/let/reward/mean"
+
+
+def history(**columns: Sequence[float | None]) -> list[dict[str, float]]:
+    """Rows of metrics; a name's "__" is a slash, None is not measured."""
+    length = max(len(values) for values in columns.values())
+    rows: list[dict[str, float]] = [{"step": float(i + 1)} for i in range(length)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            if value is not None:
+                row[name.replace("__", "/")] = value
+    return rows
+
+
+def held_out(train: Sequence[float], measured: Sequence[float | None]) -> list[dict[str, float]]:
+    return history(**{"reward__mean": train, "eval__let__reward__mean": measured})
+
+
+FLAT = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+RISING = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+
+CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict[str, Any]]] = {
+    "entropy_collapse": (
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]),
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.2, 0.1]),
+        "0.05 nats per token, 1 in the first steps",
+        {"entropy_share": 0.01},
+    ),
+    "ratio_drift": (
+        history(ratio__mean=[1.0, 1.0, 1.2, 1.3]),
+        history(ratio__mean=[1.0, 1.15, 1.0, 1.05]),
+        "1.25 times the sampler's",
+        {"ratio": 0.5},
+    ),
+    "logprob_mismatch": (
+        history(mismatch_kl__all__mean=[0.0, 0.02, 0.04], logprob_diff__max=[0.0, 2.5, 1.0]),
+        history(mismatch_kl__all__mean=[0.0, 0.018, 0.0], logprob_diff__max=[0.0, 2.5, 0.0]),
+        "0.03 nats per token apart, at most 2.5",
+        {"mismatch_kl": 0.1},
+    ),
+    "length_growth": (
+        history(length__mean=[100.0, 100.0, 150.0, 250.0, 260.0]),
+        history(length__mean=[100.0, 100.0, 150.0, 190.0, 200.0]),
+        "255 tokens per rollout, 100 in the first",
+        {"length_factor": 3.0},
+    ),
+    "dead_groups": (
+        history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
+        history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
+        "85% of the groups have no spread",
+        {"dead_groups": 0.9},
+    ),
+    "format_drift": (
+        history(reward__format_reward=[0.5, 0.9, 0.9, 0.7, 0.7]),
+        history(reward__format_reward=[0.5, 0.9, 0.9, 0.85, 0.8]),
+        "reward/format_reward is 0.7, and was 0.9",
+        {"format_drop": 0.3},
+    ),
+    "held_out_flat": (
+        held_out(RISING, [None, 0.5, None, 0.5, None, 0.4, None, 0.45]),
+        held_out(RISING, [None, 0.4, None, 0.5, None, 0.5, None, 0.55]),
+        "since step 2 the reward in training has risen from 0.15 to 0.75",
+        {"held_out_gain": 0.7},
+    ),
+    "grad_norm_spike": (
+        history(optim__grad_norm=[1.0, 2.0, 1.5, 20.0]),
+        history(optim__grad_norm=[1.0, 2.0, 1.5, 14.0]),
+        "20, usually 1.5",
+        {"grad_norm_factor": 20.0},
+    ),
+}
+
+
+def test_every_alarm_has_a_case():
+    assert CASES.keys() == ALARMS.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
+    wrong, right, words, lenient = CASES[name]
+    text = ALARMS[name](wrong, LIMITS)
+    assert text is not None
+    assert words in text
+    assert ALARMS[name](right, LIMITS) is None
+    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
+    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or name == "held_out_flat"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_told_once_when_it_starts(name: str):
+    wrong, right, _, _ = CASES[name]
+    told = [alarm for i in range(len(wrong) + 1) for alarm in started(wrong[:i], LIMITS) if alarm.name == name]
+    assert len(told) == 1
+    assert told[0].step <= len(wrong)
+    again = {**wrong[-1], "step": len(wrong) + 1.0}
+    if name != "grad_norm_spike":  # of a second gradient as long, the first is still the exception
+        assert [a for a in started([*wrong, again], LIMITS) if a.name == name] == []
+    assert [a for i in range(len(right) + 1) for a in started(right[:i], LIMITS) if a.name == name] == []
+
+
+def test_held_out_needs_enough_measurements():
+    few = held_out(RISING, [None, 0.5, None, None, None, 0.4, None, 0.45])
+    assert ALARMS["held_out_flat"](few, LIMITS) is None
+    assert ALARMS["held_out_flat"](few, msgspec.structs.replace(LIMITS, held_out_measurements=2)) is not None
+    assert ALARMS["held_out_flat"](held_out(FLAT, [0.5] * 8), LIMITS) is None
+
+
+def test_steps_that_trained_nothing_are_no_reason():
+    assert started([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
+    gaps = history(ratio__mean=[1.2, None, 1.2])
+    assert [alarm.name for alarm in started(gaps, LIMITS)] == ["ratio_drift"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"window": 0}, "alarms: window is 0; expected more than 0"),
+        ({"dead_groups": 1.5}, "alarms: dead_groups is 1.5; expected a share"),
+        ({"entropy_share": -1.0}, "alarms: entropy_share"),
+    ],
+)
+def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        AlarmLimits(**wrong).check()

@@ -137,7 +137,9 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         board = state["board"]
         if not (move and move in "012345678" and len(move) == 1 and board[int(move)] == "."):
             state["invalid"] = True
-            return f"Invalid move.\n{show(board)}"
+            told = f"Invalid move.\n{show(board)}"
+            state["final_env_response"] = told if state["info"].get("punish") else None
+            return told
         board = place(board, int(move), "X")
         if result(board) is None:
             board = await self._opponent_plays(state, board)
@@ -219,7 +221,7 @@ def load_environment(
         seed: of the dataset; the evaluation games differ from the training games of the same seed.
         min_random_move_prob, max_random_move_prob: range of the opponent's probability of a random square.
         num_groups: the range is cut into this many equal buckets, and `num_groups` games in a row hold each bucket once.
-        punish: O never lets a win go, however random it plays.
+        punish: O never lets a win go, however random it plays, and an invalid move loses the game.
         lines: every eighth game follows one of these, in turn, like {"starter": "O", "replies": ["4", "8"]}.
         max_turns: most model turns.
     """

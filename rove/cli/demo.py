@@ -108,8 +108,8 @@ class Demo:
             if not proof["missed"]:
                 break
             lines = [{**line["opening"], "replies": line["replies"]} for line in proof["failed_lines"]]
-            again = {**stage, "env_args": {**stage["env_args"], "lines": lines}}
-            model = self._train(again, model, f"full{number}")
+            env_args = {**stage["env_args"], "seed": number, "lines": lines}
+            model = self._train({**stage, "env_args": env_args}, model, f"full{number}")
         self._row(f"+ {stage['name']}", str(model))
 
     def _say(self, number: str, text: str) -> None:

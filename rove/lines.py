@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from rove.digest import derive_seed
 from rove.envs.dataset import build_example, example_key
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.errors import ConfigError
@@ -67,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class _Once:
-    """A client that asks the one behind it every question once: equal conversations get the same answer."""
+    """A client that asks the one behind it every question once, with a seed of its own: equal ones get the same answer."""
 
     def __init__(self, client: Client):
         self.client = client
@@ -77,7 +78,8 @@ class _Once:
     async def respond(self, request: Request) -> Response:
         key = msgspec.json.encode(request.messages)
         if key not in self.asked:
-            self.asked[key] = asyncio.ensure_future(self.client.respond(request))
+            own = msgspec.structs.replace(request, seed=derive_seed(request.seed, key.decode()))
+            self.asked[key] = asyncio.ensure_future(self.client.respond(own))
         return await asyncio.shield(self.asked[key])
 
     async def close(self) -> None:

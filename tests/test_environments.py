@@ -428,14 +428,14 @@ def test_a_punishing_opponent_takes_every_win_and_an_invalid_move_loses():
         assert record.reward == pytest.approx(0.1)
 
 
-def test_every_eighth_game_follows_the_lines_given():
+def test_every_other_game_follows_the_lines_given():
     ttt = module("tictactoe")
     lines = [{"starter": "O", "replies": ["4", "8", "2"]}, {"starter": "X", "replies": ["0"]}]
     env = game(num_examples=64, min_random_move_prob=1.0, lines=lines)
     records = roll(env, says(env.players["random"]))
-    assert [record.info.get("replies") for record in records[::8]] == [["4", "8", "2"], ["0"]] * 4
-    assert not any("replies" in record.info for i, record in enumerate(records) if i % 8)
-    for record in records[::16]:
+    assert [record.info.get("replies") for record in records[::2]] == [["4", "8", "2"], ["0"]] * 16
+    assert not any("replies" in record.info for i, record in enumerate(records) if i % 2)
+    for record in records[::4]:
         boards = [ttt.read(m["content"]) for m in [record.prompt[-1], *record.completion] if m["role"] == "user"]
         assert boards[0] == "....O...."
         if "8" not in env.parser.parse_answer(record.completion[:1]):

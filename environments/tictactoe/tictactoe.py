@@ -199,7 +199,7 @@ def _rows(
         rng = random.Random(f"{seed}:{index}")
         share = (index % num_groups + rng.random()) / num_groups
         row = {"seed": rng.getrandbits(32), "random_move_prob": low + share * (high - low), **info}
-        row |= lines[index // 8 % len(lines)] if lines and index % 8 == 0 else {}
+        row |= lines[index // 2 % len(lines)] if lines and index % 2 == 0 else {}
         rows.append({"question": show(EMPTY), "info": row})
     return rows
 
@@ -222,7 +222,7 @@ def load_environment(
         min_random_move_prob, max_random_move_prob: range of the opponent's probability of a random square.
         num_groups: the range is cut into this many equal buckets, and `num_groups` games in a row hold each bucket once.
         punish: O never lets a win go, however random it plays, and an invalid move loses the game.
-        lines: every eighth game follows one of these, in turn, like {"starter": "O", "replies": ["4", "8"]}.
+        lines: every other game follows one of these, in turn, like {"starter": "O", "replies": ["4", "8"]}.
         max_turns: most model turns.
     """
     low, high = min_random_move_prob, max_random_move_prob

@@ -21,6 +21,9 @@ from rove.envs.loading import environment_file
 from rove.errors import ConfigError
 from rove.viewer.tables import percent
 
+FEW_LINES = 8
+"""Failed lines are mixed with others up to this many: a few of them over and over undo the rest."""
+
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `demo.toml`: the settings of every stage of the loop, and how its table looks."""
@@ -94,7 +97,7 @@ class Demo:
         from rove.cli.rl import run_rl
         from rove.train.rl import RLConfig
 
-        values = {key: value for key, value in stage.items() if key not in ("name", "rounds")}
+        values = {key: value for key, value in stage.items() if key not in ("name", "rounds", "looks")}
         config = convert(RLConfig, {"env": self.env, "model": str(model), "seed": self.seed, **values})
         return run_rl(config, self.console, self.folder / folder)[0]
 
@@ -107,10 +110,21 @@ class Demo:
             self.console.print(verdict(proof))
             if not proof["missed"]:
                 break
-            lines = [{**line["opening"], "replies": line["replies"]} for line in proof["failed_lines"]]
-            env_args = {**stage["env_args"], "seed": number, "lines": lines}
+            lines = [*proof["failed_lines"], *self._doubtful_lines(model, stage["looks"], number)]
+            hard = {
+                msgspec.json.encode(line): line for line in ({**x["opening"], "replies": x["replies"]} for x in lines)
+            }
+            self.console.print(f"{len(hard)} lines were failed, greedily or at T = 1")
+            any_line = [{}] * (FEW_LINES - len(hard))
+            env_args = {**stage["env_args"], "seed": number, "lines": [*hard.values(), *any_line]}
             model = self._train({**stage, "env_args": env_args}, model, f"full{number}")
         self._row(f"+ {stage['name']}", str(model))
+
+    def _doubtful_lines(self, model: Path, looks: int, number: int) -> list[dict[str, Any]]:
+        """Lines that the model fails when it draws its moves: what it is not sure of, and what lies beside its way."""
+        assert self.recipe.proof is not None
+        proofs = (run_proof(self.env, str(model), self.recipe.proof, 1.0, 100 * number + i) for i in range(looks))
+        return [line for proof in proofs for line in proof["failed_lines"]]
 
     def _say(self, number: str, text: str) -> None:
         self.console.print(f"\n[bold]{number}. {text}[/bold]")

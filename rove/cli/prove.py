@@ -54,8 +54,8 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-def run_proof(env_id: str, model: str, goals: Goals) -> dict[str, Any]:
-    """Play every line with a player's best moves; what `--json` shows of it.
+def run_proof(env_id: str, model: str, goals: Goals, temperature: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """Play every line with a player's best moves, or those that it draws at a temperature; what `--json` shows of it.
 
     Raises:
         ConfigError: no such player or environment, or one without lines.
@@ -66,7 +66,8 @@ def run_proof(env_id: str, model: str, goals: Goals) -> dict[str, Any]:
 
     async def play(client: Client) -> list[Line]:
         try:
-            return await every_line(env, client, Sampling(temperature=0.0, max_tokens=goals.max_tokens), model)
+            sampling = Sampling(temperature=temperature, max_tokens=goals.max_tokens)
+            return await every_line(env, client, sampling, model, seed)
         finally:
             await client.close()
 

@@ -21,7 +21,7 @@ from rove.envs.loading import environment_file
 from rove.errors import ConfigError
 from rove.viewer.tables import percent
 
-FEW_LINES = 8
+FEW_LINES = 32
 """Failed lines are mixed with others up to this many: a few of them over and over undo the rest."""
 
 
@@ -110,13 +110,12 @@ class Demo:
             self.console.print(verdict(proof))
             if not proof["missed"]:
                 break
-            lines = [*proof["failed_lines"], *self._doubtful_lines(model, stage["looks"], number)]
-            hard = {
-                msgspec.json.encode(line): line for line in ({**x["opening"], "replies": x["replies"]} for x in lines)
-            }
-            self.console.print(f"{len(hard)} lines were failed, greedily or at T = 1")
-            any_line = [{}] * (FEW_LINES - len(hard))
-            env_args = {**stage["env_args"], "seed": number, "lines": [*hard.values(), *any_line]}
+            failed, doubtful = proof["failed_lines"], self._doubtful_lines(model, stage["looks"], number)
+            self.console.print(f"failed: {len(failed)} lines; at T = 1, in {stage['looks']} looks: {len(doubtful)}")
+            chosen = failed * max(2, 8 // max(1, len(failed))) + doubtful
+            lines = [{**line["opening"], "replies": line["replies"]} for line in chosen]
+            lines += [{}] * (FEW_LINES - len(lines))
+            env_args = {**stage["env_args"], "seed": number, "lines": lines}
             model = self._train({**stage, "env_args": env_args}, model, f"full{number}")
         self._row(f"+ {stage['name']}", str(model))
 

@@ -228,3 +228,37 @@ def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
     assert done.status == 2
     assert "pip install 'rove[wandb]'" in done.err
     assert not Path("runs/mine").exists()
+
+
+def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
+    done = rove("demo", "tictactoe", "--prove", "scripted:optimal", "--prove", "scripted:teacher", "--json")
+    assert done.status == 0
+    optimal, teacher = json.loads(done.out)
+    assert optimal["counts"]["lost"] == 0
+    assert optimal["failed_lines"] == []
+    assert len(teacher["failed_lines"]) == teacher["counts"]["lost"] > 0
+    assert all(line["failed"] == ["lost"] and line["opening"]["starter"] in "XO" for line in teacher["failed_lines"])
+    assert f"lost in {teacher['counts']['lost']} lines" in done.err
+    assert all(len(line) <= 100 for line in done.err.splitlines())
+
+
+def test_prove_refuses_what_has_no_lines(rove: Rove):
+    assert "has no demo" in rove("demo", "reverse_text", "--prove", "scripted:oracle").err
+    assert "no scripted player 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
+
+
+@pytest.mark.slow
+def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
+    before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
+    words = ("demo", "tictactoe", "--smoke", "--full", "--json")
+    done = rove(*words)
+    assert done.status == 0
+    shown = json.loads(done.out)
+    assert shown["rows"][:-1] == before["rows"]
+    assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
+    assert len(shown["proofs"]) == 4  # SFT and three stages of RL
+    assert all(proof["lines"] > 0 and proof["missed"] for proof in shown["proofs"])  # smoke learns nothing
+    assert "not mastered" in done.err
+    folder = Path(shown["folder"])
+    assert {path.parent.name for path in folder.glob("full*/curves.png")} == {"full1", "full2"}
+    assert json.loads(rove(*words).out) == shown

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import rove as vf
@@ -72,11 +73,22 @@ def show(board: str) -> str:
     return "\n".join(" " + " ".join(squares[row : row + 3]) for row in (0, 3, 6))
 
 
-def opponent_move(board: str, seed: int, random_move_prob: float) -> int:
-    """O's move: the same board in the same example always gets the same reply."""
+def read(text: str) -> str:
+    """The board in what the model sees."""
+    return "".join("." if square.isdigit() else square for row in text.split("\n")[-3:] for square in row.split())
+
+
+def opponent_move(
+    board: str, seed: int, random_move_prob: float, replies: Sequence[str] = (), punish: bool = False, starter: str = ""
+) -> int:
+    """O's move, the same for the same board in the same example: a win if `punish`, else the next of `replies` if it is free."""
     rng = random.Random(f"{seed}:{board}")
-    if rng.random() < random_move_prob:
-        return rng.choice(free_squares(board))
+    is_random, taken = rng.random() < random_move_prob, board.count("O")
+    if not (punish and value(board, "O") < 0):
+        if taken < len(replies) and board[int(replies[taken])] == ".":
+            return int(replies[taken])
+        if is_random:
+            return rng.choice(free_squares(board))
     return rng.choice(best_moves(board, "O"))
 
 
@@ -115,7 +127,7 @@ class TicTacToeEnv(vf.MultiTurnEnv):
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         info = state["info"]
-        starter = random.Random(info["seed"]).choice("XO")
+        starter = info.get("starter") or random.Random(info["seed"]).choice("XO")
         board = await self._opponent_plays(state, EMPTY) if starter == "O" else EMPTY
         state.update(board=board, invalid=False)
         state["prompt"] = [*state["prompt"][:-1], vf.UserMessage(show(board))]
@@ -125,7 +137,9 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         board = state["board"]
         if not (move and move in "012345678" and len(move) == 1 and board[int(move)] == "."):
             state["invalid"] = True
-            return f"Invalid move.\n{show(board)}"
+            told = f"Invalid move.\n{show(board)}"
+            state["final_env_response"] = told if state["info"].get("punish") else None
+            return told
         board = place(board, int(move), "X")
         if result(board) is None:
             board = await self._opponent_plays(state, board)
@@ -136,11 +150,21 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         state["final_env_response"] = f"{RESULTS[end]}\n{show(board)}"
         return None
 
+    def openings(self) -> list[dict[str, Any]]:
+        return [{"question": show(EMPTY), "info": {"starter": starter}} for starter in "XO"]
+
+    def check_answer(self, messages: vf.Messages, answer: str) -> dict[str, bool]:
+        board, move = read(messages[-1]["content"]), self.parser.parse_answer(answer)
+        wins, blocks = ([str(square) for _, _, square in threats(board, player)] for player in "XO")
+        safe = [str(square) for square in free_squares(board) if value(place(board, square, "X"), "O") >= 0]
+        asked = {"wins in one taken": wins, "threats blocked": [] if wins else blocks, "moves that do not lose": safe}
+        return {name: move in squares for name, squares in asked.items() if squares}
+
     async def _opponent_plays(self, state: vf.State, board: str) -> str:
         if self.opponent is not None:
             move = int(await self.opponent(show(board), [str(square) for square in free_squares(board)]))
         else:
-            move = opponent_move(board, state["info"]["seed"], state["info"]["random_move_prob"])
+            move = opponent_move(board, **state["info"])
         return place(board, move, "O")
 
 
@@ -167,13 +191,16 @@ def invalid_move(state: vf.State) -> float:
     return float(state["invalid"])
 
 
-def _rows(count: int, seed: str, low: float, high: float, num_groups: int) -> list[dict[str, Any]]:
-    rows = []
+def _rows(
+    count: int, seed: str, bounds: tuple[float, float], num_groups: int, lines: Sequence[dict[str, Any]], **info: Any
+) -> list[dict[str, Any]]:
+    rows, (low, high) = [], bounds
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         share = (index % num_groups + rng.random()) / num_groups
-        info = {"seed": rng.getrandbits(32), "random_move_prob": low + share * (high - low)}
-        rows.append({"question": show(EMPTY), "info": info})
+        row = {"seed": rng.getrandbits(32), "random_move_prob": low + share * (high - low), **info}
+        row |= lines[index // 2 % len(lines)] if lines and index % 2 == 0 else {}
+        rows.append({"question": show(EMPTY), "info": row})
     return rows
 
 
@@ -183,6 +210,8 @@ def load_environment(
     min_random_move_prob: float = 0.0,
     max_random_move_prob: float = 1.0,
     num_groups: int = 1,
+    punish: bool = False,
+    lines: Sequence[dict[str, Any]] = (),
     max_turns: int = 8,
 ) -> vf.Environment:
     """Tic-tac-toe against opponents that play a random square with a probability between min and max, else a best move.
@@ -192,6 +221,8 @@ def load_environment(
         seed: of the dataset; the evaluation games differ from the training games of the same seed.
         min_random_move_prob, max_random_move_prob: range of the opponent's probability of a random square.
         num_groups: the range is cut into this many equal buckets, and `num_groups` games in a row hold each bucket once.
+        punish: O never lets a win go, however random it plays, and an invalid move loses the game.
+        lines: every other game follows one of these, in turn, like {"starter": "O", "replies": ["4", "8"]}.
         max_turns: most model turns.
     """
     low, high = min_random_move_prob, max_random_move_prob
@@ -199,6 +230,7 @@ def load_environment(
         raise vf.ConfigError(f"need 0 <= min_random_move_prob <= max_random_move_prob <= 1, got {low} and {high}")
     if num_groups < 1:
         raise vf.ConfigError(f"num_groups is {num_groups}; expected 1 or more")
+    options, more = ((low, high), num_groups, lines), {"punish": True} if punish else {}
     parser = vf.XMLParser(["think", "move"], answer_field="move")
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(win, weight=1.0)
@@ -207,8 +239,8 @@ def load_environment(
     for metric in (won, drawn, lost):
         rubric.add_metric(metric)
     return TicTacToeEnv(
-        dataset=lambda: _rows(num_examples, f"{seed}:train", low, high, num_groups),
-        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", low, high, num_groups),
+        dataset=lambda: _rows(num_examples, f"{seed}:train", *options, **more),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", *options, **more),
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,

@@ -12,13 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_json
+from rove.cli.common import RUNS, console_for, hint, print_json, short
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
+from rove.cli.prove import Goals, proof_table, run_proof, verdict
 from rove.config import convert, merge, read_toml
 from rove.envs.loading import environment_file
 from rove.errors import ConfigError
 from rove.viewer.tables import percent
+
+FEW_LINES = 32
+"""Failed lines are mixed with others up to this many: a few of them over and over undo the rest."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +32,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     data: dict[str, Any]
     sft: dict[str, Any]
     rl: list[dict[str, Any]]
+    full: dict[str, Any] = {}
+    """The stage that `--full` adds to `rl`: `rounds` runs of RL at most, each on the lines that the last model failed in."""
+    proof: Goals | None = None
+    """What `--prove` and `--full` show."""
     evaluation: dict[str, Any]
     opponents: list[dict[str, Any]]
     columns: list[dict[str, Any]]
@@ -44,21 +52,21 @@ class Demo:
         folder: where the stages' run folders live.
         seed: of everything.
         console: where progress is shown.
+        full: with the recipe's `full` stage.
     """
 
-    def __init__(self, env: str, recipe: Recipe, folder: Path, seed: int, console: Console):
+    def __init__(self, env: str, recipe: Recipe, folder: Path, seed: int, console: Console, full: bool = False):
         self.env = env
         self.recipe = recipe
         self.folder = folder
         self.seed = seed
         self.console = console
+        self.full = full
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> list[dict[str, Any]]:
         """Run every stage; returns the rows of the table."""
-        from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
-        from rove.train.rl import RLConfig
         from rove.train.sft import SFTConfig
 
         self._say("1", "a new model, random weights")
@@ -71,16 +79,51 @@ class Demo:
         sft = convert(SFTConfig, {"data": str(data), "model": str(model), "seed": self.seed, **self.recipe.sft})
         trained, _ = run_sft(sft, self.console, self.folder / "sft")
         self._row("+ SFT", str(trained))
-        for number, stage in enumerate(self.recipe.rl, start=1):
-            values = dict(stage)
-            name = values.pop("name")
-            self._say(str(3 + number), f"{name}: the model plays and learns")
-            config = convert(RLConfig, {"env": self.env, "model": str(trained), "seed": self.seed, **values})
-            trained, _ = run_rl(config, self.console, self.folder / f"rl{number}")
-            self._row(f"+ {name}", str(trained))
+        trained = self._rl(self.recipe.rl, trained)
         self._row("the same at T = 1", str(trained), temperature=1.0)
+        if self.full:
+            self._master(self.recipe.full, trained)
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
+
+    def _rl(self, stages: list[dict[str, Any]], model: Path) -> Path:
+        for number, stage in enumerate(stages, start=1):
+            self._say(str(3 + number), f"{stage['name']}: the model plays and learns")
+            model = self._train(stage, model, f"rl{number}")
+            self._row(f"+ {stage['name']}", str(model))
+        return model
+
+    def _train(self, stage: dict[str, Any], model: Path, folder: str) -> Path:
+        from rove.cli.rl import run_rl
+        from rove.train.rl import RLConfig
+
+        values = {key: value for key, value in stage.items() if key not in ("name", "rounds", "looks")}
+        config = convert(RLConfig, {"env": self.env, "model": str(model), "seed": self.seed, **values})
+        return run_rl(config, self.console, self.folder / folder)[0]
+
+    def _master(self, stage: dict[str, Any], model: Path) -> None:
+        """Prove, train on the lines that were failed, and again, until there are none."""
+        assert self.recipe.proof is not None
+        for number in range(1, 1 + stage["rounds"]):
+            self._say(str(4 + len(self.recipe.rl)), f"{stage['name']}, round {number}: every line of play")
+            proof = run_proof(self.env, str(model), self.recipe.proof)
+            self.console.print(verdict(proof))
+            if not proof["missed"]:
+                break
+            failed, doubtful = proof["failed_lines"], self._doubtful_lines(model, stage["looks"], number)
+            self.console.print(f"failed: {len(failed)} lines; at T = 1, in {stage['looks']} looks: {len(doubtful)}")
+            chosen = failed * max(2, 8 // max(1, len(failed))) + doubtful
+            lines = [{**line["opening"], "replies": line["replies"]} for line in chosen]
+            lines += [{}] * (FEW_LINES - len(lines))
+            env_args = {**stage["env_args"], "seed": number, "lines": lines}
+            model = self._train({**stage, "env_args": env_args}, model, f"full{number}")
+        self._row(f"+ {stage['name']}", str(model))
+
+    def _doubtful_lines(self, model: Path, looks: int, number: int) -> list[dict[str, Any]]:
+        """Lines that the model fails when it draws its moves: what it is not sure of, and what lies beside its way."""
+        assert self.recipe.proof is not None
+        proofs = (run_proof(self.env, str(model), self.recipe.proof, 1.0, 100 * number + i) for i in range(looks))
+        return [line for proof in proofs for line in proof["failed_lines"]]
 
     def _say(self, number: str, text: str) -> None:
         self.console.print(f"\n[bold]{number}. {text}[/bold]")
@@ -155,29 +198,44 @@ def load_recipe(env: str, smoke: bool) -> Recipe:
 @click.argument("env")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 @click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
+@click.option("--full", is_flag=True, help="Go on to mastery, and prove it in every line of play.")
+@click.option("--prove", "players", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool) -> None:
+def command(
+    env: str, seed: int, run_dir: str | None, full: bool, players: tuple[str, ...], smoke: bool, as_json: bool
+) -> None:
     """Run the whole loop in ENV: a new model, the teacher's games, SFT, RL, and the table of how they play.
 
-    Stop it whenever you like: the same command continues where it was.
+    Stop it whenever you like: the same command continues where it was, and --full where it ended.
     """
+    console = console_for(as_json)
+    recipe = load_recipe(env, smoke)
+    if (full or players) and recipe.proof is None:
+        raise ConfigError(f"the demo of '{env}' has no [proof]: what --full and --prove are to show")
+    if players:
+        proofs = _prove(env, recipe, {short(player): player for player in players}, console)
+        if as_json:
+            print_json(proofs)
+        return
     with needs_train_extra():
         import torch
 
-    console = console_for(as_json)
-    recipe = load_recipe(env, smoke)
     folder = Path(run_dir) if run_dir else RUNS / f"demo-{env}-seed{seed}{'-smoke' if smoke else ''}"
     started, cpu = time.time(), time.process_time()
-    demo = Demo(env, recipe, folder, seed, console)
+    demo = Demo(env, recipe, folder, seed, console, full)
     rows = demo.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    shown: dict[str, Any] = {"rows": rows, "folder": str(folder)}
+    if full:
+        trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
+        shown["proofs"] = _prove(env, recipe, trained, console)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     spent = f"{cpu_minutes:.1f} CPU-minutes, {minutes:.1f} minutes, {torch.get_num_threads()} thread"
     console.print(f"this run took {spent}; a run that was continued counts from there")
     if as_json:
-        print_json({"rows": rows, "folder": str(folder)})
+        print_json(shown)
     final = rows[-1]["model"]
     hint(
         console,
@@ -185,3 +243,15 @@ def command(env: str, seed: int, run_dir: str | None, smoke: bool, as_json: bool
         f"repeat any row: rove eval --fresh @ {folder}/eval/ROW/config.toml",
         f"play against it: rove play {env} -m {final}",
     )
+
+
+def _prove(env: str, recipe: Recipe, players: dict[str, str], console: Console) -> list[dict[str, Any]]:
+    """Play every line with each player, by name; print the table and what is to be said of the last."""
+    goals = recipe.proof
+    assert goals is not None
+    proofs = {name: run_proof(env, model, goals) for name, model in players.items()}
+    console.print()
+    console.print(proof_table(goals, proofs))
+    for name, proof in proofs.items():
+        console.print(f"{name}: {verdict(proof)}", soft_wrap=True)
+    return list(proofs.values())

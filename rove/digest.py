@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 PIECES, PIECE = 16, 1 << 20
 _PLAIN = (int, float, str, bytes, bool, type(None))
@@ -55,3 +57,31 @@ def derive_seed(*parts: Any) -> int:
     """A 63-bit seed from anything printable; the same parts give the same seed on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def plain(value: Any) -> Any:
+    """TOML has no null: drop what is None, all the way down."""
+    value = msgspec.to_builtins(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [plain(item) for item in value if item is not None]
+    return value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What is not the same in two identities, a line for each value."""
+    lines: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key}: there {a!r}, now {b!r}")
+    return lines
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Six letters and digits that stand for an identity, for a run folder's default name."""
+    content = msgspec.json.encode(plain(identity), order="sorted")
+    return hashlib.blake2b(content, digest_size=3).hexdigest()

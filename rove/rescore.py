@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rove.clients.scripted import ScriptedClient
-from rove.digest import derive_seed
+from rove.digest import derive_seed, fingerprint
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.groups import run_groups
@@ -23,7 +23,7 @@ from rove.messages import Message, text_of
 from rove.protocols import Request, Response, Sampling
 from rove.records import ErrorInfo, Outcome, RolloutRecord, Timing, decode_record, encode_record
 from rove.rollout import Job, make_turn, plan
-from rove.runs import Run, fingerprint, in_one_piece
+from rove.runs import Run, in_one_piece
 from rove.state import State
 from rove.statistics import Price, Tally
 

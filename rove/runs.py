@@ -16,7 +16,6 @@ runs/<name>/
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -29,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 import tomli_w
 
+from rove.digest import differences, plain
 from rove.errors import RunError
 from rove.files import heal, put_in_place, recover_folders, write_whole
 from rove.records import Outcome, RolloutRecord, Usage, decode_outcome, decode_place, decode_record, encode_record
@@ -116,18 +116,18 @@ class Run:
         file = self.path / "config.toml"
         if fresh:
             self._clear()
-        mine = {"kind": kind, "identity": _plain(identity), "config": _plain(config)}
+        mine = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         continued = file.exists()
         if continued:
             theirs = msgspec.toml.decode(file.read_bytes())
-            differences = _differences(
+            changes = differences(
                 {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
             )
-            if differences:
+            if changes:
                 self.close()
                 raise RunError(
                     f"{self.path} holds a different run; what differs:\n  "
-                    + "\n  ".join(differences)
+                    + "\n  ".join(changes)
                     + "\nGive another --run-dir, "
                     "or --fresh to throw the old one away"
                 )
@@ -367,9 +367,9 @@ class Run:
     def cut(self, progress: Progress | None) -> None:
         """Drop the rollouts, metrics, alarms and evaluations newer than `progress` (all of them when None)."""
         step = progress.step if progress is not None else 0
-        alarms = [alarm for alarm in self.alarms() if alarm["step"] <= step]
-        if len(alarms) < len(self.alarms()):
-            self.write_bytes("alarms.jsonl", b"".join(msgspec.json.encode(alarm) + b"\n" for alarm in alarms))
+        if alarms := self.alarms():
+            left = [msgspec.json.encode(alarm) + b"\n" for alarm in alarms if alarm["step"] <= step]
+            self.write_bytes("alarms.jsonl", b"".join(left))
         for folder in (self.path / "evaluations").glob("*/*"):
             if folder.name.isdigit() and int(folder.name) > step:
                 shutil.rmtree(folder)
@@ -385,27 +385,6 @@ class Run:
                 os.truncate(file, size)
 
 
-def _plain(value: Any) -> Any:
-    """TOML has no null: drop what is None, all the way down."""
-    value = msgspec.to_builtins(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_plain(item) for item in value if item is not None]
-    return value
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    lines: list[str] = []
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            lines += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            lines.append(f"{prefix}{key}: there {a!r}, now {b!r}")
-    return lines
-
-
 def _versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
@@ -414,9 +393,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def fingerprint(identity: Mapping[str, Any]) -> str:
-    """Six letters and digits that stand for an identity, for a run folder's default name."""
-    plain = msgspec.json.encode(_plain(identity), order="sorted")
-    return hashlib.blake2b(plain, digest_size=3).hexdigest()

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_records import make_record
 
+from rove.digest import fingerprint
 from rove.errors import RunError
-from rove.runs import Progress, Run, fingerprint
+from rove.runs import Progress, Run
 
 IDENTITY = {"env": "toy", "model": "m", "sampling": {"temperature": 1.0}}
 

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rove.config import load, parse_value
+from rove.digest import fingerprint
 from rove.errors import ConfigError
-from rove.runs import Run, fingerprint
+from rove.runs import Run
 
 RUNS = Path("runs")
 CURVES = "curves.png"

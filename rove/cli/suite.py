@@ -22,11 +22,12 @@ from rich.table import Table
 from rove.cli.answerers import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
 from rove.config import RUN_CONFIG, merge, read_toml
+from rove.digest import fingerprint
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults, load_environment
 from rove.errors import ConfigError, Error, nearest, traceback_text
 from rove.evaluate import Options, run_identity
-from rove.runs import Run, fingerprint
+from rove.runs import Run
 from rove.viewer.tables import number
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from rove.errors import RunError
 from rove.models.load import LoadedModel
+from rove.runs import Run
 from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
@@ -49,3 +50,16 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     if wrong:
         raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
     loaded.model.load_state_dict(weights, strict=False)
+
+
+def resume(loaded: LoadedModel, trainer: Trainer, run: Run) -> int:
+    """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none.
+
+    Raises:
+        RunError: see `restore_checkpoint`.
+    """
+    last = run.last_checkpoint()
+    if last is not None:
+        restore_checkpoint(last[0], loaded, trainer)
+    run.cut(last[1] if last else None)
+    return last[1].step if last else 0

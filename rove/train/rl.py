@@ -19,7 +19,7 @@ from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.train.advantages import check_estimator
 from rove.train.alarms import AlarmLimits
-from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.train.checkpoint import resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
@@ -227,7 +227,7 @@ async def train_rl(
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
     pipeline = Pipeline(config, env, loaded, trainer, run)
     held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
-    step = _resume(loaded, trainer, run)
+    step = resume(loaded, trainer, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
@@ -258,15 +258,6 @@ async def train_rl(
         await pipeline.close()
         watcher.close()
         await env.tear_down()
-
-
-def _resume(loaded: LoadedModel, trainer: Trainer, run: Run) -> int:
-    """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none."""
-    last = run.last_checkpoint()
-    if last is not None:
-        restore_checkpoint(last[0], loaded, trainer)
-    run.cut(last[1] if last else None)
-    return last[1].step if last else 0
 
 
 def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:

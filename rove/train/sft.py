@@ -23,7 +23,7 @@ from rove.runs import Run
 from rove.train.alarms import AlarmLimits
 from rove.train.bad_steps import try_step
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
-from rove.train.checkpoint import restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.checkpoint import restore_weights, resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
 from rove.train.losses import cross_entropy
@@ -176,18 +176,12 @@ def train_sft(
     config.check()
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
-    device = loaded.model.device
     training, held_out = split(loaded.renderer, conversations(records, config), config)
-    validation = micro_batches(held_out, config.micro_batch_tokens, device, can_pack(loaded.model))
+    validation = micro_batches(held_out, config.micro_batch_tokens, loaded.model.device, can_pack(loaded.model))
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
     client = EngineClient.of(loaded) if config.evaluation else None
     evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
-    step = 0
-    last = run.last_checkpoint()
-    if last is not None:
-        restore_checkpoint(last[0], loaded, trainer)
-        step = last[1].step
-    run.cut(last[1] if last else None)
+    step = resume(loaded, trainer, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
@@ -210,19 +204,21 @@ def train_sft(
             run.append_metrics(row)
             watcher.step(history)
             if measured:
-                run.save_checkpoint(
-                    str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {})
-                )
-                run.prune_checkpoints(1)
+                _checkpoint(step, loaded, trainer, run)
             if on_step is not None:
                 on_step(step, total, row)
     finally:
         watcher.close()
     restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
+    final = run.save_final(loaded.save)
     run.finish({**counts, **_best(history, goal)})
     return final
+
+
+def _checkpoint(step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:
+    run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
+    run.prune_checkpoints(1)
 
 
 def _best(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, object]:

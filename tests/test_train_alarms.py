@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rove.errors import ConfigError
-from rove.train.alarms import ALARMS, AlarmLimits, started
+from rove.train.alarms import ALARMS, AlarmLimits, entropy_collapse, started
 
 LIMITS = AlarmLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -33,8 +33,8 @@ RISING = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 
 CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict[str, Any]]] = {
     "entropy_collapse": (
-        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]),
-        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.2, 0.1]),
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05], reward__mean=[0.0] * 5),
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.2, 0.1], reward__mean=[0.0] * 5),
         "0.05 nats per token, 1 in the first steps",
         {"entropy_share": 0.01},
     ),
@@ -134,3 +134,7 @@ def test_steps_that_trained_nothing_are_no_reason():
 def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         AlarmLimits(**wrong).check()
+
+
+def test_sft_is_meant_to_become_certain():
+    assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None

@@ -83,7 +83,9 @@ def _first_and_last(history: History, name: str, window: int) -> tuple[float, fl
 
 
 def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
-    """The model has stopped to explore."""
+    """The model has stopped to explore. In SFT, which has no rewards, certainty is what is wanted."""
+    if "reward/mean" not in history[-1]:
+        return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None or means[1] >= limits.entropy_share * means[0]:
         return None

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from test_renderer_tools import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
 ROVE = Path(sys.executable).with_name("rove")
@@ -180,8 +179,6 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
                 assert '"error"' not in done.stdout, f"{line}\n{done.stdout}"
                 said[line] = done.stdout
-                if line.startswith("rove model new"):
-                    (tmp_path / "models/tiny/chat_template.jinja").write_text(TEMPLATES["hermes"])
         answers = {line: text for line, text in said.items() if line.startswith("curl")}
         for wanted in (
             '"role":"assistant"',

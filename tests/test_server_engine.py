@@ -20,7 +20,6 @@ import aiohttp
 import openai
 import pytest
 from fakes import tiny_model
-from test_renderer_tools import TEMPLATES
 from test_server import post
 
 import rove as vf
@@ -212,7 +211,6 @@ async def test_a_tool_is_called_and_its_result_answered(stream: bool):
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     call = '<tool_call>{"name": "f", "arguments": {"city": "Rome"}}</tool_call>'
     async with served() as (at, _):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         create: Any = at.sdk.chat.completions.create
         asked: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [tool], "max_tokens": 200, "stream": stream}
         made = await create(**asked, n=2, extra_body={"structured_outputs": {"choice": [call]}})
@@ -329,7 +327,6 @@ TWO_FORMS: Any = {"response_format": FORM, "structured_outputs": {"regex": "a"}}
         ({"structured_outputs": {"choice": []}}, "expected exactly one"),
         ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
         (TWO_FORMS, "expected one"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.*no way to call"),
         ({"tool_choice": "required"}, "tool_choice is 'required'; expected"),
         ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
         ({"messages": [{"role": "user", "content": "hello " * 2000}]}, "tokens.*context.*shorten"),
@@ -374,13 +371,39 @@ async def test_a_prompt_that_does_not_fit_is_refused():
         assert refused.value.code == "context_length_exceeded"
 
 
+async def test_a_prompt_far_too_long_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch):
+    async with served(context=16) as (at, _):
+
+        def encode(*_: Any, **__: Any) -> list[int]:
+            raise AssertionError("it was tokenised")
+
+        hello, talk = "hello " * 1_000_000, [{"role": "user", "content": "hello " * 1_000_000}]
+        fits = "a" * at.client.renderer.longest_token * 16
+        status, answer = await post(at.http, "/tokenize", {"prompt": fits})
+        assert (status, answer["tokens"]) == (200, at.client.renderer.text_ids(fits))
+        monkeypatch.setattr(at.client.renderer, "encode", encode)
+        for path, body in (
+            ("/v1/chat/completions", {"messages": talk}),
+            ("/v1/chat/completions", {"messages": talk, "stream": True}),
+            ("/v1/completions", {"prompt": hello}),
+            ("/v1/completions", {"prompt": fits + "a"}),
+            ("/tokenize", {"prompt": hello}),
+            ("/tokenize", {"messages": talk}),
+        ):
+            status, answer = await post(at.http, path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), (path, answer)
+            assert re.search("characters.*16 tokens.*shorten", answer["error"]["message"])
+
+
 async def test_tools_go_through_the_chat_template():
     async with served() as (at, _):
         tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         create: Any = at.sdk.chat.completions.create
-        with pytest.raises(openai.BadRequestError, match="tools"):  # its template shows none
+        tokenizer: Any = at.client.renderer.tokenizer
+        shows, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content }}"
+        with pytest.raises(openai.BadRequestError, match="no way to call"):
             await create(model="tiny", messages=ASK, tools=[tool])
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.chat_template = shows
         status, plain = await post(at.http, "/tokenize", {"messages": ASK})
         status, shown = await post(at.http, "/tokenize", {"messages": ASK, "tools": [tool]})
         assert (status, shown["count"] > plain["count"]) == (200, True)
@@ -446,7 +469,6 @@ BAD: list[tuple[str, Any]] = [
 async def soak(count: int) -> dict[str, int]:
     """All kinds of requests at once, a third of those who ask go away before the end; returns how many there were of each."""
     async with served(context=256, max_body=20_000) as (at, app):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         desk, rng, seen = app[DESK], random.Random(0), Counter()
 
         async def one(i: int) -> None:
@@ -568,7 +590,6 @@ async def test_an_evaluation_by_inspect(tmp_path: Path, name: str):
         *form,
     ]
     async with served() as (at, _):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         env = {**os.environ, "ROVE_BASE_URL": at.url, "ROVE_API_KEY": "none", "NO_PROXY": "*"}
         env.pop("PYTHONPATH", None)  # it has packages of its own
         inspect = await asyncio.create_subprocess_exec(

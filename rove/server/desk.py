@@ -67,6 +67,11 @@ class Desk:
             raise ConfigError(f"'{self.names[0]}' takes no token ids here; send the prompt as text")
         return engine
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that the client's engine takes; None where nobody knows."""
+        return getattr(getattr(self.client, "engine", None), "context", None)
+
     def named(self, model: str) -> str:
         """The name of the model that is meant.
 

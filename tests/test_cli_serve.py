@@ -122,21 +122,29 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
         out, err = ended(process)
         assert (process.returncode, err, "every request was answered" in out) == (0, "", True)
+        assert "waiting for 1 answer; Ctrl-C again cuts it off" in out
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_what_runs_is_cut_off_when_its_time_is_over(tmp_path: Path):
+@pytest.mark.parametrize("drain", ["0.1", "1000"])  # its time is over, or a second signal comes
+def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
     environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
-    with server(tmp_path, "scripted:slow", "--env", "slow", "--drain_seconds", "0.1") as (url, process):
+    with server(tmp_path, "scripted:slow", "--env", "slow", "--drain-seconds", drain) as (url, process):
         body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
-        asking = subprocess.Popen(["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body])
+        words = ["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body]
+        asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
             pass
-        process.send_signal(signal.SIGTERM)
-        out, _ = ended(process)
-        assert (process.returncode, "1 requests cut off" in out) == (0, True)
-        assert asking.wait(60) != 0
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        while "waiting for 1 answer" not in process.stdout.readline():
+            pass
+        if drain == "1000":
+            process.send_signal(signal.SIGINT)
+        answer, _ = asking.communicate(timeout=60)
+        assert "stopped before" in json.loads(answer)["error"]["message"]
+        out, err = ended(process)
+        assert (process.returncode, "1 request cut off" in out, err) == (1, True, "")
 
 
 def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

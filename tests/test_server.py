@@ -324,6 +324,30 @@ async def test_an_error_after_the_first_words_ends_the_stream():
             await anext(stream)
 
 
+async def test_what_is_cut_off_is_told():
+    async def answer(request: Request) -> str:
+        await asyncio.sleep(1000)
+        return "never"
+
+    async with http(Answerer(answer)) as (session, app):
+        task = asyncio.create_task(post(session, "/v1/completions", {"prompt": "a", "n": 3}))
+        await until(lambda: app[DESK].metrics.under_way == 3)
+        app[DESK].cut_off()
+        status, told = await task
+        assert (status, "stopped before" in told["error"]["message"]) == (503, True)
+        assert (app[DESK].metrics.under_way, app[DESK].metrics.open) == (0, 0)
+    client = Answerer(answer, pieces=("hello",))
+    async with http(client) as (session, app):
+        body = json.dumps({"messages": HI, "n": 2, "stream": True})
+        async with session.post("/v1/chat/completions", data=body) as reply:
+            await until(lambda: client.under_way == 2)
+            await reply.content.readuntil(b"hello")
+            app[DESK].cut_off()
+            *_, last = (await reply.text()).strip().split("\n\n")
+        assert "stopped before" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        await app[DESK].idle.wait()
+
+
 async def test_our_own_client_reads_a_full_context_as_one():
     async with serving(Answerer(lambda request: OverlongPromptError("too much"))) as (url, _):
         client = vf.OpenAIClient(url)

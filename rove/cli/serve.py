@@ -171,8 +171,8 @@ def print_start(config: ServeConfig, url: str, console: Console) -> None:
     )
 
 
-def run_serve(config: ServeConfig, console: Console) -> None:
-    """Serve until told to stop."""
+def run_serve(config: ServeConfig, console: Console) -> int:
+    """Serve until told to stop; returns how many requests were cut off then."""
     from rove.server import is_loopback, make_app, serve
 
     key = api_key_of(config)
@@ -186,13 +186,27 @@ def run_serve(config: ServeConfig, console: Console) -> None:
     async def go() -> int:
         try:
             return await serve(
-                app, config.host, config.port, config.drain_seconds, lambda url: print_start(config, url, console)
+                app,
+                config.host,
+                config.port,
+                config.drain_seconds,
+                lambda url: print_start(config, url, console),
+                lambda count: console.print(
+                    f"waiting for {counted(count, 'answer')}; Ctrl-C again cuts {'it' if count == 1 else 'them'} off"
+                ),
             )
         finally:
             await client.close()
 
     cut_off = asyncio.run(go())
-    console.print(f"stopped; {cut_off} requests cut off" if cut_off else "stopped; every request was answered")
+    end = f"{counted(cut_off, 'request')} cut off" if cut_off else "every request was answered"
+    console.print(f"stopped; {end}")
+    return cut_off
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
@@ -220,6 +234,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     help="A LoRA adapter, and what requests call it; may be given again.",
 )
 @click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
+@click.option("--drain-seconds", type=float, help="Time for what runs to end after SIGTERM or Ctrl-C.  [default: 30]")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("--env", help="Environment that ships the player scripted:NAME.")
 @click.pass_context
@@ -227,6 +242,7 @@ def command(ctx: click.Context, **named: Any) -> None:
     """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
-    folder; /health and /metrics. Ctrl-C lets what runs end, a second one does not.
+    folder; /health and /metrics. Ctrl-C lets what runs end, for --drain-seconds; a second one cuts it off (exit status 1).
     """
-    run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False))
+    if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
+        ctx.exit(1)

@@ -25,7 +25,8 @@ from rove.models.load import LoadedModel, prepare
 ROLES = ("system", "user", "assistant", "tool")
 PAD, END = "<|pad|>", "<|end|>"
 CHAT_TEMPLATE = (
-    "{% if tools %}<|system|>Functions that you may call:\n<tools>{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
+    "{% if tools %}<|system|>Functions that you may call:\n<tools>"
+    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
     "{{ '\n' }}</tools>\nTo call one, write:\n<tool_call>\n"
     """{"name": "its name", "arguments": {"name of an argument": "its value"}}\n</tool_call><|end|>{% endif %}"""
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"

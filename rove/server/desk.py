@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -37,6 +38,8 @@ class Desk:
         """Set while no HTTP request is open."""
         self.idle.set()
         self.started = int(time.time())
+        self._cut = False
+        self._asking: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(client.max_concurrent)
         self._texts: dict[int, str] = {}
 
@@ -125,7 +128,27 @@ class Desk:
 
         Raises:
             ConfigError, ModelError, InfraError: see `Client.respond`.
+            Refusal: see `cut_off`.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            return await self._ask(question)
+        except asyncio.CancelledError:
+            if self._cut and not task.uncancel():  # else whoever asked has gone too
+                raise Refusal(503, "the server was stopped before the answer was complete") from None
+            raise
+        finally:
+            self._asking.discard(task)
+
+    def cut_off(self) -> None:
+        """End whatever is asked; those who asked are told."""
+        self._cut = True
+        for task in self._asking:
+            task.cancel()
+
+    async def _ask(self, question: Question) -> Response:
         self.metrics.queued += 1
         try:
             await self._room.acquire()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from rove.wire import chat, completions, tokens
+
 ROOT = Path(__file__).resolve().parents[1]
 ROVE = Path(sys.executable).with_name("rove")
 
@@ -162,6 +164,17 @@ def started(command: str, folder: Path, stack: ExitStack, **env: str) -> None:
     assert process.stdout is not None
     assert "serving tiny at" in process.stdout.readline()
     stack.callback(process.stdout.close)
+
+
+def test_serving_page_lists_all_fields() -> None:
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    bodies = (
+        chat.read_request({"messages": [{"role": "user", "content": "a"}]}),
+        completions.read_request({"prompt": "a"}),
+        tokens.read_request({"prompt_ids": [1]}),
+    )
+    fields = page.partition("## Fields of a request")[2]
+    assert [name for asked in bodies for name in asked.fields if f"`{name}`" not in fields] == []
 
 
 def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:

@@ -189,11 +189,15 @@ async def test_fields_we_do_not_know_go_on():
     wanted: Any = {"type": "json_object"}
     async with asking(client) as sdk:
         await sdk.chat.completions.create(
-            model="toy", messages=HI, response_format=wanted, extra_body={"chatty": 2, "metadata": None}
+            model="toy",
+            messages=HI,
+            response_format=wanted,
+            reasoning_effort="low",
+            extra_body={"chatty": 2, "metadata": None},
         )
     sampling = client.asked[0].sampling
     assert getattr(sampling, "response_format", None) == wanted
-    assert sampling.extra == {"chatty": 2}
+    assert sampling.extra == {"chatty": 2, "reasoning_effort": "low"}
 
 
 async def test_text_parts_are_one_text_and_others_stay():

@@ -310,8 +310,11 @@ TWO_FORMS: Any = {"response_format": FORM, "structured_outputs": {"regex": "a"}}
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, PICTURE]}]},
             "image_url.*expected 'text'",
         ),
-        ({"beams": 2}, "beams.*leave"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"beams": 2}, "^no field 'beams' here; leave it out. docs/serving.md lists all fields$"),
+        ({"temprature": 2}, "^no field 'temprature' here; did you mean 'temperature'?"),
+        ({"max_token": 2}, "did you mean 'max_tokens'?"),
+        ({"modalities": ["text", "audio"]}, "no field 'modalities' here"),
+        ({"functions": [{"name": "f"}]}, "no field 'functions' here"),
         ({"prompt_logprobs": 0}, "prompt_logprobs.*/generate"),
         ({"logit_bias": {"a": 1}}, "logit_bias.*token ids"),
         ({"logit_bias": {"99999": 1}}, "99999.*expected ids"),
@@ -338,6 +341,28 @@ async def test_a_refusal_says_what_was_given_and_what_was_expected(body: dict[st
         assert status == 400
         assert re.search(reason, answer["error"]["message"]), answer
         assert left_behind(at, app) == NOTHING
+
+
+async def test_fields_that_ask_for_nothing_are_ignored():
+    harmless: dict[str, Any] = {
+        "reasoning_effort": "low",
+        "modalities": ["text"],
+        "functions": [],
+        "tools": [],
+        "metadata": {"a": "b"},
+        "store": True,
+        "user": "me",
+        "service_tier": "auto",
+        "parallel_tool_calls": False,
+        "safety_identifier": "a",
+        "prompt_cache_key": "b",
+    }
+    body = {"messages": ASK, "seed": 4, "max_tokens": 6}
+    async with served() as (at, _):
+        _, wanted = await post(at.http, "/v1/chat/completions", body)
+        for name, value in harmless.items():
+            status, made = await post(at.http, "/v1/chat/completions", {**body, name: value})
+            assert (status, made.get("choices")) == (200, wanted["choices"]), (name, made)
 
 
 async def test_developers_speak_as_the_system_where_the_template_knows_none():

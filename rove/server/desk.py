@@ -15,7 +15,7 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
-from rove.wire.serving import Asked, Question, TokenLogprob
+from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
 class Desk:
@@ -90,9 +90,12 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it needs tokens, and there are none; or a token id that does not exist.
+            ConfigError: it needs tokens, and there are none; or a token id that does not exist; or a field that an engine does
+                not know.
         """
         model = self.named(asked.model)
+        if hasattr(self.client, "engine"):  # it would refuse them in Python's words
+            asked = check_known(asked)
         if asked.logprobs is not None:
             _ = self.renderer
         for question in asked.questions:

@@ -31,6 +31,7 @@ from rove.wire.serving import (
     Options,
     Question,
     TokenLogprob,
+    fields_of,
     questions_of,
     read_body,
     refuse,
@@ -167,6 +168,7 @@ def read_request(body: Any) -> Asked:
         bool(options.stream),
         bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
+        fields=fields_of(options),
     )
 
 

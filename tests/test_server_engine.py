@@ -152,6 +152,7 @@ async def test_tokenizing_and_back():
             ("tokenize", {}),
             ("tokenize", {"prompt": "a", "messages": ASK}),
             ("tokenize", {"messages": [{"role": "robot"}]}),
+            ("tokenize", {"messages": [{"role": "user"}]}),
             ("detokenize", {"tokens": [-1]}),
             ("detokenize", {"tokens": "a"}),
         ):

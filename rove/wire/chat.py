@@ -157,7 +157,7 @@ def read_request(body: Any) -> Asked:
         top_logprobs=options.top_logprobs or None,
     )
     request = Request(
-        [_asked_message(message) for message in options.messages],
+        asked_messages(options.messages),
         sampling,
         tools=None if options.tool_choice == "none" else options.tools or None,
     )
@@ -241,10 +241,29 @@ def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
+def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they were sent, checked; lists of text parts as one text.
+
+    Raises:
+        ConfigError: one of them is no chat message, or says nothing; the message tells which.
+    """
+    checked = []
+    for i, message in enumerate(messages):
+        try:
+            checked.append(_asked_message(message))
+        except ConfigError as error:
+            raise ConfigError(f"messages[{i}]: {error}") from error
+    return checked
+
+
 def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as it was sent, checked; a list of text parts as one text."""
     as_message(message)
     tool_calls_of(message)
+    role = message["role"]
+    if role in ("user", "system", "developer") and message.get("content") is None:
+        raise ConfigError(f"a message of role '{role}' without content; expected a text, or a list of content parts")
+    if role == "tool" and not is_text(message.get("tool_call_id")):
+        raise ConfigError("a message of role 'tool' without tool_call_id; expected the id of the call that it answers")
     parts = [said(part) for part in parts_of(message)]
     if isinstance(message.get("content"), list) and None not in parts:
         return {**message, "content": "".join(filter(None, parts))}

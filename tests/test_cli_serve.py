@@ -31,6 +31,17 @@ def load_environment(**kwargs):
 """
 
 
+QUOTED_ENV = """
+import rove as vf
+
+def oracle(messages, state, rng):
+    return state["answer"]
+
+def load_environment(**kwargs):
+    return vf.SingleTurnEnv(dataset=[{"question": "What's \\"$x\\" in [bold]?", "answer": "42"}], players={"oracle": oracle})
+"""
+
+
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     return in_this_process(tmp_path, monkeypatch, capsys)
@@ -86,6 +97,26 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         assert (process.returncode, err) == (0, "")
         assert "every request was answered" in out
         assert f"rove eval reverse_text -m tiny -b {url}" in out
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove: Rove):
+    environment(tmp_path / "environments", "quoted", QUOTED_ENV)
+    with server(tmp_path, "scripted:oracle", "--env", "quoted") as (url, process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert json.loads(made.stdout)["choices"][0]["message"]["content"] == "42", made
+        with pytest.raises(HTTPError, match="400") as refused:
+            ask(f"{url}/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
+        assert "begin with one of the prompts of 'quoted'" in refused.value.read().decode()
+    with server(tmp_path, "scripted:teacher", "--env", "tictactoe") as (url, process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert "needs 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
 
 
 @pytest.mark.slow
@@ -202,6 +233,8 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
         assert len(said) == 3
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
+        ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
+        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is no adapter"),  # said before there is a model
         ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         (["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"], "only a model folder has adapters"),

@@ -73,7 +73,7 @@ class Renderer:
         """
         if tools and self.tool_format is None:
             raise ConfigError(
-                f"{len(tools)} tools given, but the model's chat template shows no way to call them that is known here "
+                "tools are given, but the model's chat template shows no way to call them that is known here "
                 "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
             )
         if not self.template:
@@ -89,7 +89,7 @@ class Renderer:
         except Exception as error:  # a template is a program, often with checks of its own
             roles = [message["role"] for message in messages]
             raise ConfigError(
-                f"the model's chat template refuses messages of the roles {roles}: {type(error).__name__}: {error}; "
+                f"the model's chat template refuses messages of the roles {', '.join(roles)}: {type(error).__name__}: {error}; "
                 "expected a conversation that it can write"
             ) from error
 
@@ -245,7 +245,7 @@ class Renderer:
             other = [kind for kind in kinds if kind != "text"]
             if other:
                 raise ConfigError(
-                    f"a message has a part of type {other[0]!r}; expected 'text': this model reads nothing else"
+                    f"a message has a part of type '{other[0]}'; expected 'text': this model reads nothing else"
                 )
             message = {**message, "content": text_of(message)}
         elif content is None:

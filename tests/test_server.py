@@ -235,7 +235,19 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat/completions", b"{", "not JSON"),
     ("chat/completions", b"\xff\xfe", "not JSON"),
     ("chat/completions", b"[" * 200_000, "not JSON"),
-    ("chat/completions", b"[]", "expected a JSON object"),
+    ("chat/completions", b"[]", r"the body is \[\]; expected a JSON object"),
+    ("chat/completions", b"true", "the body is true; expected a JSON object"),
+    (
+        "chat/completions",
+        {"messages": [{"role": None}]},
+        r"messages\[0\]: the role is null; expected one of assistant,",
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        r'tool_choice is {"type": "function", "function": {"name": "f"}}; expected',
+    ),
+    ("completions", {"prompt": "a", "echo": True}, "echo is true, but"),
     ("chat/completions", {}, "messages"),
     ("chat/completions", {"messages": []}, r"\$.messages"),
     ("chat/completions", {"messages": "hi"}, "Expected `array`, got `str`"),
@@ -296,6 +308,7 @@ async def test_other_ways_to_be_wrong():
         assert (status, "/v1/completions" in answer["error"]["message"]) == (404, True)
         async with session.get("/v1/completions") as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+            assert (await reply.json())["error"]["message"] == "this path does not take GET; expected POST"
         for path, body in (
             ("tokenize", {"prompt": "a"}),
             ("detokenize", {"tokens": [1]}),
@@ -364,7 +377,7 @@ async def test_our_own_client_reads_a_full_context_as_one():
         await client.close()
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret"])
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
 async def test_without_the_key_nobody_gets_in(given: str | None):
     client = Answerer()
     headers = {} if given is None else {"Authorization": given}
@@ -373,9 +386,10 @@ async def test_without_the_key_nobody_gets_in(given: str | None):
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         async with session.get("/health", headers=headers) as reply:
             assert reply.status == 200
-        good = {"Authorization": "Bearer secret"}
-        assert (await post(session, "/v1/chat/completions", {"messages": HI}, headers=good))[0] == 200
-    assert len(client.asked) == 1
+        for good in ("Bearer secret", "bearer secret", "BEARER  secret"):
+            body, headers = {"messages": HI}, {"Authorization": good}
+            assert (await post(session, "/v1/chat/completions", body, headers=headers))[0] == 200
+    assert len(client.asked) == 3
 
 
 # Many at a time

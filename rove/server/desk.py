@@ -105,8 +105,8 @@ class Desk:
         if self.metrics.queued + len(asked.questions) > self.max_queued + self.client.max_concurrent:
             raise Refusal(
                 503,
-                f"{len(asked.questions)} answers asked for, and {self.metrics.queued} wait already, of {self.max_queued} "
-                "that may; ask again later",
+                f"answers asked for: {len(asked.questions)}, waiting already: {self.metrics.queued}, most that may wait: "
+                f"{self.max_queued}; ask again later",
                 "queue_full",
             )
         questions = [

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rove.errors import ConfigError, InvalidModelResponseError
-from rove.messages import FIELDS, as_message, text_of
+from rove.messages import FIELDS, ROLES, text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
 from rove.wire.common import (
@@ -141,14 +141,14 @@ def read_request(body: Any) -> Asked:
     refuse(body, *GENERATE_ONLY)
     if options.tool_choice not in (None, "none", "auto"):
         raise ConfigError(
-            f"tool_choice is {options.tool_choice!r}; expected 'none' or 'auto': no other choice can be promised here, "
+            f"tool_choice is {excerpt(options.tool_choice)}; expected 'none' or 'auto': no other choice can be promised here, "
             "response_format can promise a form"
         )
     if options.top_logprobs and not options.logprobs:
         raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
     for tool in options.tools or []:
         if function_of(tool) is None:
-            raise ConfigError(f"a tool of type {tool['type']!r}; expected 'function'")
+            raise ConfigError(f"a tool of type {excerpt(tool['type'])}; expected 'function'")
     wanted = options.response_format
     sampling = sampling_of(
         body,
@@ -257,12 +257,13 @@ def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
-    as_message(message)
+    role = message.get("role")
+    if role not in ROLES:
+        raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")
     tool_calls_of(message)
-    role = message["role"]
     if role in ("user", "system", "developer") and message.get("content") is None:
         raise ConfigError(f"a message of role '{role}' without content; expected a text, or a list of content parts")
-    if role == "tool" and not is_text(message.get("tool_call_id")):
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise ConfigError("a message of role 'tool' without tool_call_id; expected the id of the call that it answers")
     parts = [said(part) for part in parts_of(message)]
     if isinstance(message.get("content"), list) and None not in parts:

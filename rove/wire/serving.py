@@ -124,7 +124,7 @@ def read_body(body: Any, kind: type[T]) -> T:
         ConfigError: a field is missing, out of range or of the wrong type; the message says which.
     """
     if not isinstance(body, dict):
-        raise ConfigError(f"the body is {type(body).__name__}; expected a JSON object")
+        raise ConfigError(f"the body is {excerpt(body, 100)}; expected a JSON object")
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -228,4 +228,4 @@ def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
     """
     for name in fields:
         if body.get(name) not in (None, "") and body[name] is not False:
-            raise ConfigError(f"{name} is {body[name]!r}, but {why}; leave it out")
+            raise ConfigError(f"{name} is {excerpt(body[name])}, but {why}; leave it out")

@@ -16,6 +16,7 @@ Error
 from __future__ import annotations
 
 import difflib
+import json
 import traceback
 from collections.abc import Iterable, Sequence
 
@@ -72,6 +73,14 @@ class TooManyErrorsError(Error):
 
 class RunError(Error):
     """A run folder cannot be used as asked."""
+
+
+def in_json(value: object) -> str:
+    """What was given, as whoever writes JSON knows it; Python's own words for what JSON cannot say."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

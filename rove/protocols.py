@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from rove.config import check_positive
-from rove.errors import ConfigError
+from rove.errors import ConfigError, in_json
 from rove.messages import Message
 from rove.records import StepTokens, Usage
 from rove.state import State
@@ -78,13 +78,15 @@ class Sampling(msgspec.Struct, frozen=True):
         for name in ("extra", "extra_body"):
             more = given.pop(name, {})
             if not isinstance(more, Mapping):
-                raise ConfigError(f"{name} is {more!r}; expected a dict of further fields for an endpoint's request")
+                raise ConfigError(
+                    f"{name} is {in_json(more)}; expected a dict of further fields for an endpoint's request"
+                )
             extra |= more
         known = {key: given.pop(key) for key in list(given) if key in Sampling.__struct_fields__}
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"sampling arguments {known | given}: {error}") from error
+            raise ConfigError(f"sampling arguments {in_json(known | given)}: {error}") from error
         _check_ranges(sampling)
         return sampling
 
@@ -106,7 +108,7 @@ def _in_our_shapes(told: dict[str, Any]) -> dict[str, Any]:
         try:
             told["logit_bias"] = {int(token): bias for token, bias in told["logit_bias"].items()}
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"logit_bias is {told['logit_bias']}; expected token ids as its keys") from error
+            raise ConfigError(f"logit_bias is {in_json(told['logit_bias'])}; expected token ids as its keys") from error
     return told
 
 
@@ -142,7 +144,7 @@ def _check_ranges(sampling: Sampling) -> None:
         raise ConfigError(f"min_tokens is {sampling.min_tokens}; expected max_tokens ({sampling.max_tokens}) or less")
     if sampling.response_format is not None and not isinstance(sampling.response_format.get("type"), str):
         raise ConfigError(
-            f"response_format is {sampling.response_format}; expected "
+            f"response_format is {in_json(sampling.response_format)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}} or {"type": "json_object"}'
         )
 

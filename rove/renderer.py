@@ -6,9 +6,10 @@ Tool calls are read from what the model wrote and rendered as it would write the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
-from rove.errors import ConfigError
+from rove.errors import ConfigError, OverlongPromptError
 from rove.messages import AssistantMessage, Message, text_of
 from rove.protocols import OnToken, Request, Token
 from rove.records import StepTokens
@@ -72,7 +73,7 @@ class Renderer:
         """
         if tools and self.tool_format is None:
             raise ConfigError(
-                f"{len(tools)} tools given, but the model's chat template shows no way to call them that is known here "
+                "tools are given, but the model's chat template shows no way to call them that is known here "
                 "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
             )
         if not self.template:
@@ -88,9 +89,30 @@ class Renderer:
         except Exception as error:  # a template is a program, often with checks of its own
             roles = [message["role"] for message in messages]
             raise ConfigError(
-                f"the model's chat template refuses messages of the roles {roles}: {type(error).__name__}: {error}; "
+                f"the model's chat template refuses messages of the roles {', '.join(roles)}: {type(error).__name__}: {error}; "
                 "expected a conversation that it can write"
             ) from error
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; 0 where the tokenizer does not show its vocabulary."""
+        vocabulary = getattr(self.tokenizer, "get_vocab", dict)()
+        return max(map(len, vocabulary), default=0)
+
+    def check_length(self, text: str, context: int | None) -> None:
+        """Refuse a text that so many tokens cannot hold, before it is tokenised: of megabytes that takes seconds.
+
+        Raises:
+            OverlongPromptError: it has more characters than a context full of the longest token.
+        """
+        if context is None or len(text) <= context or not self.longest_token:
+            return
+        most = context * self.longest_token
+        if len(text) > most:
+            raise OverlongPromptError(
+                f"the prompt has {len(text):,} characters, the model's context is {context:,} tokens of at most "
+                f"{self.longest_token} characters; expected fewer than {most:,} characters: shorten the prompt"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are already written out."""
@@ -101,15 +123,24 @@ class Renderer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def prompt_ids(
-        self, messages: Sequence[Mapping[str, Any]], previous: StepTokens | None = None, tools: Any = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        previous: StepTokens | None = None,
+        tools: Any = None,
+        context: int | None = None,
     ) -> list[int]:
         """Ids of the conversation up to where the model speaks.
 
         When the conversation continues `previous`, its ids are kept as they were sampled and only what follows them is
         tokenised. When it does not (the template rewrites history, or the environment edited it) everything is
         tokenised afresh, which starts a new branch.
+
+        Raises:
+            ConfigError: see `text`.
+            OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
         """
         text = self.text(messages, tools)
+        self.check_length(text, context)
         if previous is not None:
             said = self.decode(previous.ids)
             if text.startswith(said):
@@ -137,12 +168,16 @@ class Renderer:
                 return AssistantMessage(beside or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
 
-    def text_ids(self, text: str, previous: StepTokens | None = None) -> list[int]:
+    def text_ids(self, text: str, previous: StepTokens | None = None, context: int | None = None) -> list[int]:
         """Ids of a raw text up to where the model goes on, after a beginning-of-sequence token if the tokenizer wants one.
 
         When the text continues `previous`, its ids are kept as they were sampled, but for a sampled end, which is no part
         of the text: only if there was one does the next turn start a new branch.
+
+        Raises:
+            OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
         """
+        self.check_length(text, context)
         begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
         begin = begin if begin == [self.tokenizer.bos_token_id] else []
         if previous is not None:
@@ -210,7 +245,7 @@ class Renderer:
             other = [kind for kind in kinds if kind != "text"]
             if other:
                 raise ConfigError(
-                    f"a message has a part of type {other[0]!r}; expected 'text': this model reads nothing else"
+                    f"a message has a part of type '{other[0]}'; expected 'text': this model reads nothing else"
                 )
             message = {**message, "content": text_of(message)}
         elif content is None:

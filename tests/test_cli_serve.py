@@ -31,6 +31,17 @@ def load_environment(**kwargs):
 """
 
 
+QUOTED_ENV = """
+import rove as vf
+
+def oracle(messages, state, rng):
+    return state["answer"]
+
+def load_environment(**kwargs):
+    return vf.SingleTurnEnv(dataset=[{"question": "What's \\"$x\\" in [bold]?", "answer": "42"}], players={"oracle": oracle})
+"""
+
+
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     return in_this_process(tmp_path, monkeypatch, capsys)
@@ -88,6 +99,26 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         assert f"rove eval reverse_text -m tiny -b {url}" in out
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove: Rove):
+    environment(tmp_path / "environments", "quoted", QUOTED_ENV)
+    with server(tmp_path, "scripted:oracle", "--env", "quoted") as (url, process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert json.loads(made.stdout)["choices"][0]["message"]["content"] == "42", made
+        with pytest.raises(HTTPError, match="400") as refused:
+            ask(f"{url}/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
+        assert "begin with one of the prompts of 'quoted'" in refused.value.read().decode()
+    with server(tmp_path, "scripted:teacher", "--env", "tictactoe") as (url, process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert "needs 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
+
+
 @pytest.mark.slow
 def test_a_player_knows_the_row_it_is_asked_about(rove: Rove, tmp_path: Path):
     with server(tmp_path, "scripted:oracle", "--env", "reverse_text") as (url, _):
@@ -122,21 +153,29 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
         out, err = ended(process)
         assert (process.returncode, err, "every request was answered" in out) == (0, "", True)
+        assert "waiting for 1 answer; Ctrl-C again cuts it off" in out
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_what_runs_is_cut_off_when_its_time_is_over(tmp_path: Path):
+@pytest.mark.parametrize("drain", ["0.1", "1000"])  # its time is over, or a second signal comes
+def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
     environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
-    with server(tmp_path, "scripted:slow", "--env", "slow", "--drain_seconds", "0.1") as (url, process):
+    with server(tmp_path, "scripted:slow", "--env", "slow", "--drain-seconds", drain) as (url, process):
         body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
-        asking = subprocess.Popen(["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body])
+        words = ["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body]
+        asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
             pass
-        process.send_signal(signal.SIGTERM)
-        out, _ = ended(process)
-        assert (process.returncode, "1 requests cut off" in out) == (0, True)
-        assert asking.wait(60) != 0
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        while "waiting for 1 answer" not in process.stdout.readline():
+            pass
+        if drain == "1000":
+            process.send_signal(signal.SIGINT)
+        answer, _ = asking.communicate(timeout=60)
+        assert "stopped before" in json.loads(answer)["error"]["message"]
+        out, err = ended(process)
+        assert (process.returncode, "1 request cut off" in out, err) == (1, True, "")
 
 
 def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -194,6 +233,8 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
         assert len(said) == 3
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
+        ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
+        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is no adapter"),  # said before there is a model
         ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         (["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"], "only a model folder has adapters"),

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_renderer_tools import TEMPLATES
+from test_engine_lora import adapter_of, save
+
+from rove.models.load import load_model
+from rove.wire import chat, completions, tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 ROVE = Path(sys.executable).with_name("rove")
@@ -149,9 +152,9 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
 def ports() -> Callable[[str], str]:
     """Replaces the ports of a page by free ones."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001"), sockets, strict=True)}
-    return lambda text: re.sub(r"\b800[01]\b", lambda found: free[found[0]], text)
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001", "8002"), sockets, strict=True)}
+    return lambda text: re.sub(r"\b800[0-2]\b", lambda found: free[found[0]], text)
 
 
 def started(command: str, folder: Path, stack: ExitStack, **env: str) -> None:
@@ -162,8 +165,19 @@ def started(command: str, folder: Path, stack: ExitStack, **env: str) -> None:
     stack.callback(process.wait)
     stack.callback(process.terminate)
     assert process.stdout is not None
-    assert "serving tiny at" in process.stdout.readline()
+    assert "serving tiny" in process.stdout.readline()
     stack.callback(process.stdout.close)
+
+
+def test_serving_page_lists_all_fields() -> None:
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    bodies = (
+        chat.read_request({"messages": [{"role": "user", "content": "a"}]}),
+        completions.read_request({"prompt": "a"}),
+        tokens.read_request({"prompt_ids": [1]}),
+    )
+    fields = page.partition("## Fields of a request")[2]
+    assert [name for asked in bodies for name in asked.fields if f"`{name}`" not in fields] == []
 
 
 def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:
@@ -172,6 +186,9 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
     with ExitStack() as stack:
         for block in blocks("docs/serving.md", "bash"):
             for line in ports(block).replace("\\\n", " ").strip().splitlines():
+                if "--adapter" in line:
+                    (tmp_path / "adapters").mkdir()
+                    save(adapter_of(load_model(tmp_path / "models/tiny", "cpu"), 0), tmp_path / "adapters/pirate")
                 if line.startswith("rove serve"):
                     started(line, tmp_path, stack, **env)
                     continue
@@ -181,8 +198,6 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
                 assert '"error"' not in done.stdout, f"{line}\n{done.stdout}"
                 said[line] = done.stdout
-                if line.startswith("rove model new"):
-                    (tmp_path / "models/tiny/chat_template.jinja").write_text(TEMPLATES["hermes"])
         answers = {line: text for line, text in said.items() if line.startswith("curl")}
         for wanted in (
             '"role":"assistant"',
@@ -192,7 +207,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
             "rove_requests_total",
         ):
             assert any(wanted in text for text in answers.values()), wanted
-        assert len(answers) == 9 and all(answers.values())
+        assert len(answers) == 10 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
         examples = ports("\n".join(blocks("docs/serving.md", "python")))
         test = doctest.DocTestParser().get_doctest(examples, {}, "serving", "docs/serving.md", 0)

@@ -280,7 +280,7 @@ async def test_sampling_it_does_not_have_is_refused():
     loaded = tiny_model()
     with pytest.raises(ConfigError, match="does not have beams"):
         await engine_of(loaded).generate([5], Sampling(extra={"beams": 2}))
-    with pytest.raises(ConfigError, match=r"tokens \[9999\]; expected ids below"):
+    with pytest.raises(ConfigError, match=r"tokens \[9999\]; expected ids from 0 to"):
         await engine_of(loaded).generate([5], Sampling(logit_bias={9999: 1.0}))
     with pytest.raises(ConfigError, match="stop needs the tokens' texts"):
         await Engine(loaded.model, []).generate([5], Sampling(stop=["a"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from rove.errors import (
     ModelError,
     OverlongPromptError,
     RunError,
+    in_json,
     nearest,
     phase,
     phase_of,
@@ -114,3 +116,9 @@ def test_a_traceback_names_the_place_and_a_long_one_loses_its_oldest_lines():
     short = traceback_text(caught.value, limit=30)
     assert (len(short), short[0]) == (31, "…")
     assert short.endswith("the last line\n")
+
+
+def test_values_are_shown_as_json_where_it_has_words_for_them():
+    assert in_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
+    assert in_json({(1, 2): 3}) == "{(1, 2): 3}"
+    assert in_json({"a": Path("b")}) == '{"a": "b"}'

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.errors import ConfigError
+from rove.messages import AssistantMessage, ToolMessage, UserMessage
 from rove.models.load import LoadedModel, load_model
-from rove.models.new import new_model, save_new_model, train_tokenizer
+from rove.models.new import CHAT_TEMPLATE, new_model, save_new_model, train_tokenizer
+from rove.renderer import Renderer
+from rove.tool_calls import Call, calls_of, format_of
 
 TOKENIZER = train_tokenizer(TEXTS, 400)
 TALK = [
@@ -98,6 +101,53 @@ def test_the_tokenizer_can_spell_anything(text: str):
 )
 def test_tags_and_digits_are_single_tokens(piece: str):
     assert len(TOKENIZER.encode(piece, add_special_tokens=False)) == 1
+
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""What the template writes where there are no tools."""
+SPOKEN = st.builds(
+    dict, role=st.sampled_from(["system", "user", "assistant", "tool"]), content=st.text("ab\n<>{} ") | st.text()
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(SPOKEN, min_size=1, max_size=5), st.booleans())
+def test_without_tools_the_template_writes_messages_and_nothing_else(messages: list[Any], prompt: bool):
+    plain = TOKENIZER.apply_chat_template(messages, chat_template=PLAIN, add_generation_prompt=prompt, tokenize=False)
+    assert Renderer(TOKENIZER).text(messages, generation_prompt=prompt) == plain
+    assert Renderer(TOKENIZER).text(messages, [], prompt) == plain
+
+
+def test_without_tools_what_is_trained_is_what_it_was():
+    before = train_tokenizer(TEXTS, 400)
+    before.chat_template = PLAIN
+    talk = [*TALK, {"role": "assistant", "content": "4"}]
+    assert Renderer(TOKENIZER).training_branches(talk) == Renderer(before).training_branches(talk)
+
+
+CALLS = [Call("weather", {"city": "Rome", "days": [1, None]}), Call("weather", {"city": 'Ålesund "N"'})]
+
+
+@pytest.mark.parametrize("beside", [None, "Let me see."])
+@pytest.mark.parametrize("count", [1, 2])
+def test_tools_are_shown_and_calls_written_as_hermes_models_do(count: int, beside: str | None):
+    how = format_of(CHAT_TEMPLATE)
+    assert how is not None and how.name == "hermes"
+    renderer = Renderer(TOKENIZER)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    asked = UserMessage("hi")
+    prompt = renderer.text([asked], [tool])
+    assert '"name": "weather"' in prompt and prompt.endswith("<|user|>hi<|end|><|assistant|>")
+    written = (f"{beside}\n" if beside else "") + how.write(CALLS[:count])
+    said = renderer.message(written, [tool])
+    assert (calls_of(said), said.content) == (CALLS[:count], beside)
+    told = AssistantMessage(said.content, tool_calls=said.tool_calls)  # as others send it: without what was sampled
+    for message in (said, told):
+        messages = [asked, message, ToolMessage("sunny", said.tool_calls[0]["id"])]
+        assert renderer.text(messages, [tool]) == f"{prompt}{written}<|end|><|tool|>sunny<|end|><|assistant|>"
 
 
 def test_digits_never_merge_with_their_neighbours():

@@ -189,11 +189,15 @@ async def test_fields_we_do_not_know_go_on():
     wanted: Any = {"type": "json_object"}
     async with asking(client) as sdk:
         await sdk.chat.completions.create(
-            model="toy", messages=HI, response_format=wanted, extra_body={"chatty": 2, "metadata": None}
+            model="toy",
+            messages=HI,
+            response_format=wanted,
+            reasoning_effort="low",
+            extra_body={"chatty": 2, "metadata": None},
         )
     sampling = client.asked[0].sampling
     assert getattr(sampling, "response_format", None) == wanted
-    assert sampling.extra == {"chatty": 2}
+    assert sampling.extra == {"chatty": 2, "reasoning_effort": "low"}
 
 
 async def test_text_parts_are_one_text_and_others_stay():
@@ -231,7 +235,19 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat/completions", b"{", "not JSON"),
     ("chat/completions", b"\xff\xfe", "not JSON"),
     ("chat/completions", b"[" * 200_000, "not JSON"),
-    ("chat/completions", b"[]", "expected a JSON object"),
+    ("chat/completions", b"[]", r"the body is \[\]; expected a JSON object"),
+    ("chat/completions", b"true", "the body is true; expected a JSON object"),
+    (
+        "chat/completions",
+        {"messages": [{"role": None}]},
+        r"messages\[0\]: the role is null; expected one of assistant,",
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        r'tool_choice is {"type": "function", "function": {"name": "f"}}; expected',
+    ),
+    ("completions", {"prompt": "a", "echo": True}, "echo is true, but"),
     ("chat/completions", {}, "messages"),
     ("chat/completions", {"messages": []}, r"\$.messages"),
     ("chat/completions", {"messages": "hi"}, "Expected `array`, got `str`"),
@@ -239,6 +255,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "robot"),
     ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "content"),
     ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
+    ("chat/completions", {"messages": [*HI, {"role": "user"}]}, r"messages\[1\].*'user' without content"),
+    ("chat/completions", {"messages": [{"role": "user", "content": None}]}, "'user' without content; expected a text"),
+    ("chat/completions", {"messages": [{"role": "system"}]}, "'system' without content"),
+    ("chat/completions", {"messages": [*HI, {"role": "tool", "content": "x"}]}, "'tool' without tool_call_id"),
     ("chat/completions", {"messages": HI, "n": 0}, r"\$.n"),
     ("chat/completions", {"messages": HI, "n": MAX_CHOICES + 1}, r"\$.n"),
     ("chat/completions", {"messages": HI, "temperature": "warm"}, r"\$.temperature"),
@@ -288,6 +308,7 @@ async def test_other_ways_to_be_wrong():
         assert (status, "/v1/completions" in answer["error"]["message"]) == (404, True)
         async with session.get("/v1/completions") as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+            assert (await reply.json())["error"]["message"] == "this path does not take GET; expected POST"
         for path, body in (
             ("tokenize", {"prompt": "a"}),
             ("detokenize", {"tokens": [1]}),
@@ -324,6 +345,30 @@ async def test_an_error_after_the_first_words_ends_the_stream():
             await anext(stream)
 
 
+async def test_what_is_cut_off_is_told():
+    async def answer(request: Request) -> str:
+        await asyncio.sleep(1000)
+        return "never"
+
+    async with http(Answerer(answer)) as (session, app):
+        task = asyncio.create_task(post(session, "/v1/completions", {"prompt": "a", "n": 3}))
+        await until(lambda: app[DESK].metrics.under_way == 3)
+        app[DESK].cut_off()
+        status, told = await task
+        assert (status, "stopped before" in told["error"]["message"]) == (503, True)
+        assert (app[DESK].metrics.under_way, app[DESK].metrics.open) == (0, 0)
+    client = Answerer(answer, pieces=("hello",))
+    async with http(client) as (session, app):
+        body = json.dumps({"messages": HI, "n": 2, "stream": True})
+        async with session.post("/v1/chat/completions", data=body) as reply:
+            await until(lambda: client.under_way == 2)
+            await reply.content.readuntil(b"hello")
+            app[DESK].cut_off()
+            *_, last = (await reply.text()).strip().split("\n\n")
+        assert "stopped before" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        await app[DESK].idle.wait()
+
+
 async def test_our_own_client_reads_a_full_context_as_one():
     async with serving(Answerer(lambda request: OverlongPromptError("too much"))) as (url, _):
         client = vf.OpenAIClient(url)
@@ -332,7 +377,7 @@ async def test_our_own_client_reads_a_full_context_as_one():
         await client.close()
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret"])
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
 async def test_without_the_key_nobody_gets_in(given: str | None):
     client = Answerer()
     headers = {} if given is None else {"Authorization": given}
@@ -341,9 +386,10 @@ async def test_without_the_key_nobody_gets_in(given: str | None):
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         async with session.get("/health", headers=headers) as reply:
             assert reply.status == 200
-        good = {"Authorization": "Bearer secret"}
-        assert (await post(session, "/v1/chat/completions", {"messages": HI}, headers=good))[0] == 200
-    assert len(client.asked) == 1
+        for good in ("Bearer secret", "bearer secret", "BEARER  secret"):
+            body, headers = {"messages": HI}, {"Authorization": good}
+            assert (await post(session, "/v1/chat/completions", body, headers=headers))[0] == 200
+    assert len(client.asked) == 3
 
 
 # Many at a time

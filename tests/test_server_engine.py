@@ -20,7 +20,6 @@ import aiohttp
 import openai
 import pytest
 from fakes import tiny_model
-from test_renderer_tools import TEMPLATES
 from test_server import post
 
 import rove as vf
@@ -158,6 +157,7 @@ async def test_tokenizing_and_back():
             ("tokenize", {}),
             ("tokenize", {"prompt": "a", "messages": ASK}),
             ("tokenize", {"messages": [{"role": "robot"}]}),
+            ("tokenize", {"messages": [{"role": "user"}]}),
             ("detokenize", {"tokens": [-1]}),
             ("detokenize", {"tokens": "a"}),
         ):
@@ -217,7 +217,6 @@ async def test_a_tool_is_called_and_its_result_answered(stream: bool):
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     call = '<tool_call>{"name": "f", "arguments": {"city": "Rome"}}</tool_call>'
     async with served() as (at, _):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         create: Any = at.sdk.chat.completions.create
         asked: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [tool], "max_tokens": 200, "stream": stream}
         made = await create(**asked, n=2, extra_body={"structured_outputs": {"choice": [call]}})
@@ -317,11 +316,18 @@ TWO_FORMS: Any = {"response_format": FORM, "structured_outputs": {"regex": "a"}}
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, PICTURE]}]},
             "image_url.*expected 'text'",
         ),
-        ({"beams": 2}, "beams.*leave"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"beams": 2}, "^no field 'beams' here; leave it out. docs/serving.md lists all fields$"),
+        ({"temprature": 2}, "^no field 'temprature' here; did you mean 'temperature'?"),
+        ({"max_token": 2}, "did you mean 'max_tokens'?"),
+        ({"modalities": ["text", "audio"]}, "no field 'modalities' here"),
+        ({"functions": [{"name": "f"}]}, "no field 'functions' here"),
         ({"prompt_logprobs": 0}, "prompt_logprobs.*/generate"),
         ({"logit_bias": {"a": 1}}, "logit_bias.*token ids"),
         ({"logit_bias": {"99999": 1}}, "99999.*expected ids"),
+        ({"stop_token_ids": [5, 99999]}, r"stop_token_ids.*\[99999\]; expected ids from 0 to"),
+        ({"stop_token_ids": [-1]}, r"stop_token_ids.*\[-1\]; expected ids from 0 to"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, '{"regex": "a", "choice": .*exactly one'),
+        ({"top_k": "many"}, '{"top_k": "many"}.*top_k'),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens.*max_tokens"),
         ({"stop": ""}, "stop.*not empty"),
         ({"stop": ["a" * 1001]}, "length <= 1000.*stop"),
@@ -334,8 +340,7 @@ TWO_FORMS: Any = {"response_format": FORM, "structured_outputs": {"regex": "a"}}
         ({"structured_outputs": {"choice": []}}, "expected exactly one"),
         ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
         (TWO_FORMS, "expected one"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.*no way to call"),
-        ({"tool_choice": "required"}, "tool_choice is 'required'; expected"),
+        ({"tool_choice": "required"}, "tool_choice is required; expected"),
         ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
         ({"messages": [{"role": "user", "content": "hello " * 2000}]}, "tokens.*context.*shorten"),
     ],
@@ -346,6 +351,28 @@ async def test_a_refusal_says_what_was_given_and_what_was_expected(body: dict[st
         assert status == 400
         assert re.search(reason, answer["error"]["message"]), answer
         assert left_behind(at, app) == NOTHING
+
+
+async def test_fields_that_ask_for_nothing_are_ignored():
+    harmless: dict[str, Any] = {
+        "reasoning_effort": "low",
+        "modalities": ["text"],
+        "functions": [],
+        "tools": [],
+        "metadata": {"a": "b"},
+        "store": True,
+        "user": "me",
+        "service_tier": "auto",
+        "parallel_tool_calls": False,
+        "safety_identifier": "a",
+        "prompt_cache_key": "b",
+    }
+    body = {"messages": ASK, "seed": 4, "max_tokens": 6}
+    async with served() as (at, _):
+        _, wanted = await post(at.http, "/v1/chat/completions", body)
+        for name, value in harmless.items():
+            status, made = await post(at.http, "/v1/chat/completions", {**body, name: value})
+            assert (status, made.get("choices")) == (200, wanted["choices"]), (name, made)
 
 
 async def test_developers_speak_as_the_system_where_the_template_knows_none():
@@ -379,13 +406,39 @@ async def test_a_prompt_that_does_not_fit_is_refused():
         assert refused.value.code == "context_length_exceeded"
 
 
+async def test_a_prompt_far_too_long_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch):
+    async with served(context=16) as (at, _):
+
+        def encode(*_: Any, **__: Any) -> list[int]:
+            raise AssertionError("it was tokenised")
+
+        hello, talk = "hello " * 1_000_000, [{"role": "user", "content": "hello " * 1_000_000}]
+        fits = "a" * at.client.renderer.longest_token * 16
+        status, answer = await post(at.http, "/tokenize", {"prompt": fits})
+        assert (status, answer["tokens"]) == (200, at.client.renderer.text_ids(fits))
+        monkeypatch.setattr(at.client.renderer, "encode", encode)
+        for path, body in (
+            ("/v1/chat/completions", {"messages": talk}),
+            ("/v1/chat/completions", {"messages": talk, "stream": True}),
+            ("/v1/completions", {"prompt": hello}),
+            ("/v1/completions", {"prompt": fits + "a"}),
+            ("/tokenize", {"prompt": hello}),
+            ("/tokenize", {"messages": talk}),
+        ):
+            status, answer = await post(at.http, path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), (path, answer)
+            assert re.search("characters.*16 tokens.*shorten", answer["error"]["message"])
+
+
 async def test_tools_go_through_the_chat_template():
     async with served() as (at, _):
         tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         create: Any = at.sdk.chat.completions.create
-        with pytest.raises(openai.BadRequestError, match="tools"):  # its template shows none
+        tokenizer: Any = at.client.renderer.tokenizer
+        shows, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content }}"
+        with pytest.raises(openai.BadRequestError, match="no way to call"):
             await create(model="tiny", messages=ASK, tools=[tool])
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.chat_template = shows
         status, plain = await post(at.http, "/tokenize", {"messages": ASK})
         status, shown = await post(at.http, "/tokenize", {"messages": ASK, "tools": [tool]})
         assert (status, shown["count"] > plain["count"]) == (200, True)
@@ -451,7 +504,6 @@ BAD: list[tuple[str, Any]] = [
 async def soak(count: int) -> dict[str, int]:
     """All kinds of requests at once, a third of those who ask go away before the end; returns how many there were of each."""
     async with served(context=256, max_body=20_000) as (at, app):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         desk, rng, seen = app[DESK], random.Random(0), Counter()
 
         async def one(i: int) -> None:
@@ -573,7 +625,6 @@ async def test_an_evaluation_by_inspect(tmp_path: Path, name: str):
         *form,
     ]
     async with served() as (at, _):
-        at.client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
         env = {**os.environ, "ROVE_BASE_URL": at.url, "ROVE_API_KEY": "none", "NO_PROXY": "*"}
         env.pop("PYTHONPATH", None)  # it has packages of its own
         inspect = await asyncio.create_subprocess_exec(

@@ -95,7 +95,7 @@ def test_an_answer_says_something():
     assert answer({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
     assert answer({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
     assert answer({}, "", Usage(), "length").message.content == ""
-    with pytest.raises(EmptyModelResponseError, match="neither text nor tool calls: {'id': 1}"):
+    with pytest.raises(EmptyModelResponseError, match='neither text nor tool calls: {"id": 1}'):
         answer({"id": 1}, "", Usage(), "stop", tool_calls=[])
 
 

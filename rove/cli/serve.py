@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
 from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
 from rove.cli.common import SETTINGS, console_for, hint, settings
@@ -26,6 +28,7 @@ from rove.state import State
 KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 """How many compiled matrix products PyTorch's CPU libraries keep, unless the environment says so. By default 1,024 each: half
 a gigabyte under mixed requests, whose shapes hardly ever come back, and not any faster."""
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
 """Rows of each dataset that a scripted player is told of."""
 
@@ -72,23 +75,60 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.name or self.model.removeprefix(SCRIPTED)
 
 
+class _Known(State):
+    """A state that remembers what was looked for in vain."""
+
+    sought: str | None = None
+
+    def __missing__(self, key: str) -> Any:
+        try:
+            return super().__missing__(key)
+        except KeyError:
+            self.sought = key
+            raise
+
+
 class Informed:
     """A scripted player that finds the dataset row of a conversation in its state; nothing else of one comes over the wire."""
 
     def __init__(self, client: Client, env: Environment):
         self.client = client
+        self.env_id = env.env_id
         self.max_concurrent = client.max_concurrent
         prompts = ((row, _words(row["prompt"])) for row in (*env.examples(ROWS), *env.examples(ROWS, train=True)))
         self._rows = {words: row for row, words in prompts}
         self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
 
     async def respond(self, request: Request) -> Response:
-        """Ask the player, who is told the row whose prompt the conversation begins with."""
+        """Ask the player, who is told the row whose prompt the conversation begins with.
+
+        Raises:
+            ConfigError: the player looks for what is not in its state.
+        """
         words = _words(request.messages if request.text is None else request.text)
         found = (self._rows.get(words[:length]) for length in self._lengths)
         row = next((row for row in found if row is not None), None)
-        state = State() if row is None else State(input=row)
-        return await self.client.respond(msgspec.structs.replace(request, state=state))
+        state = _Known() if row is None else _Known(input=row)
+        try:
+            return await self.client.respond(msgspec.structs.replace(request, state=state))
+        except KeyError as error:
+            if state.sought is None:
+                raise
+            if row is None:
+                raise ConfigError(
+                    f"this player answers only conversations that begin with one of the prompts of '{self.env_id}': it needs "
+                    f"'{state.sought}', which is found by the prompt"
+                ) from error
+            raise ConfigError(
+                f"this player needs '{state.sought}', which only a rollout of '{self.env_id}' has and no request brings; "
+                f"let it play without a server: rove eval {self.env_id} -m scripted:NAME"
+            ) from error
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """A request's prompt that it can answer."""
+        prompt = next((row["prompt"] for row in self._rows.values()), None)
+        return HELLO if prompt is None else {"prompt" if isinstance(prompt, str) else "messages": prompt}
 
     async def close(self) -> None:
         """Close the player."""
@@ -105,7 +145,8 @@ def served_client(config: ServeConfig) -> Client:
     """Who answers.
 
     Raises:
-        ConfigError: there is no such folder, endpoint or player.
+        ConfigError: there is no such folder, endpoint, player or adapter, an adapter does not fit, or only a model folder
+            could have any.
     """
     if config.model.startswith(SCRIPTED):
         if config.env is None:
@@ -123,20 +164,13 @@ def served_client(config: ServeConfig) -> Client:
         os.environ.setdefault(variable, number)
     with needs_train_extra():
         from rove.engine.client import EngineClient
+        from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
-    return EngineClient.of(load_for_sampling(folder), config.max_batch)
-
-
-def load_adapters(client: Any, adapters: Mapping[str, str]) -> None:
-    """Load adapters, name → folder, into the client's engine.
-
-    Raises:
-        ConfigError: it has none, or an adapter does not fit.
-    """
-    if adapters and not hasattr(client, "engine"):
-        raise ConfigError("only a model folder has adapters; leave --adapter out, or serve the folder itself")
-    for name, folder in adapters.items():
-        client.engine.load_adapter(name, folder)
+    adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
+    client = EngineClient.of(load_for_sampling(folder), config.max_batch)
+    for name, adapter in adapters.items():
+        client.engine.load_adapter(name, adapter)
+    return client
 
 
 def api_key_of(config: ServeConfig) -> str | None:
@@ -155,29 +189,31 @@ def api_key_of(config: ServeConfig) -> str | None:
     return key
 
 
-def print_start(config: ServeConfig, url: str, console: Console) -> None:
-    """Where it is, and what to try."""
+def print_start(config: ServeConfig, url: str, console: Console, prompt: Mapping[str, Any] = HELLO) -> None:
+    """Where it is, and what to try, with that `prompt`."""
     name = config.served_name
     names = ", ".join([name, *config.adapters])
     console.print(f"serving {names} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    body = shlex.quote(json.dumps({"model": name, **prompt}, ensure_ascii=False))
+    api = "completions" if "prompt" in prompt else "chat/completions"
     key = f' -H "Authorization: Bearer ${config.api_key_var}"' if config.api_key_var else ""
     evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
     hint(
         console,
-        f"curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        escape(f"curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}"),
         evaluate + (f" -k {config.api_key_var}" if config.api_key_var else ""),
         f"curl {url.removesuffix('/v1')}/metrics{key}",
     )
 
 
-def run_serve(config: ServeConfig, console: Console) -> None:
-    """Serve until told to stop."""
+def run_serve(config: ServeConfig, console: Console) -> int:
+    """Serve until told to stop; returns how many requests were cut off then."""
     from rove.server import is_loopback, make_app, serve
 
     key = api_key_of(config)
     client = served_client(config)
-    load_adapters(client, config.adapters)
+    if config.adapters and not hasattr(client, "engine"):
+        raise ConfigError("only a model folder has adapters; leave --adapter out, or serve the folder itself")
     app = make_app(client, [config.served_name, *config.adapters], api_key=key)
     if key is None and not is_loopback(config.host):
         warning = f"warning: anybody who can reach {config.host} can use this model; ask for a key with --api-key-var"
@@ -186,22 +222,42 @@ def run_serve(config: ServeConfig, console: Console) -> None:
     async def go() -> int:
         try:
             return await serve(
-                app, config.host, config.port, config.drain_seconds, lambda url: print_start(config, url, console)
+                app,
+                config.host,
+                config.port,
+                config.drain_seconds,
+                lambda url: print_start(config, url, console, getattr(client, "example", HELLO)),
+                lambda count: console.print(
+                    f"waiting for {counted(count, 'answer')}; Ctrl-C again cuts {'it' if count == 1 else 'them'} off"
+                ),
             )
         finally:
             await client.close()
 
     cut_off = asyncio.run(go())
-    console.print(f"stopped; {cut_off} requests cut off" if cut_off else "stopped; every request was answered")
+    end = f"{counted(cut_off, 'request')} cut off" if cut_off else "every request was answered"
+    console.print(f"stopped; {end}")
+    return cut_off
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
     """NAME=FOLDER … as a table; None where none is given."""
     pairs = [one.partition("=") for one in given]
+    adapters: dict[str, str] = {}
     for name, equals, folder in pairs:
         if not (name and equals and folder):
             raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")
-    return {name: folder for name, _, folder in pairs} or None
+        if name in adapters:
+            raise ConfigError(
+                f"two adapters are called '{name}': {adapters[name]} and {folder}; expected names of their own"
+            )
+        adapters[name] = folder
+    return adapters or None
 
 
 @click.command(context_settings=SETTINGS, options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...")
@@ -220,6 +276,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     help="A LoRA adapter, and what requests call it; may be given again.",
 )
 @click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
+@click.option("--drain-seconds", type=float, help="Time for what runs to end after SIGTERM or Ctrl-C.  [default: 30]")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("--env", help="Environment that ships the player scripted:NAME.")
 @click.pass_context
@@ -227,6 +284,7 @@ def command(ctx: click.Context, **named: Any) -> None:
     """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
-    folder; /health and /metrics. Ctrl-C lets what runs end, a second one does not.
+    folder; /health and /metrics. Ctrl-C lets what runs end, for --drain-seconds; a second one cuts it off (exit status 1).
     """
-    run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False))
+    if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
+        ctx.exit(1)

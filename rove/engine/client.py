@@ -46,9 +46,9 @@ class EngineClient:
         """
         text, previous = request.text, request.previous
         if text is None:
-            prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools)
+            prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools, self.engine.context)
         else:
-            prompt_ids = self.renderer.text_ids(text, previous)
+            prompt_ids = self.renderer.text_ids(text, previous, self.engine.context)
         speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)
         adapter = request.model if request.model in self.engine.adapters else None
         made = await self.engine.generate(prompt_ids, request.sampling, request.seed, speech, adapter)

@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from rove.errors import ConfigError
+from rove.errors import ConfigError, in_json
 from rove.protocols import Sampling
 
 WHITESPACE = " ?"
@@ -109,7 +109,7 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
     schema = given.get("json_schema")
     if kind != "json_schema" or not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
         raise ConfigError(
-            f"response_format is {given}; expected "
+            f"response_format is {in_json(given)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}, {"type": "json_object"} or {"type": "text"}'
         )
     return _json(schema["schema"])
@@ -133,7 +133,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
         case [("grammar", str() as lark)]:
             return LLMatcher.grammar_from_lark(lark)
     raise ConfigError(
-        f"structured_outputs is {dict(given)}; expected exactly one of "
+        f"structured_outputs is {in_json(dict(given))}; expected exactly one of "
         '{"json": schema}, {"json_object": true}, {"regex": text}, {"choice": [texts]}, {"grammar": Lark text}'
     )
 
@@ -144,4 +144,4 @@ def _json(schema: Mapping[str, Any] | str) -> str:
             schema if isinstance(schema, str) else dict(schema), overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as error:
-        raise ConfigError(f"the JSON schema {schema!r} is not valid: {error}") from error
+        raise ConfigError(f"the JSON schema '{schema}' is not valid: {error}") from error

@@ -390,9 +390,10 @@ def _check_sampling(asked: Sampling, vocab: int, has_renderer: bool) -> None:
             f"the embedded engine does not have {', '.join(sorted(asked.extra))}; expected arguments of rove.Sampling: "
             "leave the others out"
         )
-    unknown = [token for token in asked.logit_bias or {} if token >= vocab]
-    if unknown:
-        raise ConfigError(f"logit_bias is for the tokens {unknown}; expected ids below {vocab}, the model's vocabulary")
+    for name in ("logit_bias", "stop_token_ids"):
+        unknown = [token for token in getattr(asked, name) or () if not 0 <= token < vocab]
+        if unknown:
+            raise ConfigError(f"{name} is for the tokens {unknown}; expected ids from 0 to {vocab - 1}, the vocabulary")
     texts = [name for name in ("stop", "response_format", "structured_outputs") if getattr(asked, name)]
     if texts and not has_renderer:
         raise ConfigError(f"{', '.join(texts)} needs the tokens' texts; build the engine with the model's renderer")

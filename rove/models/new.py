@@ -25,10 +25,18 @@ from rove.models.load import LoadedModel, prepare
 ROLES = ("system", "user", "assistant", "tool")
 PAD, END = "<|pad|>", "<|end|>"
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if tools %}<|system|>Functions that you may call:\n<tools>"
+    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
+    "{{ '\n' }}</tools>\nTo call one, write:\n<tool_call>\n"
+    """{"name": "its name", "arguments": {"name of an argument": "its value"}}\n</tool_call><|end|>{% endif %}"""
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}{% if m['content'] or not loop.first %}{{ '\n' }}{% endif %}"
+    """{{ '<tool_call>\n{"name": ' }}{{ call['function']['name'] | tojson }}"""
+    """{{ ', "arguments": ' }}{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"""
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Only ever appends: the rendering of a conversation starts with the rendering of its beginning."""
+"""Only ever appends: the rendering of a conversation starts with the rendering of its beginning. Tools and calls are
+written as Hermes models do."""
 
 WORDS = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
 """Tags whole, words and single digits with the space before them, everything else by itself."""

@@ -104,10 +104,11 @@ def _model(desk: Desk, name: str) -> dict[str, object]:
 
 def _reception(desk: Desk, api_key: str) -> Middleware:
     """Lets requests in, turns errors into answers, and counts."""
-    wanted = f"Bearer {api_key}".encode() if api_key else b""
+    wanted = api_key.encode()
 
     def let_in(request: web.Request) -> None:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        given = key.strip().encode(errors="surrogateescape") if scheme.lower() == "bearer" else b""
         if desk.draining:
             raise Refusal(503, "the server is shutting down; ask again later, or another one")
         if wanted and request.path != "/health" and not hmac.compare_digest(given, wanted):

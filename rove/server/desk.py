@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
-from rove.wire.serving import Asked, Question, TokenLogprob
+from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
 class Desk:
@@ -37,6 +38,8 @@ class Desk:
         """Set while no HTTP request is open."""
         self.idle.set()
         self.started = int(time.time())
+        self._cut = False
+        self._asking: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(client.max_concurrent)
         self._texts: dict[int, str] = {}
 
@@ -67,6 +70,11 @@ class Desk:
             raise ConfigError(f"'{self.names[0]}' takes no token ids here; send the prompt as text")
         return engine
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that the client's engine takes; None where nobody knows."""
+        return getattr(getattr(self.client, "engine", None), "context", None)
+
     def named(self, model: str) -> str:
         """The name of the model that is meant.
 
@@ -82,9 +90,12 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it needs tokens, and there are none; or a token id that does not exist.
+            ConfigError: it needs tokens, and there are none; or a token id that does not exist; or a field that an engine does
+                not know.
         """
         model = self.named(asked.model)
+        if hasattr(self.client, "engine"):  # it would refuse them in Python's words
+            asked = check_known(asked)
         if asked.logprobs is not None:
             _ = self.renderer
         for question in asked.questions:
@@ -94,8 +105,8 @@ class Desk:
         if self.metrics.queued + len(asked.questions) > self.max_queued + self.client.max_concurrent:
             raise Refusal(
                 503,
-                f"{len(asked.questions)} answers asked for, and {self.metrics.queued} wait already, of {self.max_queued} "
-                "that may; ask again later",
+                f"answers asked for: {len(asked.questions)}, waiting already: {self.metrics.queued}, most that may wait: "
+                f"{self.max_queued}; ask again later",
                 "queue_full",
             )
         questions = [
@@ -120,7 +131,27 @@ class Desk:
 
         Raises:
             ConfigError, ModelError, InfraError: see `Client.respond`.
+            Refusal: see `cut_off`.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            return await self._ask(question)
+        except asyncio.CancelledError:
+            if self._cut and not task.uncancel():  # else whoever asked has gone too
+                raise Refusal(503, "the server was stopped before the answer was complete") from None
+            raise
+        finally:
+            self._asking.discard(task)
+
+    def cut_off(self) -> None:
+        """End whatever is asked; those who asked are told."""
+        self._cut = True
+        for task in self._asking:
+            task.cancel()
+
+    async def _ask(self, question: Question) -> Response:
         self.metrics.queued += 1
         try:
             await self._room.acquire()

@@ -15,6 +15,8 @@ from rove.server.app import DESK
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
+GOODBYE = 1.0
+"""Seconds to tell those who are cut off."""
 
 
 @asynccontextmanager
@@ -55,8 +57,11 @@ async def serve(
     port: int = 8000,
     drain: float = 30.0,
     on_start: Callable[[str], None] = lambda url: None,
+    on_drain: Callable[[int], None] = lambda count: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; then nobody new is let in and what runs may end, until a second signal.
+
+    What has not ended by then is cut off: a stream ends with an error event, any other request with status 503.
 
     Args:
         app: of `make_app`.
@@ -64,6 +69,7 @@ async def serve(
         port: 0 = any that is free.
         drain: most seconds for what runs to end.
         on_start: told the base URL once the server listens.
+        on_drain: told how many requests are waited for, if there are any.
 
     Returns:
         how many requests were cut off.
@@ -71,10 +77,10 @@ async def serve(
     Raises:
         ConfigError: nobody can listen there.
     """
-    desk, stop = app[DESK], asyncio.Event()
+    desk, stop, cut = app[DESK], asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
-        (desk.idle if stop.is_set() else stop).set()
+        (cut if stop.is_set() else stop).set()
 
     async with listening(app, host, port) as runner:
         loop = asyncio.get_running_loop()
@@ -86,10 +92,21 @@ async def serve(
         desk.draining = True
         for site in list(runner.sites):
             await site.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drain):
-                await desk.idle.wait()
-        return desk.metrics.open
+        if desk.metrics.open:
+            on_drain(desk.metrics.open)
+        await _first_of(drain, desk.idle, cut)
+        late = desk.metrics.open
+        desk.cut_off()
+        await _first_of(GOODBYE, desk.idle)
+        return late
+
+
+async def _first_of(seconds: float, *events: asyncio.Event) -> None:
+    """Until one of them is set, or so much time has passed."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def is_loopback(host: str) -> bool:

@@ -54,7 +54,7 @@ def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, object]]:
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return 405, error_body(f"{error.method} is not what is done here; expected {allowed}")
+        return 405, error_body(f"this path does not take {error.method}; expected {allowed}")
     return error.status, error_body(f"{error.reason}", _type(error.status))
 
 

@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 
 from rove.errors import ConfigError
-from rove.messages import as_messages
 from rove.server.answers import json_response, read_json
 from rove.server.desk import Desk
+from rove.wire.chat import asked_messages
 from rove.wire.serving import read_body
 
 
@@ -37,9 +37,9 @@ async def tokenize(request: web.Request, desk: Desk) -> web.Response:
         given = "neither" if body.prompt is None else "both"
         raise ConfigError(f"{given} of prompt and messages given; expected one of them: a text, or a list of messages")
     if body.prompt is not None:
-        ids = desk.renderer.text_ids(body.prompt)
+        ids = desk.renderer.text_ids(body.prompt, context=desk.context)
     else:
-        ids = desk.renderer.prompt_ids(as_messages(body.messages or []), tools=body.tools)
+        ids = desk.renderer.prompt_ids(asked_messages(body.messages or []), tools=body.tools, context=desk.context)
     return json_response({"tokens": ids, "count": len(ids)})
 
 

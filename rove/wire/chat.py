@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rove.errors import ConfigError, InvalidModelResponseError
-from rove.messages import FIELDS, as_message, text_of
+from rove.messages import FIELDS, ROLES, text_of
 from rove.protocols import Request, Response
 from rove.records import Usage
 from rove.wire.common import (
@@ -31,6 +31,7 @@ from rove.wire.serving import (
     Options,
     Question,
     TokenLogprob,
+    fields_of,
     questions_of,
     read_body,
     refuse,
@@ -140,14 +141,14 @@ def read_request(body: Any) -> Asked:
     refuse(body, *GENERATE_ONLY)
     if options.tool_choice not in (None, "none", "auto"):
         raise ConfigError(
-            f"tool_choice is {options.tool_choice!r}; expected 'none' or 'auto': no other choice can be promised here, "
+            f"tool_choice is {excerpt(options.tool_choice)}; expected 'none' or 'auto': no other choice can be promised here, "
             "response_format can promise a form"
         )
     if options.top_logprobs and not options.logprobs:
         raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
     for tool in options.tools or []:
         if function_of(tool) is None:
-            raise ConfigError(f"a tool of type {tool['type']!r}; expected 'function'")
+            raise ConfigError(f"a tool of type {excerpt(tool['type'])}; expected 'function'")
     wanted = options.response_format
     sampling = sampling_of(
         body,
@@ -156,7 +157,7 @@ def read_request(body: Any) -> Asked:
         top_logprobs=options.top_logprobs or None,
     )
     request = Request(
-        [_asked_message(message) for message in options.messages],
+        asked_messages(options.messages),
         sampling,
         tools=None if options.tool_choice == "none" else options.tools or None,
     )
@@ -167,6 +168,7 @@ def read_request(body: Any) -> Asked:
         bool(options.stream),
         bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
+        fields=fields_of(options),
     )
 
 
@@ -239,10 +241,30 @@ def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
+def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they were sent, checked; lists of text parts as one text.
+
+    Raises:
+        ConfigError: one of them is no chat message, or says nothing; the message tells which.
+    """
+    checked = []
+    for i, message in enumerate(messages):
+        try:
+            checked.append(_asked_message(message))
+        except ConfigError as error:
+            raise ConfigError(f"messages[{i}]: {error}") from error
+    return checked
+
+
 def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as it was sent, checked; a list of text parts as one text."""
-    as_message(message)
+    role = message.get("role")
+    if role not in ROLES:
+        raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")
     tool_calls_of(message)
+    if role in ("user", "system", "developer") and message.get("content") is None:
+        raise ConfigError(f"a message of role '{role}' without content; expected a text, or a list of content parts")
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise ConfigError("a message of role 'tool' without tool_call_id; expected the id of the call that it answers")
     parts = [said(part) for part in parts_of(message)]
     if isinstance(message.get("content"), list) and None not in parts:
         return {**message, "content": "".join(filter(None, parts))}

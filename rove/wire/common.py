@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
+from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Response, Sampling
 from rove.records import Usage
@@ -47,7 +47,7 @@ def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"tool_calls {excerpt(message['tool_calls'])}: {error}; expected a list like "
-            f"{[tool_call('call_1', 'add', '{}')]}"
+            f"{excerpt([tool_call('call_1', 'add', '{}')])}"
         ) from error
 
 
@@ -63,7 +63,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(function, dict) or not is_text(function.get("name")):
         raise ConfigError(
             f"tool {excerpt(tool)} describes no function; expected "
-            "{'type': 'function', 'function': {'name': …, 'description': …, 'parameters': …}}"
+            '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
         )
     return function
 
@@ -178,7 +178,9 @@ def finish_reason(hit_limit: bool, tool_calls: Any) -> str:
 
 
 def excerpt(value: Any, limit: int = 200) -> str:
-    """The first `limit` characters of what was given, on one line, for an error message."""
+    """The first `limit` characters of what was given, as JSON unless it is a text, on one line, for an error message."""
+    if value is None or isinstance(value, bool | dict | list):
+        value = in_json(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     line = " ".join(text.split())
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"

@@ -33,6 +33,7 @@ from rove.wire.serving import (
     Options,
     Question,
     TokenLogprob,
+    fields_of,
     questions_of,
     read_body,
     refuse,
@@ -154,6 +155,7 @@ def read_request(body: Any) -> Asked:
         bool(options.stream),
         bool(options.stream_options and options.stream_options.include_usage),
         options.logprobs,
+        fields=fields_of(options),
     )
 
 

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -27,6 +28,10 @@ IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
 )
 """Fields that say nothing about the answer; everything else we do not know goes on to the client unchanged."""
+HARMLESS: dict[str, Any] = {"modalities": ["text"], "functions": []}
+"""Fields that with this value ask for nothing."""
+ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
+"""Fields that mean something to some endpoints; a model folder's engine answers without them."""
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 StopText = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -81,6 +86,8 @@ class Asked(msgspec.Struct, frozen=True):
     """None: no log-probabilities; else those of the sampled tokens, and of so many of the most likely ones."""
     by_token: bool = False
     """Whether the pieces of a stream are single tokens, without their text."""
+    fields: frozenset[str] = frozenset()
+    """That its API knows."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -117,7 +124,7 @@ def read_body(body: Any, kind: type[T]) -> T:
         ConfigError: a field is missing, out of range or of the wrong type; the message says which.
     """
     if not isinstance(body, dict):
-        raise ConfigError(f"the body is {type(body).__name__}; expected a JSON object")
+        raise ConfigError(f"the body is {excerpt(body, 100)}; expected a JSON object")
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -142,8 +149,36 @@ def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any)
         ConfigError: one of them is out of range.
     """
     known = {*options.__struct_fields__, *IGNORED}
+    known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
     further = {name: value for name, value in body.items() if name not in known}
     return Sampling.from_args(further, {name: getattr(options, name, None) for name in _SAMPLING}, fields)
+
+
+def fields_of(options: msgspec.Struct) -> frozenset[str]:
+    """The fields that an API with these options knows: its own, and those of sampling."""
+    return frozenset((*options.__struct_fields__, *Sampling.__struct_fields__, *IGNORED)) - {"extra"}
+
+
+def check_known(asked: Asked) -> Asked:
+    """The same without what only some endpoints know.
+
+    Raises:
+        ConfigError: it has a field that its API does not know; the message names the nearest one.
+    """
+    questions = []
+    for question in asked.questions:
+        request = question.request
+        extra = request.sampling.extra
+        unknown = sorted(extra.keys() - ONLY_ENDPOINTS)
+        if unknown:
+            close = get_close_matches(unknown[0], sorted(asked.fields), n=1)
+            mean = f"did you mean '{close[0]}'? Else leave it out" if close else "leave it out"
+            raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {mean}. docs/serving.md lists all fields")
+        if extra:
+            sampling = msgspec.structs.replace(request.sampling, extra={})
+            question = msgspec.structs.replace(question, request=msgspec.structs.replace(request, sampling=sampling))
+        questions.append(question)
+    return msgspec.structs.replace(asked, questions=questions)
 
 
 def questions_of(question: Question, n: int | None) -> list[Question]:
@@ -193,4 +228,4 @@ def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
     """
     for name in fields:
         if body.get(name) not in (None, "") and body[name] is not False:
-            raise ConfigError(f"{name} is {body[name]!r}, but {why}; leave it out")
+            raise ConfigError(f"{name} is {excerpt(body[name])}, but {why}; leave it out")

@@ -21,6 +21,7 @@ from rove.wire.serving import (
     Options,
     Question,
     TokenLogprob,
+    fields_of,
     questions_of,
     read_body,
     sampling_of,
@@ -54,6 +55,7 @@ def read_request(body: Any) -> Asked:
         bool(options.stream_options and options.stream_options.include_usage),
         logprobs=options.logprobs or 0,
         by_token=True,
+        fields=fields_of(options),
     )
 
 

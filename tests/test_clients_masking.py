@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from api_endpoint import ApiEndpoint, openai_response
 from fault_endpoint import Answer, Fault, FaultEndpoint, completion
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rove.clients.masking import MASK, NO_KEY, Secrets
@@ -144,6 +144,7 @@ async def test_no_key_and_short_values_are_no_secrets():
 @given(
     secret=st.text(st.characters(codec="ascii", exclude_characters="*"), min_size=6), before=st.text(), after=st.text()
 )
+@example(secret='000000"0', before="", after="")
 def test_masked_wherever_it_is(secret: str, before: str, after: str):
     assume(len(secret.replace("\\", "")) >= 6)
     secrets = Secrets(secret, {})

@@ -30,16 +30,10 @@ class Secrets:
 
     def masked_in(self, text: str) -> str:
         """The text without them, nor the beginning of one that was cut off; whatever was escaped, and how often."""
-        for head, form in self._forms:
-            position = 0
-            while found := head.search(text, position):
-                position = found.start()
-                end, is_whole = _extent(text, found.end(), form[SECRET_LENGTH:])
-                if is_whole or text[end:].lstrip("\\")[:1] in "…\n'\"":  # the end of the text, too
-                    text = text[:position] + MASK + text[end:]
-                    position += len(MASK)
-                else:
-                    position += 1
+        # All of it first, in every spelling: the quote that seems to cut one spelling off may be part of another.
+        for cut_off in (False, True):
+            for head, form in self._forms:
+                text = _masked(text, head, form[SECRET_LENGTH:], cut_off)
         return text
 
     def taken_from(self, error: Exception) -> Exception:
@@ -82,3 +76,17 @@ def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
             return end, False
         end = following + 1
     return end, True
+
+
+def _masked(text: str, head: re.Pattern[str], rest: str, cut_off: bool) -> str:
+    """The text without a secret that begins with `head` and goes on with `rest`, or without the beginning of a cut one."""
+    position = 0
+    while found := head.search(text, position):
+        position = found.start()
+        end, is_whole = _extent(text, found.end(), rest)
+        if is_whole or (cut_off and text[end:].lstrip("\\")[:1] in "…\n'\""):  # the end of the text, too
+            text = text[:position] + MASK + text[end:]
+            position += len(MASK)
+        else:
+            position += 1
+    return text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.engine import native
-from rove.engine.batch import Decoded
+from rove.engine.batch import Decoded, Piece
 from rove.engine.kv_cache import Pool, Shape, Slot
 from rove.engine.native import NativeOps
 from rove.engine.ops import Heads, Ops, TorchOps, turned
@@ -94,7 +94,14 @@ def test_decode_attention(
                 slot.join(slots[0], same)
         pool.arrange(slots)
         seen = torch.empty(len(lengths), heads.queries, heads.size, dtype=dtype)
-        ops.attend(0, qkv, _norm_for(ops, norm, dtype), angles, Decoded.of(pool, slots, lengths, 0), seen)
+        ops.attend(
+            0,
+            qkv,
+            _norm_for(ops, norm, dtype),
+            angles,
+            Decoded.of([Piece(slot, length, 1) for slot, length in zip(slots, lengths, strict=True)], 0),
+            seen,
+        )
         tolerance = 2e-5 if dtype == torch.float32 else 0.05
         torch.testing.assert_close(seen.double(), wanted, rtol=tolerance, atol=tolerance)
         for i, length in enumerate(lengths):
@@ -118,7 +125,14 @@ def test_shared_positions_are_read_where_they_are_shared():
     slots[1].join(slots[0], 39)
     qkv = torch.zeros(2, 4, 16)  # all positions weigh the same
     seen = torch.empty(2, 2, 16)
-    ops.attend(0, qkv, None, torch.ones(64, 8, dtype=torch.complex64), Decoded.of(pool, slots, [40, 40], 0), seen)
+    ops.attend(
+        0,
+        qkv,
+        None,
+        torch.ones(64, 8, dtype=torch.complex64),
+        Decoded.of([Piece(slot, 40, 1) for slot in slots], 0),
+        seen,
+    )
     assert seen[0, 0, 0].item() == pytest.approx(40 / 41)
     assert seen[1, 0, 0].item() == pytest.approx(
         (32 * 1 + 8 * 2) / 41
@@ -156,7 +170,7 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype):
     qkv = torch.zeros(1, 4, 16, dtype=dtype)
     qkv[0, 0, 3] = float("nan")
     seen = torch.empty(1, 2, 16, dtype=dtype)
-    ops.attend(0, qkv, None, torch.ones(64, 8, dtype=torch.complex64), Decoded.of(pool, [slot], [5], 0), seen)
+    ops.attend(0, qkv, None, torch.ones(64, 8, dtype=torch.complex64), Decoded.of([Piece(slot, 5, 1)], 0), seen)
     assert seen[0, 0].isnan().all() and not seen[0, 1].isnan().any()
     wrong = torch.full((1, 32), float("nan"), dtype=dtype)
     assert ops.gate(wrong).isnan().all()
@@ -168,8 +182,8 @@ def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "WORTH_SPLITTING", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     ops, done = native_ops(Heads(2, 1, 16, 1e-5), torch.float32, []), []
-    ops._split(lambda first, count: done.extend(range(first, first + count)), 7, 100)
-    assert sorted(done) == list(range(7))
+    ops._split(lambda first, count: done.append((first, count)), [0, 2, 3, 6, 7, 9], 100)
+    assert sorted(done) == [(0, 2), (2, 4), (6, 3)]  # cut where sequences begin
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 
@@ -23,9 +24,19 @@ SCORES = 1 << 24
 """Most attention scores computed at once while reading in."""
 
 
+class Piece(NamedTuple):
+    """The next tokens of a sequence."""
+
+    slot: Slot
+    start: int
+    """Position of the first one."""
+    size: int
+
+
 @dataclass
 class Decoded:
-    """Rows of a pool that are decoded, one token each."""
+    """Tokens that attend one by one, each after its key and value are in the cache: B of one pool. Those of one sequence stand
+    together, in order."""
 
     pool: Pool
     tokens: slice
@@ -39,24 +50,32 @@ class Decoded:
     shared: torch.Tensor
     """... in so many first positions."""
     longest: int
-    """Positions of the longest sequence, this token included."""
+    """Positions of the longest sequence, its last token here included."""
+    starts: list[int]
+    """Where each sequence's tokens begin, among the B."""
 
     @staticmethod
-    def of(pool: Pool, slots: Sequence[Slot], positions: Sequence[int], start: int) -> Decoded:
-        """The rows of these slots; `start` tokens of the step come before theirs."""
+    def of(pieces: Sequence[Piece], before: int) -> Decoded:
+        """The tokens of these, all of one pool; `before` tokens of the step come before them."""
         shown: dict[int, Slot] = {}
-        for slot in slots:
+        for slot, _, _ in pieces:
             if slot.family and slot.common > (shown[slot.family].common if slot.family in shown else 0):
                 shown[slot.family] = slot
-        sources = [shown[slot.family] if slot.family else slot for slot in slots]
-        columns = (
-            [slot.index for slot in slots],
-            positions,
-            [source.index for source in sources],
-            [slot.common for slot in slots],
-        )
-        rows, places, others, shared = torch.tensor(columns, dtype=torch.long, device=pool.shape.device)
-        return Decoded(pool, slice(start, start + len(slots)), rows, places, others, shared, max(positions) + 1)
+        rows: list[int] = []
+        positions: list[int] = []
+        sources: list[int] = []
+        shared: list[int] = []
+        starts: list[int] = []
+        for slot, start, size in pieces:
+            starts.append(len(rows))
+            rows += [slot.index] * size
+            positions += range(start, start + size)
+            sources += [(shown[slot.family] if slot.family else slot).index] * size
+            shared += [slot.common] * size
+        pool = pieces[0].slot.pool
+        columns = torch.tensor((rows, positions, sources, shared), dtype=torch.long, device=pool.shape.device)
+        at, places, others, common = columns
+        return Decoded(pool, slice(before, before + len(rows)), at, places, others, common, max(positions) + 1, starts)
 
     @cached_property
     def keys(self) -> int:
@@ -135,39 +154,43 @@ class Batch:
     last: torch.Tensor | None
     """Tokens whose logits are asked for; None = every one's."""
     count: int
-    """Decoded tokens."""
+    """Tokens of the decoded parts."""
     decoded: list[Decoded]
     read: list[Read]
     adapted: list[Adapted]
     """Empty where the model is asked as it is."""
 
     @staticmethod
-    def of(step: Step, shape: Shape) -> Batch:
-        """Lay a step out; its decoded rows are in the order of their pools."""
+    def of(step: Step, shape: Shape, one_by_one: bool) -> Batch:
+        """Lay a step out; its decoded rows are in the order of their pools. With `one_by_one` the tokens of chunks are decoded,
+        too, else read together."""
+        decode = [Piece(slot, len(row.tokens) - 1, 1) for row in step.decode if (slot := row.slot) is not None]
+        chunks = [Piece(slot, start, size) for row, start, size in step.chunks if (slot := row.slot) is not None]
         ids = [row.tokens[-1] for row in step.decode]
-        positions = [len(row.tokens) - 1 for row in step.decode]
-        count, start = len(ids), 0
+        for row, start, size in step.chunks:
+            ids += row.tokens[start : start + size]
+        pieces = [*decode, *chunks]
+        positions = [piece.start + i for piece in pieces for i in range(piece.size)]
+        ends = list(accumulate(piece.size for piece in pieces))
         decoded: list[Decoded] = []
-        slots = [slot for row in step.decode if (slot := row.slot) is not None]
-        for _, same in groupby(slots, key=lambda slot: slot.pool.capacity):
-            some = list(same)
-            decoded.append(Decoded.of(some[0].pool, some, positions[start : start + len(some)], start))
-            start += len(some)
-        last, offsets = list(range(count)), {}
-        for chunk in step.chunks:
-            offsets[chunk] = len(ids) - count
-            ids += chunk.row.tokens[chunk.start : chunk.start + chunk.size]
-            positions += range(chunk.start, chunk.start + chunk.size)
-            last.append(len(ids) - 1)
-        read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
+        count = 0
+        for _, same in groupby(pieces if one_by_one else decode, key=lambda piece: piece.slot.pool.capacity):
+            decoded.append(Decoded.of(list(same), count))
+            count = decoded[-1].tokens.stop
+        read: list[Read] = []
+        if not one_by_one:
+            offsets = dict(
+                zip(step.chunks, (end - c.size - count for c, end in zip(chunks, ends[count:])), strict=True)
+            )
+            read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
 
-        asked = None if len(last) == len(ids) else tensor(last)
+        last = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
         owners = [*((row.adapter, 1) for row in step.decode), *((c.row.adapter, c.size) for c in step.chunks)]
         adapted = Adapted.of(owners, shape.device)
-        return Batch(tensor(ids), tensor(positions), max(positions), asked, count, decoded, read, adapted)
+        return Batch(tensor(ids), tensor(positions), max(positions), last, count, decoded, read, adapted)
 
 
 def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:

@@ -177,7 +177,7 @@ class Decoder:
     def __call__(self, step: Step) -> torch.Tensor:
         """Compute a step: fills the cache, and returns the logits [rows, V] after the last token of every decoded row and of
         every chunk, in the step's order (decoded rows first)."""
-        batch = Batch.of(step, self.shape)
+        batch = Batch.of(step, self.shape, self.ops.anywhere)
         x = embedding(batch.ids, self.model.model.embed_tokens.weight)
         if self.gemma:
             x = x * torch.tensor(self.model.config.hidden_size**0.5, dtype=x.dtype)

@@ -85,15 +85,15 @@ class NativeOps:
                 pool.capacity,
             )
 
-        self._split(some, len(part.rows), len(part.rows) * part.longest)
+        self._split(some, [*part.starts, len(part.rows)], len(part.rows) * part.longest)
 
-    def _split(self, do: Callable[[int, int], None], rows: int, work: int) -> None:
-        """`do(first, count)` for all rows, in as many threads as are allowed and worth while."""
-        parts = min(torch.get_num_threads(), work // WORTH_SPLITTING + 1, rows)
+    def _split(self, do: Callable[[int, int], None], edges: list[int], work: int) -> None:
+        """`do(first, count)` for all rows, in as many threads as are allowed and worth while; cut at some of the edges."""
+        parts = min(torch.get_num_threads(), work // WORTH_SPLITTING + 1, len(edges) - 1)
         if parts == 1:
-            return do(0, rows)
+            return do(0, edges[-1])
         if self._pool is None:
             self._pool = ThreadPoolExecutor(torch.get_num_threads(), "rove-decode")
-        edges = [rows * i // parts for i in range(parts + 1)]
-        for done in [self._pool.submit(do, a, b - a) for a, b in pairwise(edges)]:
+        cuts = [edges[(len(edges) - 1) * i // parts] for i in range(parts + 1)]
+        for done in [self._pool.submit(do, a, b - a) for a, b in pairwise(cuts)]:
             done.result()

@@ -30,7 +30,8 @@ class Ops(Protocol):
     block: int
     """Positions in a block of the cache's keys; see `Shape.block`."""
     anywhere: bool
-    """Whether decoded rows may lie anywhere in their pool; else they must stand together, in order."""
+    """Whether decoded rows may lie anywhere in their pool, and be several tokens of one sequence; else they must stand together,
+    in order, one token each."""
     norm_dtype: torch.dtype | None
     """Of the weights of norms; None = the model's."""
 

@@ -415,6 +415,7 @@ async def test_cancelled_requests_give_their_slots_back():
         async with asyncio.timeout(20):
             await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
         await client.close()
+        assert server.requests == 4
 
 
 async def test_closed_client_can_be_used_again():

@@ -104,6 +104,7 @@ def test_fresh_is_fine_where_nothing_is(tmp_path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".config.toml.draft").write_text("[iden")  # a run killed while it was being made
     start(tmp_path / "killed", fresh=True).close()
+    assert all((tmp_path / name / "config.toml").exists() for name in ("new", "killed"))
 
 
 keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -12,18 +12,14 @@ from rove.train.advantages import (
     ESTIMATORS,
     SPREADLESS,
     batch_advantages,
-    batch_step_advantages,
     check_estimator,
     group_advantages,
-    returns_to_go,
-    step_advantages,
 )
 
 WITHIN = [name for name in ESTIMATORS if name != "batch_std"]
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 wild = st.lists(st.one_of(st.floats(-1e100, 1e100), st.sampled_from([0.0, 1.0, 1e-5])), max_size=6)
-turns = st.lists(st.floats(-10, 10), max_size=5)
 
 
 def test_an_advantage_is_the_reward_above_the_groups_mean():
@@ -112,22 +108,10 @@ def test_whatever_the_rewards_an_advantage_is_a_number(groups: list[list[float]]
     assert [a and len(a) for a in found] == [len(g) if a else None for g, a in zip(groups, found, strict=True)]
 
 
-@given(st.lists(st.lists(wild, max_size=4), max_size=3), st.floats(0, 1), st.sampled_from(ESTIMATORS))
-def test_whatever_the_rewards_of_turns_an_advantage_is_a_number(
-    groups: list[list[list[float]]], discount: float, estimator: str
-):
-    found = batch_step_advantages(groups, discount, estimator)
-    assert finite(found)
-    for group, advantages in zip(groups, found, strict=True):
-        assert advantages is None or [len(a) for a in advantages] == [len(r) for r in group]
-
-
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_refused(poison: float):
     with pytest.raises(ValueError, match="finite"):
         group_advantages([1.0, poison])
-    with pytest.raises(ValueError, match="finite"):
-        step_advantages([[1.0], [0.0, poison]])
 
 
 def test_wrong_settings_are_refused():
@@ -137,70 +121,5 @@ def test_wrong_settings_are_refused():
         batch_advantages([[1.0, 0.0]], "zzz")
     with pytest.raises(ConfigError, match="batch_advantages"):
         group_advantages([1.0, 0.0], "batch_std")
-    for discount in (-0.1, 1.1, math.nan):
-        with pytest.raises(ConfigError, match="discount"):
-            step_advantages([[1.0], [0.0]], discount)
     for name in ESTIMATORS:
         check_estimator(name)
-
-
-def test_returns_to_go_by_hand():
-    assert returns_to_go([]) == []
-    assert returns_to_go([1.0, 0.0, 2.0]) == [3.0, 2.0, 2.0]
-    assert returns_to_go([1.0, 0.0, 2.0], 0.5) == [1.5, 1.0, 2.0]
-    assert returns_to_go([1.0, 0.0, 2.0], 0.0) == [1.0, 0.0, 2.0]
-
-
-def test_turns_are_measured_against_the_same_turn_of_their_siblings():
-    group = [[1.0, 0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]
-    # Returns 3 2 2 / 1 1 / 0 0: means 4/3, 1, and a third turn that only one took.
-    assert step_advantages(group) == [
-        pytest.approx([5 / 3, 1.0, 0.0]),
-        pytest.approx([-1 / 3, 0.0]),
-        pytest.approx([-4 / 3, -1.0]),
-    ]
-    # Each turn for itself: 1 0 2 / 0 1 / 0 0.
-    assert step_advantages(group, discount=0.0) == [
-        pytest.approx([2 / 3, -1 / 3, 0.0]),
-        pytest.approx([-1 / 3, 2 / 3]),
-        pytest.approx([-1 / 3, -1 / 3]),
-    ]
-
-
-def test_a_turn_is_not_praised_for_what_was_earned_before_it():
-    assert step_advantages([[5.0, 1.0], [0.0, 1.0]]) == [[2.5, 0.0], [-2.5, 0.0]]
-
-
-@pytest.mark.parametrize("group", [[], [[]], [[1.0, 2.0]], [[1.0], [1.0]], [[0.0, 1.0], [1.0], []]])
-def test_turns_without_spread_teach_nothing(group: list[list[float]]):
-    assert step_advantages(group) is None
-
-
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=6), st.integers(1, 4), st.sampled_from(WITHIN))
-def test_equally_long_rollouts_rewarded_at_the_end_have_the_advantages_of_whole_rollouts(
-    ends: list[float], length: int, estimator: str
-):
-    whole = group_advantages(ends, estimator)
-    found = step_advantages([[*[0.0] * (length - 1), end] for end in ends], 1.0, estimator)
-    assert found == (whole and [[a] * length for a in whole])
-
-
-@given(st.lists(turns, max_size=6))
-def test_the_order_of_siblings_does_not_matter(group: list[list[float]]):
-    order = sorted(range(len(group)), key=lambda i: (len(group[i]), group[i]))
-    found, sorted_found = step_advantages(group, 0.9), step_advantages([group[i] for i in order], 0.9)
-    assert (found is None) == (sorted_found is None)
-    if found is not None and sorted_found is not None:
-        for i, advantages in zip(order, sorted_found, strict=True):
-            assert advantages == pytest.approx(found[i], abs=1e-9)
-
-
-def test_a_batch_of_turns_is_divided_by_one_deviation():
-    groups = [[[1.0, 0.0], [0.0, 0.0]], [[1.0], [1.0]], [[4.0], [0.0]]]
-    plain = batch_step_advantages(groups)
-    assert plain == [[[0.5, 0.0], [-0.5, 0.0]], None, [[2.0], [-2.0]]]
-    scale = 1 / math.sqrt((0.25 * 2 + 4 * 2) / 6)
-    found = batch_step_advantages(groups, estimator="batch_std")
-    assert found[1] is None
-    assert found[0] == [pytest.approx([0.5 * scale, 0.0]), pytest.approx([-0.5 * scale, 0.0])]
-    assert found[2] == [pytest.approx([2 * scale]), pytest.approx([-2 * scale])]

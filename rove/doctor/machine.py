@@ -109,6 +109,7 @@ def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: 
     return {
         "weights": float(sum(p.nbytes for p in weights)),
         "sampler's copy": float(sum(p.nbytes for p in weights)) if decoder.supports(loaded.model) else 0.0,
+        "reference model": float(sum(p.nbytes for p in weights)) if config.kl_penalty else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM * trained),
         "activations": BACKWARD * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),

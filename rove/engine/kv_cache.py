@@ -92,8 +92,11 @@ class Pool:
         self.slots: list[Slot | None] = []
         self.first = self.decoding = 0
         sizes = [shape.of(layer) for layer in range(shape.layers)]
-        block = shape.block or capacity
-        self.keys = [_zeros((self._room, heads, capacity // block, size, block), shape) for heads, size, _ in sizes]
+        self.block = shape.block or capacity
+        """Positions in a block of keys."""
+        self.keys = [
+            _zeros((self._room, heads, capacity // self.block, size, self.block), shape) for heads, size, _ in sizes
+        ]
         self.values = [_zeros((self._room, heads, capacity, size), shape) for heads, _, size in sizes]
 
     @property
@@ -103,15 +106,13 @@ class Pool:
 
     def keys_to(self, layer: int, length: int) -> torch.Tensor:
         """At least the first `length` keys of all rows, where they are: [R, K, blocks, d, positions of a block]."""
-        block = self.shape.block or self.capacity
-        return self.keys[layer][:, :, : -(-length // block), :, : max(length, self.shape.block)]
+        return self.keys[layer][:, :, : -(-length // self.block), :, : max(length, self.shape.block)]
 
     def write(
         self, layer: int, rows: torch.Tensor, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
         """Put keys and values [N, K, d] into rows [N], at positions [N]."""
-        block = self.shape.block or self.capacity
-        self.keys[layer][rows, :, places // block, :, places % block] = key
+        self.keys[layer][rows, :, places // self.block, :, places % self.block] = key
         self.values[layer][rows, :, places] = value
 
     def resize(self, rows: int) -> None:

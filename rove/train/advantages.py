@@ -84,66 +84,6 @@ def batch_advantages(groups: Sequence[Sequence[float]], estimator: str = "mean")
     return [group and _scaled(group, scale) for group in found]
 
 
-def returns_to_go(rewards: Sequence[float], discount: float = 1.0) -> list[float]:
-    """What a rollout still earns from each turn on: its reward plus `discount` times what the next turn returns."""
-    returns: list[float] = []
-    for reward in reversed(rewards):
-        returns.append(reward + discount * (returns[-1] if returns else 0.0))
-    return returns[::-1]
-
-
-def step_advantages(
-    group: Sequence[Sequence[float]], discount: float = 1.0, estimator: str = "mean"
-) -> list[list[float]] | None:
-    """Advantages of every turn of a group of siblings, from a reward for every turn; None when no turn has spread.
-
-    A turn's return-to-go is measured against those of the siblings that took a turn of the same number. Turns late in a
-    rollout have less left to earn; against a baseline of whole returns they would all look bad, whatever was done in them,
-    and a rollout's own past rewards, which the turn no longer changes, would add noise. As in MT-GRPO (arXiv 2505.11821) turns of
-    one number are a group of their own; GiGPO (arXiv 2505.10978) goes further and groups turns by equal states, which needs
-    states that can be compared. A turn that just one sibling took has nothing to be measured against and gets 0. Where only the
-    last turn is rewarded, advantages of whole rollouts (`group_advantages`) train those turns too.
-
-    Args:
-        group: the rewards of each sibling's turns, as many as it took.
-        discount: 1 counts all later rewards in full, 0 only the turn's own.
-        estimator: as in `group_advantages`.
-
-    Raises:
-        ConfigError: no such estimator, or a discount that is none.
-        ValueError: a reward is not a finite number.
-    """
-    if not 0 <= discount <= 1:
-        raise ConfigError(f"discount is {discount}; expected 0 to 1")
-    returns = [returns_to_go(rewards, discount) for rewards in group]
-    advantages = [[0.0] * len(rewards) for rewards in group]
-    spread = False
-    for turn in range(max((len(rewards) for rewards in group), default=0)):
-        takers = [i for i, rewards in enumerate(group) if len(rewards) > turn]
-        found = group_advantages([returns[i][turn] for i in takers], estimator)
-        if found is not None:
-            spread = True
-            for i, advantage in zip(takers, found, strict=True):
-                advantages[i][turn] = advantage
-    return advantages if spread else None
-
-
-def batch_step_advantages(
-    groups: Sequence[Sequence[Sequence[float]]], discount: float = 1.0, estimator: str = "mean"
-) -> list[list[list[float]] | None]:
-    """`step_advantages` of every group of a step; "batch_std" divides by one standard deviation for all their turns.
-
-    Raises:
-        ConfigError: no such estimator, or a discount that is none.
-        ValueError: a reward is not a finite number.
-    """
-    found = [step_advantages(group, discount, _within(estimator)) for group in groups]
-    if estimator != "batch_std":
-        return found
-    scale = _batch_scale(turns for group in found if group for turns in group)
-    return [group and [_scaled(turns, scale) for turns in group] for group in found]
-
-
 def _within(estimator: str) -> str:
     """What is done within each group before the batch is looked at."""
     return "mean" if estimator == "batch_std" else estimator

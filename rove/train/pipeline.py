@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -17,7 +17,7 @@ from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.playing import DRAWN, Played, Player
 from rove.train.samples import Sample
-from rove.train.trainer import Trainer, lr_scale
+from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -27,12 +27,13 @@ class Pipeline:
     """Plays and trains steps.
 
     With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread.
+    the event loop while the one before is trained in a thread. With a `kl_penalty` there is another copy, of the weights that
+    training starts from.
 
     Args:
         config: settings.
         env: where to play.
-        loaded: the model.
+        loaded: the model as training starts from it, not yet resumed.
         trainer: of that model.
         run: the run folder.
     """
@@ -44,6 +45,7 @@ class Pipeline:
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
         sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if self.overlaps else loaded
+        self.reference = copy.deepcopy(loaded.model) if config.kl_penalty else None
         self.client = EngineClient.of(sampler, max_batch=config.batch_size)
         self._player: Player | None = None
         self._ahead: asyncio.Task[Played] | None = None
@@ -70,7 +72,7 @@ class Pipeline:
         assert self._player is not None
         played = await (self._ahead or self._player.play(step))
         self._ahead = None
-        arguments = (self.config, step, played.samples, self.trainer, self.run, history)
+        arguments = (self.config, step, played.samples, self.trainer, self.reference, self.run, history)
         if self.overlaps:
             self._publish(step)
             if not pauses(self.config, step + 1):
@@ -111,10 +113,11 @@ def learn(
     step: int,
     samples: Sequence[Sample],
     trainer: Trainer,
+    reference: Any,
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
-    """Take the optimizer step; returns what it measured, and how long it took.
+    """Take the optimizer steps on a step's rollouts; returns what the last one measured, and how long all took.
 
     Raises:
         TrainingError: too many steps in a row were not finite.
@@ -123,13 +126,22 @@ def learn(
     trained: dict[str, float] = {}
 
     def train() -> dict[str, float]:
-        return trainer.step(
-            micro_batches(samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)),
-            config.make_loss(),
-            divisor=trained_tokens(samples),
-            entropy_bonus=config.entropy_bonus,
-            lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-        )
+        model, loss = trainer.model, config.make_loss()
+        batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
+        if reference is not None:
+            batches = [batch._replace(reference=frozen_logprobs(reference, batch)) for batch in batches]
+        if config.updates_per_batch > 1:
+            batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
+        measured: dict[str, float] = {}
+        for _ in range(config.updates_per_batch):
+            measured = trainer.step(
+                batches,
+                loss,
+                divisor=trained_tokens(samples),
+                entropy_bonus=config.entropy_bonus,
+                lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+            )
+        return measured
 
     if samples:
         ages = [step - sample.policy_version for sample in samples]

@@ -40,6 +40,12 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
     return _chunked(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
 
 
+@torch.no_grad()
+def frozen_logprobs(model: Any, batch: Batch) -> torch.Tensor:
+    """Log-probabilities [M] of the batch's trained tokens under weights that are not trained, or not yet."""
+    return token_logprobs(model, batch)[0]
+
+
 def _chunked(
     head: Any, hidden: torch.Tensor, batch: Batch, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from test_engine_lora import adapter_of, save
 
+from rove.errors import RunError
 from rove.models.load import load_model
 from rove.wire import chat, completions, tokens
 
@@ -227,3 +228,17 @@ def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
                     started(line, tmp_path, stack)
                 else:
                     run(shlex.split(line, comments=True), tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_training_page(tmp_path: Path) -> None:
+    [table] = blocks("docs/training.md", "toml")
+    (tmp_path / "measured.toml").write_text(table.replace("= 100", "= 2").replace("= 512", "= 4"))
+    own, bad = sorted(blocks("docs/training.md", "python"), key=lambda code: "def" not in code)
+    (tmp_path / "mine.py").write_text(own)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path, env=env)
+    words = "rl tictactoe -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/mine --loss mine:pushy @ measured.toml"
+    run(["rove", *words.split()], tmp_path, env=env)
+    assert '"eval/random/reward/mean"' in (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    with pytest.raises(RunError, match="bad_batch"):
+        exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})

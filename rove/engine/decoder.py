@@ -1,8 +1,8 @@
 """A forward pass for plain decoder models, over tokens of many sequences at once: some being decoded, some being read in.
 
 The same arithmetic as the model's own modules, with less around it: the projections of a layer that read the same input are
-one matrix product, and no token is padded but in the attention of what is read in. The model's weights stay the truth: the
-joined and packed ones are copies, made again after an update.
+one matrix product, and no token is padded, but by PyTorch's attention over what is read in. The model's weights stay the
+truth: the joined and packed ones are copies, made again after an update.
 
 Axes: N tokens, H query heads, K key/value heads, G = H / K, d head size, T keys.
 """

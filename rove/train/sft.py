@@ -70,6 +70,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     env_dir: str | None = None
     """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
+    """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the
+    gradient."""
     bf16_backward: bool = False
     """Matrix products of the backward pass in bf16 on a CPU; everything else stays fp32.
 

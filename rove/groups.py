@@ -93,7 +93,8 @@ class _Pool:
         units: Iterator[tuple[_Unit, int]],
         play: Callable[[_Unit, int, _Place], Coroutine[Any, Any, None]],
     ):
-        self.client = client
+        limiter = getattr(client, "limiter", None)
+        self.limiter = limiter if isinstance(limiter, AdmissionLimiter) and limiter.adaptive else None
         self.units = units
         self.play = play
         self._next: tuple[_Unit, int] | None = None
@@ -102,7 +103,7 @@ class _Pool:
 
     async def worker(self) -> None:
         """Play, while there is something to play."""
-        place, me = _Place(self.client), asyncio.current_task()
+        place, me = _Place(self.limiter), asyncio.current_task()
         assert me is not None
         try:
             while self._more():
@@ -156,9 +157,8 @@ async def _until_done(
 class _Place:
     """Room for one more rollout at a client that finds its own limit; at any other there always is."""
 
-    def __init__(self, client: Client):
-        limiter = getattr(client, "limiter", None)
-        self._limiter = limiter if isinstance(limiter, AdmissionLimiter) and limiter.adaptive else None
+    def __init__(self, limiter: AdmissionLimiter | None):
+        self._limiter = limiter
         self._held = False
 
     async def take(self) -> None:

@@ -5,9 +5,11 @@ Tool calls are read from what the model wrote and rendered as it would write the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from rove.errors import ConfigError, OverlongPromptError
 from rove.messages import AssistantMessage, Message, text_of
@@ -15,8 +17,14 @@ from rove.protocols import OnToken, Request, Token
 from rove.records import StepTokens
 from rove.tool_calls import Format, calls_of, format_of, read_calls, sure_of
 
+T = TypeVar("T")
+
 SAMPLED = "sampled_text"
 """The key of an assistant message with tool calls that holds them as the model wrote them."""
+REMEMBERED = 1024
+"""Conversations that a renderer remembers as text, and texts as ids and back: siblings, and games that go alike, ask again."""
+SHORT = 4096
+"""Bytes, characters or tokens; what is longer is not remembered."""
 
 
 class Tokenizer(Protocol):
@@ -50,6 +58,9 @@ class Renderer:
         self.tokenizer = tokenizer
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         self.stop_ids = frozenset([*stop_ids, *eos])
+        self._texts: dict[Hashable, str] = {}
+        self._encoded: dict[Hashable, list[int]] = {}
+        self._decoded: dict[Hashable, str] = {}
 
     @property
     def template(self) -> str:
@@ -81,6 +92,23 @@ class Renderer:
                 "the model has no chat template, so that it cannot read messages; let it continue a text: "
                 'message_type="completion", over HTTP /v1/completions'
             )
+        return _remembered(
+            self._texts,
+            self._key(messages, tools, generation_prompt),
+            lambda: self._render(messages, tools, generation_prompt),
+        )
+
+    def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, generation_prompt: bool) -> Hashable:
+        """What decides the text; None when something else does, too, or it is long."""
+        if "strftime_now" in self.template:
+            return None
+        try:
+            told = msgspec.json.encode((messages, tools))
+        except (TypeError, ValueError):
+            return None
+        return (self.template, generation_prompt, told) if len(told) <= SHORT else None
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, generation_prompt: bool) -> str:
         told = [self._as_rendered(message) for message in messages]
         try:
             return self.tokenizer.apply_chat_template(
@@ -116,11 +144,17 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are already written out."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        key = text if len(text) <= SHORT else None
+        return [*_remembered(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens written out."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        told = list(ids)
+        return _remembered(
+            self._decoded,
+            tuple(told) if len(told) <= SHORT else None,
+            lambda: self.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False),
+        )
 
     def prompt_ids(
         self,
@@ -268,6 +302,17 @@ class Renderer:
         if cut is not None:
             return answer[: cut[0]] + cut[1]
         return answer + (ends[0] if ends else "")
+
+
+def _remembered(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """What is remembered under a key, or is made, and remembered in place of the oldest; without a key it is always made."""
+    if key is None:
+        return make()
+    if key not in memory:
+        memory[key] = make()
+        if len(memory) > REMEMBERED:
+            del memory[next(iter(memory))]
+    return memory[key]
 
 
 class Speech:

@@ -173,8 +173,10 @@ def _own_copy(value: Any) -> Any:
     kind = type(value)
     if kind in (str, int, float, bool, type(None)):
         return value
-    if kind in (dict, Message):
-        return kind((name, _own_copy(item)) for name, item in value.items())
+    if kind is dict or isinstance(value, Message):
+        copied: dict[Any, Any] = dict.__new__(kind)
+        dict.update(copied, ((name, _own_copy(item)) for name, item in value.items()))
+        return copied
     return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rove.errors import ConfigError
 from rove.models.new import train_tokenizer
 from rove.records import StepTokens
-from rove.renderer import Renderer
+from rove.renderer import REMEMBERED, SHORT, Renderer
 
 TOKENIZER: Any = train_tokenizer(TEXTS, 320)
 END = TOKENIZER.eos_token_id
@@ -301,3 +301,34 @@ def test_what_cannot_be_rendered_is_said():
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         Renderer(tokenizer).text([user("a")])
+
+
+def test_what_is_remembered_is_what_would_be_made():
+    renderer, asked = renderer_with(CHATML), [user("a"), {"role": "assistant", "content": "b"}, user("c")]
+    for _ in range(2):
+        for generation_prompt in (True, False):
+            fresh = renderer_with(CHATML).text(asked, generation_prompt=generation_prompt)
+            assert renderer.text(asked, generation_prompt=generation_prompt) == fresh
+    ids = renderer.encode("a b")
+    ids.append(7)  # the caller's own
+    assert renderer.encode("a b") == ids[:-1]
+    assert renderer.decode(ids[:-1]) == renderer.decode(ids[:-1]) == "a b"
+
+
+def test_a_renderer_remembers_only_so_much():
+    renderer = renderer_with(CHATML)
+    for i in range(REMEMBERED + 5):
+        renderer.text([user(str(i))])
+        renderer.decode(renderer.encode(str(i)))
+    long = "x" * (SHORT + 1)
+    assert renderer.text([user(long)]) == renderer_with(CHATML).text([user(long)])
+    assert renderer.decode(renderer.encode(long)) == long
+    memories = renderer._texts, renderer._encoded, renderer._decoded
+    assert [len(memory) for memory in memories] == [REMEMBERED] * 3
+    assert renderer.encode("0") == RENDERER.encode("0")
+
+
+def test_a_template_that_tells_the_time_is_asked_every_time():
+    renderer = renderer_with("{{ strftime_now('%d') }}{{ messages[0]['content'] }}")
+    renderer.text([user("a")])
+    assert not renderer._texts

@@ -199,6 +199,8 @@ class KVCache:
 
     def __init__(self, shape: Shape, budget: int, rows: int):
         self.shape, self.budget, self.rows = shape, budget, rows
+        self.longest = budget // shape.bytes
+        """Positions that the budget holds."""
         self.pools: dict[int, Pool] = {}
         self.kept: OrderedDict[Slot, None] = OrderedDict()
         self.index: PrefixIndex[Slot] = PrefixIndex()
@@ -215,7 +217,7 @@ class KVCache:
 
     def can_ever_hold(self, length: int) -> bool:
         """Whether a sequence of this length fits when it is alone."""
-        return capacity_for(length) * self.shape.bytes <= self.budget
+        return capacity_for(length) <= self.longest
 
     def take(self, length: int, spare: Slot | None = None, expected: int = 1) -> Slot | None:
         """A row with room for `length` positions; None when that takes memory that living sequences use.

@@ -17,7 +17,7 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads
 from rove.records import RolloutRecord
 from rove.runs import Run
-from rove.train.advantages import check_estimator
+from rove.train.advantages import check_estimator, check_gamma
 from rove.train.alarms import AlarmLimits
 from rove.train.checkpoint import resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
@@ -62,6 +62,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """"constant": trained tokens per rollout to divide by; `max_tokens` when not given."""
     advantages: str = "mean"
     """"mean", "std", "batch_std" or "leave_one_out"."""
+    gamma: float = 1.0
+    """Discount of later turns' rewards, where the environment rewards turns: 1 counts them in full, 0 not at all."""
     kl_penalty: float = 0.0
     """Weight of the KL divergence to the model training started from."""
     updates_per_batch: int = 1
@@ -173,6 +175,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "updates_per_batch",
         )
         check_estimator(self.advantages)
+        check_gamma(self.gamma)
         choose_normalisation(self.loss, self.normalisation)
         self.make_loss()
         self.ordering.check()

@@ -108,3 +108,13 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
 
     assert [of(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
+
+
+def test_a_moving_reference_takes_room_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
+    needed = {**NEEDED, "reference model": 4e9}
+    seen = [
+        check_disk(config(kl_penalty=1.0, **more), needed, 0.0, tmp_path).seen
+        for more in ({}, {"sync_reference_every": 5})
+    ]
+    assert [text.split(";")[0] for text in seen] == ["checkpoints 40 GB", "checkpoints 52 GB"]

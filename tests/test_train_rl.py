@@ -14,6 +14,7 @@ from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
+from rove.train import pipeline
 from rove.train.playing import step_groups, training_samples
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
@@ -143,6 +144,7 @@ TWICE = {"updates_per_batch": 2}
         ({"loss": "grpo", "clip_low": 1e-3, **TWICE}, {"loss": "grpo", **TWICE}),
         ({"loss": "grpo", "clip_high": 1e-3, **TWICE}, {"loss": "grpo", **TWICE}),
         ({"kl_penalty": 1.0}, {}),
+        ({"kl_penalty": 1.0, "sync_reference_every": 1}, {"kl_penalty": 1.0}),
         ({"kl_penalty": 1.0, "correction_cap": 1.0, **TWICE}, {"kl_penalty": 1.0, **TWICE}),
         ({"normalisation": "sequence"}, {}),
         ({"normalisation": "constant", "loss_constant": 3.0}, {"normalisation": "constant"}),
@@ -177,6 +179,39 @@ def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path:
         train(tmp_path / "killed", config, two_turns(), kill_at=3)
     train(tmp_path / "killed", config, two_turns())
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}], ids=["in step", "playing ahead"])
+def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: dict[str, Any]):
+    """The checkpoint of step 3 is resumed from with the reference of step 2, that of step 6 with the one it has just got."""
+    config = settings(kl_penalty=1.0, sync_reference_every=2, steps=7, checkpoint_every=3, **more)
+    train(tmp_path / "whole", config, two_turns())
+    for kill_at in (4, 7):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, two_turns(), kill_at)
+    train(tmp_path / "killed", config, two_turns())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def test_the_reference_is_the_model_as_it_was_when_it_was_last_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[bool]] = []  # of every step: which of the versions so far the reference equals
+    versions: list[torch.Tensor] = []
+
+    def flat(model: Any) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    plain = pipeline.learn
+
+    def watched(config: Any, step: int, samples: Any, trainer: Trainer, reference: Any, *rest: Any) -> Any:
+        versions.append(flat(trainer.model))
+        seen.append([torch.equal(flat(reference), version) for version in versions])
+        return plain(config, step, samples, trainer, reference, *rest)
+
+    monkeypatch.setattr(pipeline, "learn", watched)
+    train(tmp_path, settings(kl_penalty=1.0, sync_reference_every=2), two_turns())
+    assert [equal.index(True) for equal in seen] == [0, 0, 2, 2, 4]
+    assert [sum(equal) for equal in seen] == [1] * 5
 
 
 @pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
@@ -365,6 +400,9 @@ def test_an_example_that_comes_twice_in_a_step_is_two_groups():
         ({"steps": 0}, "more than 0"),
         ({"loss": "ppo"}, "no loss"),
         ({"max_ratio": 0.2}, "max_ratio"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"kl_penalty": 1.0, "sync_reference_every": 0}, "sync_reference_every is 0"),
+        ({"sync_reference_every": 5}, "kl_penalty is 0"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):

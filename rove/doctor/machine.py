@@ -179,6 +179,8 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     while not folder.exists():
         folder = folder.parent
     one = needed["weights"] + needed["AdamW"]
+    if config.sync_reference_every is not None:
+        one += needed["reference model"]
     # A new one is there before the oldest goes, and at the end the final weights.
     checkpoints = one * (config.keep_checkpoints + 1) + needed["weights"]
     rollouts = rollout_bytes * config.batch_size * config.steps

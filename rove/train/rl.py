@@ -65,7 +65,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gamma: float = 1.0
     """Discount of later turns' rewards, where the environment rewards turns: 1 counts them in full, 0 not at all."""
     kl_penalty: float = 0.0
-    """Weight of the KL divergence to the model training started from."""
+    """Weight of the KL divergence to the reference: the model training started from, or `sync_reference_every`."""
+    sync_reference_every: int | None = None
+    """Steps after which the reference becomes the model as it is then; when not given it stays the model at the start."""
     updates_per_batch: int = 1
     """Optimizer steps on the same rollouts; with more than one, ratios are to the weights before the first."""
     correction_cap: float = 2.0
@@ -173,7 +175,12 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "threads",
             "loss_constant",
             "updates_per_batch",
+            "sync_reference_every",
         )
+        if self.sync_reference_every is not None and not self.kl_penalty:
+            raise ConfigError(
+                f"sync_reference_every is {self.sync_reference_every}, but kl_penalty is 0, so there is no reference to sync"
+            )
         check_estimator(self.advantages)
         check_gamma(self.gamma)
         choose_normalisation(self.loss, self.normalisation)
@@ -233,7 +240,7 @@ async def train_rl(
     trainer = Trainer(loaded.model, config.learning_rate, config.max_grad_norm, config.weight_decay)
     pipeline = Pipeline(config, env, loaded, trainer, run)
     held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
-    step = resume(loaded, trainer, run)
+    step = resume(loaded, trainer, run, pipeline.moving_reference)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
@@ -255,8 +262,8 @@ async def train_rl(
             if on_step is not None:
                 on_step(step, row)
             if step % config.checkpoint_every == 0 and step < config.steps:
-                _checkpoint(config, step, loaded, trainer, run)
-        _checkpoint(config, step, loaded, trainer, run)
+                _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
+        _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
         final = run.save_final(loaded.save)
         run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final
@@ -266,6 +273,9 @@ async def train_rl(
         await env.tear_down()
 
 
-def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:
-    run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
+def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run, reference: Any) -> None:
+    def save(path: Path) -> None:
+        save_checkpoint(path, loaded, trainer, reference)
+
+    run.save_checkpoint(str(step), save, run.progress(step, {}))
     run.prune_checkpoints(config.keep_checkpoints)

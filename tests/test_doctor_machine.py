@@ -57,6 +57,15 @@ def test_activations_grow_with_the_tokens():
     assert 3 < many.saved / few.saved < 6
 
 
+def test_activations_that_are_computed_again_need_no_memory():
+    loaded = tiny_model()
+    plain, again = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
+    hidden = 4 * 32 * machine.PROBE
+    assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
+    needed = [memory_needed(config(), loaded, trial, machine.PROBE)["activations"] for trial in (plain, again)]
+    assert needed[1] < needed[0]
+
+
 async def test_sampler_and_trainer_agree():
     loaded = tiny_model()
     client = EngineClient.of(loaded)

@@ -7,6 +7,7 @@ given, but for values JSON cannot hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -50,7 +51,11 @@ class StepTokens(msgspec.Struct, frozen=True):
 
 
 class TrajectoryStep(msgspec.Struct, frozen=True):
-    """One model turn: what it was shown, what it answered."""
+    """One model turn: what it was shown, what it answered.
+
+    While a rollout runs or is scored, its environment and reward functions may say what a turn was worth:
+    `state["trajectory"][-1]["reward"] = 0.5`. Nothing else of a step can be changed.
+    """
 
     prompt: list[dict[str, Any]]
     completion: list[dict[str, Any]]
@@ -61,9 +66,24 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     tokens: StepTokens | None = None
     attempts: list[str] = []
     """One line per failed try before this answer, oldest first."""
+    reward: float | None = None
+    """What this turn earned beside the rollout's own reward; None: nobody said. RL trains by it, evaluation does not count it."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
+
+    def __setitem__(self, key: str, value: float) -> None:
+        """Set the reward.
+
+        Raises:
+            TypeError: the key is another one.
+            ValueError: the reward is not a finite number.
+        """
+        if key != "reward":
+            raise TypeError(f"{key!r} of a step is a fact and cannot be changed; only its 'reward' can")
+        if not math.isfinite(value):
+            raise ValueError(f"the reward of a step is {value}; expected a finite number")
+        msgspec.structs.force_setattr(self, "reward", float(value))
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -190,6 +210,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: list[float] = []
     policy_version: int = 0
     attempts: list[str] = []
+    reward: float | None = None
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
@@ -253,6 +274,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
                 logprobs=tokens.logprobs if tokens else [],
                 policy_version=tokens.policy_version if tokens else 0,
                 attempts=step.attempts,
+                reward=step.reward,
             )
         )
         said = step.prompt + step.completion
@@ -271,9 +293,8 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version)
         prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
         completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
-        steps.append(
-            TrajectoryStep(prompt, completion, item.finish_reason, item.usage, item.seconds, tokens, item.attempts)
-        )
+        told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward)
+        steps.append(TrajectoryStep(prompt, completion, *told))
         said = prompt + completion
         ids = tokens.ids if tokens else []
     return steps

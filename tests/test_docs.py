@@ -233,12 +233,17 @@ def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
 def test_training_page(tmp_path: Path) -> None:
     [table] = blocks("docs/training.md", "toml")
     (tmp_path / "measured.toml").write_text(table.replace("= 100", "= 2").replace("= 512", "= 4"))
-    own, bad = sorted(blocks("docs/training.md", "python"), key=lambda code: "def" not in code)
+    own, turns, bad = blocks("docs/training.md", "python")
     (tmp_path / "mine.py").write_text(own)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "four.py").write_text(turns)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path, env=env)
     words = "rl tictactoe -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/mine --loss mine:pushy @ measured.toml"
     run(["rove", *words.split()], tmp_path, env=env)
     assert '"eval/random/reward/mean"' in (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    words = "rl four -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/four"
+    run(["rove", *words.split()], tmp_path, env=env)
+    assert '"turn_reward/mean"' in (tmp_path / "runs/four/metrics.jsonl").read_text()
     with pytest.raises(RunError, match="bad_batch"):
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})

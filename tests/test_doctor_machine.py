@@ -57,6 +57,15 @@ def test_activations_grow_with_the_tokens():
     assert 3 < many.saved / few.saved < 6
 
 
+def test_activations_that_are_computed_again_need_no_memory():
+    loaded = tiny_model()
+    plain, again = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
+    hidden = 4 * 32 * machine.PROBE
+    assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
+    needed = [memory_needed(config(), loaded, trial, machine.PROBE)["activations"] for trial in (plain, again)]
+    assert needed[1] < needed[0]
+
+
 async def test_sampler_and_trainer_agree():
     loaded = tiny_model()
     client = EngineClient.of(loaded)
@@ -108,3 +117,13 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
 
     assert [of(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
+
+
+def test_a_moving_reference_takes_room_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
+    needed = {**NEEDED, "reference model": 4e9}
+    seen = [
+        check_disk(config(kl_penalty=1.0, **more), needed, 0.0, tmp_path).seen
+        for more in ({}, {"sync_reference_every": 5})
+    ]
+    assert [text.split(";")[0] for text in seen] == ["checkpoints 40 GB", "checkpoints 52 GB"]

@@ -59,7 +59,8 @@ def trajectories(draw) -> list[TrajectoryStep]:
             before = (seen if draw(st.booleans()) else []) + draw(ids)
             tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
-        steps.append(TrajectoryStep(prompt, completion, reason, draw(usages), draw(numbers), tokens))
+        reward = draw(st.none() | numbers)
+        steps.append(TrajectoryStep(prompt, completion, reason, draw(usages), draw(numbers), tokens, reward=reward))
         said = prompt + completion
         seen = tokens.ids if tokens else []
     return steps
@@ -111,6 +112,19 @@ def make_record(**fields) -> RolloutRecord:
         "error": None,
     }
     return RolloutRecord(**{**plain, **fields})
+
+
+def test_a_steps_reward_can_be_set_and_nothing_else_of_it():
+    step = TrajectoryStep([], [])
+    assert step["reward"] is None
+    step["reward"] = 1
+    assert (step.reward, type(step.reward)) == (1.0, float)
+    for key in ("advantage", "completion"):
+        with pytest.raises(TypeError, match=f"'{key}' of a step is a fact"):
+            step[key] = 1.0
+    with pytest.raises(ValueError, match="finite"):
+        step["reward"] = float("nan")
+    assert step.reward == 1.0
 
 
 @given(records())

@@ -59,6 +59,20 @@ def test_the_optimizers_moments_matter(tmp_path: Path):
     assert not torch.equal(other.model.lm_head.weight, loaded.model.lm_head.weight)
 
 
+def test_a_reference_comes_back_and_is_missed_where_it_is_not(tmp_path: Path):
+    loaded, other, reference = tiny_model(), tiny_model(), tiny_model(seed=3)
+    trainer = Trainer(loaded.model, 1e-2)
+    steps(loaded, trainer, 1)
+    save_checkpoint(tmp_path / "with", loaded, trainer, reference.model)
+    save_checkpoint(tmp_path / "without", loaded, trainer)
+    again = tiny_model(seed=4)
+    restore_checkpoint(tmp_path / "with", other, Trainer(other.model, 1e-2), again.model)
+    assert_equal(weights(again), weights(reference))
+    assert_equal(weights(other), weights(loaded))
+    with pytest.raises(RunError, match="no reference model"):
+        restore_checkpoint(tmp_path / "without", other, Trainer(other.model, 1e-2), again.model)
+
+
 def test_a_checkpoint_is_an_ordinary_model_folder(tmp_path: Path):
     loaded = tiny_model()
     save_checkpoint(tmp_path, loaded, Trainer(loaded.model, 1e-2))

@@ -14,6 +14,7 @@ from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
+from rove.train import pipeline
 from rove.train.playing import step_groups, training_samples
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
@@ -131,37 +132,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-TWICE = {"updates_per_batch": 2}
-
-
-@pytest.mark.parametrize(
-    ("changed", "base"),
-    [
-        (TWICE, {}),
-        ({"loss": "grpo", **TWICE}, TWICE),
-        ({"max_ratio": 1.001, **TWICE}, TWICE),
-        ({"loss": "grpo", "clip_low": 1e-3, **TWICE}, {"loss": "grpo", **TWICE}),
-        ({"loss": "grpo", "clip_high": 1e-3, **TWICE}, {"loss": "grpo", **TWICE}),
-        ({"kl_penalty": 1.0}, {}),
-        ({"kl_penalty": 1.0, "correction_cap": 1.0, **TWICE}, {"kl_penalty": 1.0, **TWICE}),
-        ({"normalisation": "sequence"}, {}),
-        ({"normalisation": "constant", "loss_constant": 3.0}, {"normalisation": "constant"}),
-        ({"advantages": "std"}, {}),
-        ({"advantages": "batch_std"}, {}),
-        ({"entropy_bonus": 0.1}, {}),
-        ({"weight_decay": 0.5}, {}),
-        ({"max_grad_norm": 1e-3}, {}),
-        ({"warmup_steps": 1}, {}),
-        ({"final_lr_fraction": 0.9}, {}),
-    ],
-    ids=lambda options: " ".join(options),
-)
-def test_every_option_of_the_update_changes_the_weights(tmp_path: Path, changed: dict[str, Any], base: dict[str, Any]):
-    for name, options in (("changed", changed), ("base", base)):
-        train(tmp_path / name, settings(steps=3, checkpoint_every=99, **options), two_turns())
-    assert weights_of(tmp_path / "changed") != weights_of(tmp_path / "base")
-
-
 def test_the_kl_penalty_holds_the_model_near_the_one_it_started_from(tmp_path: Path):
     start, moved = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
@@ -177,6 +147,39 @@ def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path:
         train(tmp_path / "killed", config, two_turns(), kill_at=3)
     train(tmp_path / "killed", config, two_turns())
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}], ids=["in step", "playing ahead"])
+def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: dict[str, Any]):
+    """The checkpoint of step 3 is resumed from with the reference of step 2, that of step 6 with the one it has just got."""
+    config = settings(kl_penalty=1.0, sync_reference_every=2, steps=7, checkpoint_every=3, **more)
+    train(tmp_path / "whole", config, two_turns())
+    for kill_at in (4, 7):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, two_turns(), kill_at)
+    train(tmp_path / "killed", config, two_turns())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def test_the_reference_is_the_model_as_it_was_when_it_was_last_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[bool]] = []  # of every step: which of the versions so far the reference equals
+    versions: list[torch.Tensor] = []
+
+    def flat(model: Any) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    plain = pipeline.learn
+
+    def watched(config: Any, step: int, samples: Any, trainer: Trainer, reference: Any, *rest: Any) -> Any:
+        versions.append(flat(trainer.model))
+        seen.append([torch.equal(flat(reference), version) for version in versions])
+        return plain(config, step, samples, trainer, reference, *rest)
+
+    monkeypatch.setattr(pipeline, "learn", watched)
+    train(tmp_path, settings(kl_penalty=1.0, sync_reference_every=2), two_turns())
+    assert [equal.index(True) for equal in seen] == [0, 0, 2, 2, 4]
+    assert [sum(equal) for equal in seen] == [1] * 5
 
 
 @pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
@@ -365,6 +368,9 @@ def test_an_example_that_comes_twice_in_a_step_is_two_groups():
         ({"steps": 0}, "more than 0"),
         ({"loss": "ppo"}, "no loss"),
         ({"max_ratio": 0.2}, "max_ratio"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"kl_penalty": 1.0, "sync_reference_every": 0}, "sync_reference_every is 0"),
+        ({"sync_reference_every": 5}, "kl_penalty is 0"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):

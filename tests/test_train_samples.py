@@ -23,6 +23,20 @@ def test_a_second_prompt_that_extends_the_first_turn_joins_it():
     ]
 
 
+def test_each_turn_has_its_own_advantage_in_whatever_sample_it_is():
+    joined = StepTokens([1, 2, 7, 8, 3], [9], [-0.3])
+    broken = StepTokens([1, 2, 7, 3], [9], [-0.3])
+    for second, expected in (
+        (joined, [[0.0, 0.0, 0.5, 0.5, 0.0, -2.0]]),
+        (broken, [[0.0, 0.0, 0.5, 0.5], [0.0] * 4 + [-2.0]]),
+    ):
+        record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), second])
+        assert [sample.advantages for sample in samples_from_record(record, [0.5, -2.0])] == expected
+        assert samples_from_record(record, [0.5]) == samples_from_record(record, 0.5)
+    with pytest.raises(ValueError, match="shorter"):
+        samples_from_record(record_of([joined] * 3), [0.5, -2.0])
+
+
 def test_a_second_prompt_that_breaks_with_the_first_turn_starts_a_sample():
     record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 3], [9], [-0.3])])
     assert samples_from_record(record, -1.0) == [

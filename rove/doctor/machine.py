@@ -16,6 +16,7 @@ from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_sec
 from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
 from rove.models.load import LoadedModel
+from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.rl import RLConfig
 from rove.train.samples import Sample
@@ -60,16 +61,18 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Sample
         samples = [Sample(ids, mask, [0.0] * count, [1.0] * count)]
     batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
     batch = max(batches, key=lambda one: one.ids.numel())
-    saved, logprobs = _pass(model, batch)
+    # While a layer is computed again its activations are there in full: so are those of the last one here.
+    again = layers_of(model)[:-1] if config.activation_checkpointing else []
+    saved, logprobs = _pass(model, batch, again)
     started = time.perf_counter()
-    _pass(model, batch)  # again: the first time much is set up
+    _pass(model, batch, again)  # again: the first time much is set up
     seconds = time.perf_counter() - started
     drift = (logprobs - batch.logprobs).abs().max().item() if sampled and len(logprobs) else None
     return Trial(batch.ids.numel(), seconds, saved, drift)
 
 
-def _pass(model: Any, batch: Batch) -> tuple[int, torch.Tensor]:
-    """Bytes kept for the backward pass and log-probs of one forward and backward pass."""
+def _pass(model: Any, batch: Batch, again: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
+    """Bytes kept for the backward pass and log-probs of one forward and backward pass, some layers computed `again` in it."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -80,7 +83,7 @@ def _pass(model: Any, batch: Batch) -> tuple[int, torch.Tensor]:
         return tensor
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recomputed(again):
             logprobs, _ = token_logprobs(model, batch)
         saved = sum(kept.values())  # before any of it is freed
         (-logprobs.mean()).backward()
@@ -151,7 +154,7 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
     there = free + needed["weights"]
     seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(there)}"
-    advice = "a smaller --micro_batch_tokens cuts activations; else a smaller model, or a larger machine"
+    advice = "a smaller --micro_batch_tokens or --activation_checkpointing; else a smaller model, or a larger machine"
     if total > UNSURE * there:
         return Finding(FAIL, "memory", seen, advice)
     if UNSURE * total > there:
@@ -179,6 +182,8 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     while not folder.exists():
         folder = folder.parent
     one = needed["weights"] + needed["AdamW"]
+    if config.sync_reference_every is not None:
+        one += needed["reference model"]
     # A new one is there before the oldest goes, and at the end the final weights.
     checkpoints = one * (config.keep_checkpoints + 1) + needed["weights"]
     rollouts = rollout_bytes * config.batch_size * config.steps

@@ -12,7 +12,8 @@ from rove.messages import text_of
 from rove.records import RolloutRecord
 from rove.renderer import Renderer
 from rove.statistics import mean
-from rove.train.advantages import group_advantages
+from rove.train.advantages import turn_advantages
+from rove.train.playing import rewards_of
 from rove.train.samples import samples_from_record
 
 EASY = 0.8
@@ -105,7 +106,7 @@ def groups_with_spread(records: Sequence[RolloutRecord]) -> list[list[RolloutRec
     for record in records:
         if record.reward is not None:
             groups.setdefault(record.example_key, []).append(record)
-    return [group for group in groups.values() if group_advantages([r.reward or 0.0 for r in group]) is not None]
+    return [group for group in groups.values() if turn_advantages(rewards_of(group)) is not None]
 
 
 def check_format(scored: Sequence[RolloutRecord]) -> Finding:

@@ -67,21 +67,78 @@ def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[
     return _scaled(centred, n / (n - 1)) if estimator == "leave_one_out" else centred
 
 
-def batch_advantages(groups: Sequence[Sequence[float]], estimator: str = "mean") -> list[list[float] | None]:
-    """Advantages of every group of a step, None for those without spread.
+def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
+    """What a rollout still earns from each turn on: the turn's reward plus `gamma` times what the next turn returns."""
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        returns.append(reward + gamma * (returns[-1] if returns else 0.0))
+    return returns[::-1]
+
+
+def turn_advantages(
+    group: Sequence[Sequence[float]], estimator: str = "mean", gamma: float = 1.0
+) -> list[list[float]] | None:
+    """Advantages of every turn of a group of siblings, from a reward for every turn; None when no turn has spread.
+
+    A turn's return-to-go is measured against those of the siblings that took a turn of the same number. Turns late in a
+    rollout have less left to earn; against a baseline of whole returns they would all look bad, whatever was done in them,
+    and a rollout's own past rewards, which the turn no longer changes, would add noise. As in MT-GRPO (arXiv 2505.11821) turns of
+    one number are a group of their own. Unlike there, returns are added up before the baseline is taken off: baselines of single
+    turns, added up over as many turns as a rollout chose to take, would charge it for each of them. A turn that just one
+    sibling took has nothing to be measured against and gets 0.
+
+    Args:
+        group: the rewards of each sibling's turns, as many as it took. With one reward each it is a `group_advantages`.
+        estimator: as in `group_advantages`.
+        gamma: discount; 1 counts all later rewards in full, 0 only the turn's own.
+
+    Raises:
+        ConfigError: no such estimator, or a discount that is none.
+        ValueError: a reward is not a finite number.
+    """
+    check_gamma(gamma)
+    returns = [returns_to_go(rewards, gamma) for rewards in group]
+    advantages = [[0.0] * len(rewards) for rewards in group]
+    spread = False
+    for turn in range(max(map(len, returns), default=0)):
+        takers = [i for i, some in enumerate(returns) if len(some) > turn]
+        found = group_advantages([returns[i][turn] for i in takers], estimator)
+        if found is not None:
+            spread = True
+            for i, advantage in zip(takers, found, strict=True):
+                advantages[i][turn] = advantage
+    return advantages if spread else None
+
+
+def check_gamma(gamma: float) -> None:
+    """Refuse what is no discount.
+
+    Raises:
+        ConfigError: it is not from 0 to 1.
+    """
+    if not 0 <= gamma <= 1:
+        raise ConfigError(
+            f"gamma is {gamma}; expected a discount from 0 (a turn's own reward) to 1 (all later ones in full)"
+        )
+
+
+def batch_advantages(
+    groups: Sequence[Sequence[Sequence[float]]], estimator: str = "mean", gamma: float = 1.0
+) -> list[list[list[float]] | None]:
+    """`turn_advantages` of every group of a step, None for those without spread.
 
     With "batch_std" groups without spread do not count, so that what is trained always has a mean square of 1, however many
     examples are solved already.
 
     Raises:
-        ConfigError: no such estimator.
+        ConfigError: no such estimator, or a discount that is none.
         ValueError: a reward is not a finite number.
     """
-    found = [group_advantages(rewards, _within(estimator)) for rewards in groups]
+    found = [turn_advantages(group, _within(estimator), gamma) for group in groups]
     if estimator != "batch_std":
         return found
-    scale = _batch_scale(group for group in found if group)
-    return [group and _scaled(group, scale) for group in found]
+    scale = _batch_scale(turns for group in found if group for turns in group)
+    return [group and [_scaled(turns, scale) for turns in group] for group in found]
 
 
 def _within(estimator: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,14 +16,17 @@ from rove.train.trainer import Trainer
 STATE = "trainer.pt"
 
 
-def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer) -> None:
-    """Write model, tokenizer and optimizer state into `path`."""
+def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
+    """Write model, tokenizer and optimizer state into `path`, and the weights of a `reference` model if there is one."""
     loaded.save(path)
-    torch.save({"optimizer": trainer.optimizer.state_dict()}, path / STATE)
+    state = {"optimizer": trainer.optimizer.state_dict()}
+    if reference is not None:
+        state["reference"] = reference.state_dict()
+    torch.save(state, path / STATE)
 
 
-def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer) -> None:
-    """Put weights and optimizer state back, exactly as they were saved.
+def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
+    """Put weights and optimizer state back, exactly as they were saved; those of the `reference` too if it is given.
 
     Raises:
         RunError: the checkpoint has no trainer state, or is of another model.
@@ -32,6 +36,12 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer) -> Non
     restore_weights(path, loaded)
     state = torch.load(path / STATE, map_location=loaded.model.device, weights_only=True)
     trainer.optimizer.load_state_dict(state["optimizer"])
+    if reference is not None:
+        if "reference" not in state:
+            raise RunError(
+                f"{path} cannot be resumed from: it has no reference model, whose weights change in this run"
+            )
+        reference.load_state_dict(state["reference"])
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
@@ -52,14 +62,20 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     loaded.model.load_state_dict(weights, strict=False)
 
 
-def resume(loaded: LoadedModel, trainer: Trainer, run: Run) -> int:
+def resume(loaded: LoadedModel, trainer: Trainer, run: Run, reference: Any = None) -> int:
     """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none.
+
+    Args:
+        loaded: the model, restored in place.
+        trainer: of it.
+        run: its folder.
+        reference: a second model whose weights are in the checkpoints too.
 
     Raises:
         RunError: see `restore_checkpoint`.
     """
     last = run.last_checkpoint()
     if last is not None:
-        restore_checkpoint(last[0], loaded, trainer)
+        restore_checkpoint(last[0], loaded, trainer, reference)
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

@@ -27,8 +27,8 @@ class Pipeline:
     """Plays and trains steps.
 
     With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread. With a `kl_penalty` there is another copy, of the weights that
-    training starts from.
+    the event loop while the one before is trained in a thread. With a `kl_penalty` there is another copy, the reference: of the
+    weights that training starts from, or of those after the last `sync_reference_every` steps.
 
     Args:
         config: settings.
@@ -82,7 +82,15 @@ class Pipeline:
             trained = learn(*arguments)
         if self._ahead is None:
             self._publish(step + 1)
+        every = self.config.sync_reference_every
+        if self.reference is not None and every is not None and (step + 1) % every == 0:
+            self.reference.load_state_dict(self.trainer.model.state_dict())
         return played, {**played.metrics, **trained}
+
+    @property
+    def moving_reference(self) -> Any:
+        """The reference model where its weights change, so that checkpoints must have them; else None."""
+        return self.reference if self.config.sync_reference_every is not None else None
 
     async def close(self) -> None:
         """Give up what is played ahead."""

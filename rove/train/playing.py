@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +81,7 @@ class Player:
             records += await self._run(step, step_groups(config, step, [self.examples[i] for i in chosen])[before:])
             rounds += 1
             _check_failures(records, step + 1)
-            rollouts, counts = training_samples(records, config.truncated, config.advantages)
+            rollouts, counts = training_samples(records, config.truncated, config.advantages, config.gamma)
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
             if wanted <= 0 or rounds == config.resample_zero_spread:
                 break
@@ -135,8 +136,26 @@ def step_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -
     return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
 
 
+def rewards_of(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
+    """What each of these scored siblings is trained by: its reward; with rewards of turns anywhere in the group, one per turn.
+
+    A turn that was given none earned 0 by itself, and the rollout's own reward is earned in the last turn. With "zero" a
+    truncated rollout earned nothing in any turn.
+    """
+    factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
+    if all(step.reward is None for record in group for step in record.steps):
+        return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
+    earned: list[list[float]] = []
+    for record, factor in zip(group, factors, strict=True):
+        turns = [step.reward or 0.0 for step in record.steps]
+        if turns:
+            turns[-1] += record.reward or 0.0
+        earned.append([factor * reward for reward in turns])
+    return earned
+
+
 def training_samples(
-    records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean"
+    records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean", gamma: float = 1.0
 ) -> tuple[list[list[Sample]], dict[str, float]]:
     """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
 
@@ -145,26 +164,22 @@ def training_samples(
     groups: dict[str, list[RolloutRecord]] = {}
     for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
         groups.setdefault(record.example_key, []).append(record)
-    kept: list[tuple[list[RolloutRecord], list[float]]] = []
-    too_few = 0
-    for group in groups.values():
-        scored = [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
-        rewards = [0.0 if truncated == "zero" and r.is_truncated else r.scores.reward for r in scored if r.scores]
-        if len(scored) < 2:
-            too_few += 1
-            continue
-        kept.append((scored, rewards))
-    advantages = batch_advantages([rewards for _, rewards in kept], estimator)
+    scored = [
+        [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
+        for group in groups.values()
+    ]
+    kept = [group for group in scored if len(group) >= 2]
+    advantages = batch_advantages([rewards_of(group, truncated) for group in kept], estimator, gamma)
     rollouts = [
-        samples_from_record(record, advantage)
-        for (scored, _), group in zip(kept, advantages, strict=True)
-        if group is not None
-        for record, advantage in zip(scored, group, strict=True)
+        samples_from_record(record, of_turns)
+        for group, found in zip(kept, advantages, strict=True)
+        if found is not None
+        for record, of_turns in zip(group, found, strict=True)
     ]
     counts = {
         "groups/all": float(len(groups)),
         "groups/zero_spread": float(advantages.count(None)),
-        "groups/too_few": float(too_few),
+        "groups/too_few": float(len(groups) - len(kept)),
         "rollouts/failed": float(sum(r.scores is None for r in records)),
         "rollouts/truncated": float(sum(r.is_truncated for r in records)),
     }
@@ -184,12 +199,15 @@ def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: 
 
 
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Mean rewards and metrics of the rollouts that were scored, and mean length of all, in tokens."""
+    """Mean rewards, sums of turns' rewards and metrics of the rollouts that were scored, and mean length of all, in tokens."""
     scores = [record.scores for record in records if record.scores is not None]
     metrics = {"reward/mean": mean([s.reward for s in scores])}
     for name in scores[0].rewards:
         metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
     for name in scores[0].metrics:
         metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
+    turns = [[step.reward for step in r.steps if step.reward is not None] for r in records if r.scores is not None]
+    if any(turns):
+        metrics["turn_reward/mean"] = mean([math.fsum(rewards) for rewards in turns])
     metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
     return metrics

@@ -37,32 +37,40 @@ class Sample(msgspec.Struct, frozen=True):
     """Oldest version of the weights that sampled any of it."""
 
 
-def samples_from_record(record: RolloutRecord, advantage: float) -> list[Sample]:
+def samples_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[Sample]:
     """The samples of a rollout that carries exact tokens, each sampled token in exactly one of them.
+
+    Args:
+        record: the rollout.
+        advantages: of each of its turns; a single one is that of all of them.
 
     Raises:
         ConfigError: a step has no tokens, so that nothing exact can be trained.
     """
-    branches: list[tuple[list[int], list[bool], list[float], int]] = []
-    for step in record.steps:
+    branches: list[tuple[list[int], list[bool], list[float], list[float], int]] = []
+    of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
+    if len(of_turns) == 1:
+        of_turns = [of_turns[0]] * len(record.steps)
+    for step, advantage in zip(record.steps, of_turns, strict=True):
         tokens = step.tokens
         if tokens is None:
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
         if branches and tokens.prompt_ids[: len(branches[-1][0])] == branches[-1][0]:
-            ids, mask, logprobs, version = branches.pop()
+            ids, mask, logprobs, values, version = branches.pop()
         else:
-            ids, mask, logprobs, version = [], [], [], tokens.policy_version
+            ids, mask, logprobs, values, version = [], [], [], [], tokens.policy_version
         added = len(tokens.prompt_ids) - len(ids)
         ids = tokens.prompt_ids + tokens.completion_ids
         mask = mask + [False] * added + [True] * len(tokens.completion_ids)
         logprobs = logprobs + [0.0] * added + tokens.logprobs
-        branches.append((ids, mask, logprobs, min(version, tokens.policy_version)))
+        values = values + [0.0] * added + [advantage] * len(tokens.completion_ids)
+        branches.append((ids, mask, logprobs, values, min(version, tokens.policy_version)))
     temperature = record.temperature or 1.0
     return [
-        Sample(ids, mask, logprobs, [advantage if m else 0.0 for m in mask], temperature, policy_version=version)
-        for ids, mask, logprobs, version in branches
+        Sample(ids, mask, logprobs, values, temperature, policy_version=version)
+        for ids, mask, logprobs, values, version in branches
     ]
 
 

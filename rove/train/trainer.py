@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.errors import Error
+from rove.models.linear import use_fast_linear
+from rove.models.load import LoadedModel, default_threads
+from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
+
+if TYPE_CHECKING:
+    from rove.train.rl import RLConfig
+    from rove.train.sft import SFTConfig
 
 LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
@@ -96,6 +103,10 @@ class Trainer:
         max_grad_norm: the gradient's norm is cut to this.
         weight_decay: on matrices only.
         betas: of AdamW.
+        activation_checkpointing: compute layers again in the backward pass instead of keeping their activations.
+
+    Raises:
+        ConfigError: the model has no layers that can be computed again.
     """
 
     def __init__(
@@ -105,8 +116,10 @@ class Trainer:
         max_grad_norm: float = 1.0,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
+        activation_checkpointing: bool = False,
     ):
         self.model = model
+        self.recomputed = layers_of(model) if activation_checkpointing else []
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -124,7 +137,8 @@ class Trainer:
         """
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in batches:
-            logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
+            with recomputed(self.recomputed):
+                logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
             tokens = tokens_of(batch)
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
             total.backward()
@@ -176,6 +190,23 @@ class Trainer:
             total += loss(logprobs, tokens_of(batch)).sum().item()
             tokens += len(logprobs)
         return total / max(1.0, tokens)
+
+
+def make_trainer(config: RLConfig | SFTConfig, loaded: LoadedModel) -> Trainer:
+    """The trainer that a run's settings ask for; threads and matrix products are set as they say.
+
+    Raises:
+        ConfigError: the model's layers cannot be computed again, which is asked for.
+    """
+    torch.set_num_threads(config.threads or default_threads())
+    use_fast_linear(loaded.model, config.bf16_backward)
+    return Trainer(
+        loaded.model,
+        config.learning_rate,
+        config.max_grad_norm,
+        config.weight_decay,
+        activation_checkpointing=config.activation_checkpointing,
+    )
 
 
 def tokens_of(batch: Batch) -> Tokens:

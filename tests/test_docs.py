@@ -231,14 +231,16 @@ def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
 
 
 def test_training_page(tmp_path: Path) -> None:
-    [table] = blocks("docs/training.md", "toml")
-    (tmp_path / "measured.toml").write_text(table.replace("= 100", "= 2").replace("= 512", "= 4"))
+    examples, lines = blocks("docs/training.md", "toml")
+    tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
+    (tmp_path / "measured.toml").write_text(tables)
     own, bad = sorted(blocks("docs/training.md", "python"), key=lambda code: "def" not in code)
     (tmp_path / "mine.py").write_text(own)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path, env=env)
     words = "rl tictactoe -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/mine --loss mine:pushy @ measured.toml"
     run(["rove", *words.split()], tmp_path, env=env)
-    assert '"eval/random/reward/mean"' in (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    metrics = (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    assert '"eval/random/reward/mean"' in metrics and '"eval/lines/missed"' in metrics
     with pytest.raises(RunError, match="bad_batch"):
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})

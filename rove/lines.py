@@ -6,14 +6,15 @@ import asyncio
 import contextvars
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from rove.digest import derive_seed
 from rove.envs.dataset import build_example, example_key
+from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError
+from rove.errors import ConfigError, nearest
 from rove.groups import RolloutError
 from rove.messages import Messages, as_messages, text_of
 from rove.protocols import Client, Request, Response, Sampling
@@ -32,6 +33,20 @@ class Lined(Protocol):
     def check_answer(self, messages: Messages, answer: str) -> Mapping[str, bool]:
         """What there was to see in the last of `messages`, by name, and whether the answer did see it."""
         ...
+
+
+def lined(env: Environment) -> Lined:
+    """The environment, where its lines can be played.
+
+    Raises:
+        ConfigError: it has no second seat, or cannot tell its openings.
+    """
+    if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, Lined)):
+        raise ConfigError(
+            f"environment '{env.env_id}' cannot be played line by line; it needs two_player = True, and the methods "
+            "openings() and check_answer() (see rove.lines.Lined)"
+        )
+    return env
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -65,6 +80,49 @@ class Proof(msgspec.Struct, frozen=True):
     """The mean of each against a uniformly random opponent: exact."""
     checks: dict[str, Check]
     """Over the questions, each counted once."""
+
+
+class Missed(NamedTuple):
+    """A goal that a player does not reach."""
+
+    amount: float
+    """By how much: lines, answers, or points of a percentage."""
+    text: str
+
+
+class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What mastery of a game is, in every line of play; without any of these a player lacks nothing."""
+
+    never: list[str] = []
+    """Reward functions and metrics that must be 0 in every line."""
+    expected: dict[str, float] = {}
+    """The least mean of reward functions and metrics, from 0 to 1, against a uniformly random opponent."""
+    checks: dict[str, float] = {}
+    """The least share of what was there that was seen, by check; what was never there counts as one that was not seen."""
+
+    def missed(self, proof: Proof) -> list[Missed]:
+        """What a player lacks; nothing when it masters the game.
+
+        Raises:
+            ConfigError: the environment has no such reward function or metric.
+        """
+        for name in (*self.never, *self.expected):
+            if name not in proof.counts:
+                raise ConfigError(f"no line of play has a '{name}'; {nearest(name, proof.counts)}")
+        lines = [Missed(proof.counts[name], f"{name} in {proof.counts[name]} lines") for name in self.never]
+        means = [
+            Missed(
+                100 * (least - proof.expected[name]),
+                f"{name} {100 * proof.expected[name]:.2f} % against random, {100 * least:g} wanted",
+            )
+            for name, least in self.expected.items()
+        ]
+        checks = [(name, least, proof.checks.get(name, Check(there=1))) for name, least in self.checks.items()]
+        answers = [
+            Missed(least * check.there - check.seen, f"{name} {check.seen} of {check.there}, {100 * least:g} % wanted")
+            for name, least, check in checks
+        ]
+        return [missed for missed in (*lines, *means, *answers) if missed.amount > 0]
 
 
 class _Once:
@@ -110,7 +168,7 @@ _path: contextvars.ContextVar[_Path] = contextvars.ContextVar("path")
 
 
 async def every_line(
-    env: MultiTurnEnv, client: Client, sampling: Sampling, model: str = "", seed: int = 0
+    env: Environment, client: Client, sampling: Sampling, model: str = "", seed: int = 0
 ) -> list[Line]:
     """Play a two-player environment against everything its opponent may do, in whole rollouts as any others.
 
@@ -127,15 +185,11 @@ async def every_line(
         the lines in the order of openings and replies.
 
     Raises:
-        ConfigError: the environment cannot tell its openings or has no second seat.
+        ConfigError: see `lined`.
         RolloutError: a game failed.
     """
-    if not (isinstance(env, Lined) and env.two_player):
-        raise ConfigError(
-            f"environment '{env.env_id}' cannot be played line by line; it needs two_player = True, and the methods "
-            "openings() and check_answer() (see rove.lines.Lined)"
-        )
-    rows = enumerate(env.openings())
+    rows = enumerate(lined(env).openings())
+    assert isinstance(env, MultiTurnEnv)
     examples = [build_example(row, i, env.system_prompt, env.few_shot, env.message_type) for i, row in rows]
     turn = make_turn(_Once(client), model, sampling)
     lines: list[Line] = []
@@ -167,9 +221,13 @@ async def every_line(
     return sorted(lines, key=lambda line: (line.opening, line.replies))
 
 
-def prove(env: MultiTurnEnv, lines: Sequence[Line]) -> Proof:
-    """Sum the lines of a player up."""
-    assert isinstance(env, Lined)
+def prove(env: Environment, lines: Sequence[Line]) -> Proof:
+    """Sum the lines of a player up.
+
+    Raises:
+        ConfigError: see `lined`.
+    """
+    check_answer = lined(env).check_answer
     counts: dict[str, int] = {}
     expected: dict[str, float] = {}
     for line in lines:
@@ -183,7 +241,7 @@ def prove(env: MultiTurnEnv, lines: Sequence[Line]) -> Proof:
         for step in line.record.steps
     }
     for messages, answer in asked.values():
-        for name, seen in env.check_answer(as_messages(messages), text_of(answer)).items():
+        for name, seen in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
             check.there += 1
             check.seen += seen

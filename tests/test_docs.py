@@ -231,8 +231,9 @@ def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
 
 
 def test_training_page(tmp_path: Path) -> None:
-    [table] = blocks("docs/training.md", "toml")
-    (tmp_path / "measured.toml").write_text(table.replace("= 100", "= 2").replace("= 512", "= 4"))
+    examples, lines = blocks("docs/training.md", "toml")
+    tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
+    (tmp_path / "measured.toml").write_text(tables)
     own, turns, bad = blocks("docs/training.md", "python")
     (tmp_path / "mine.py").write_text(own)
     (tmp_path / "four.py").write_text(turns)
@@ -241,7 +242,8 @@ def test_training_page(tmp_path: Path) -> None:
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path, env=env)
     words = "rl tictactoe -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/mine --loss mine:pushy @ measured.toml"
     run(["rove", *words.split()], tmp_path, env=env)
-    assert '"eval/random/reward/mean"' in (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    metrics = (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    assert '"eval/random/reward/mean"' in metrics and '"eval/lines/missed"' in metrics
     words = "rl four -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/four"
     run(["rove", *words.split()], tmp_path, env=env)
     assert '"turn_reward/mean"' in (tmp_path / "runs/four/metrics.jsonl").read_text()

@@ -14,7 +14,7 @@ from toys import Talk, says
 
 import rove as vf
 from rove.groups import RolloutError
-from rove.lines import Line, Proof, every_line, prove, values_of
+from rove.lines import Goals, Line, Proof, every_line, prove, values_of
 from rove.protocols import Request, Response
 
 GREEDY = vf.Sampling(temperature=0.0)
@@ -100,6 +100,30 @@ def test_a_player_that_breaks_the_rules_is_seen():
     assert proof.counts["lost"] == proof.counts["invalid_move"] == proof.lines
     assert proof.counts["won"] == 0
     assert all(line.record.stop_condition == "max_turns_reached" for line in lines)
+
+
+def test_what_is_missed_is_told_and_adds_up():
+    goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
+    teacher, optimal = proven("teacher"), proven("optimal")
+    lines, won, moves = goals.missed(teacher)
+    assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} lines")
+    assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
+    check = teacher.checks["moves that do not lose"]
+    assert moves.amount == check.there - check.seen > 0
+    assert moves.text == f"moves that do not lose {check.seen} of {check.there}, 100 % wanted"
+    assert [one.text.split()[0] for one in goals.missed(optimal)] == ["won"]  # it does not set traps
+    assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
+    assert Goals().missed(teacher) == []
+
+
+def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
+    proof = proven("optimal")
+    [missed] = Goals(checks={"wins in two": 0.9}).missed(proof)
+    assert missed.text == "wins in two 0 of 1, 90 % wanted"
+    with pytest.raises(vf.ConfigError, match="no line of play has a 'loss'; did you mean 'lost'"):
+        Goals(never=["loss"]).missed(proof)
+    with pytest.raises(vf.ConfigError, match="did you mean 'won'"):
+        Goals(expected={"wonn": 0.9}).missed(proof)
 
 
 def test_every_line_is_there_once_and_is_played_to_its_end():

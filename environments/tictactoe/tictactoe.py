@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import rove as vf
@@ -78,18 +77,12 @@ def read(text: str) -> str:
     return "".join("." if square.isdigit() else square for row in text.split("\n")[-3:] for square in row.split())
 
 
-def opponent_move(
-    board: str, seed: int, random_move_prob: float, replies: Sequence[str] = (), punish: bool = False, starter: str = ""
-) -> int:
-    """O's move, the same for the same board in the same example: a win if `punish`, else the next of `replies` if it is free."""
+def opponent_move(board: str, seed: int, random_move_prob: float, punish: bool = False) -> int:
+    """O's move, the same for the same board in the same example; with `punish` it never lets a win go."""
     rng = random.Random(f"{seed}:{board}")
-    is_random, taken = rng.random() < random_move_prob, board.count("O")
-    if not (punish and value(board, "O") < 0):
-        if taken < len(replies) and board[int(replies[taken])] == ".":
-            return int(replies[taken])
-        if is_random:
-            return rng.choice(free_squares(board))
-    return rng.choice(best_moves(board, "O"))
+    is_random = rng.random() < random_move_prob
+    wins = punish and value(board, "O") < 0
+    return rng.choice(free_squares(board) if is_random and not wins else best_moves(board, "O"))
 
 
 def _answer(reason: str, square: int) -> str:
@@ -191,15 +184,12 @@ def invalid_move(state: vf.State) -> float:
     return float(state["invalid"])
 
 
-def _rows(
-    count: int, seed: str, bounds: tuple[float, float], num_groups: int, lines: Sequence[dict[str, Any]], **info: Any
-) -> list[dict[str, Any]]:
+def _rows(count: int, seed: str, bounds: tuple[float, float], num_groups: int, **info: Any) -> list[dict[str, Any]]:
     rows, (low, high) = [], bounds
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         share = (index % num_groups + rng.random()) / num_groups
         row = {"seed": rng.getrandbits(32), "random_move_prob": low + share * (high - low), **info}
-        row |= lines[index // 2 % len(lines)] if lines and index % 2 == 0 else {}
         rows.append({"question": show(EMPTY), "info": row})
     return rows
 
@@ -211,7 +201,6 @@ def load_environment(
     max_random_move_prob: float = 1.0,
     num_groups: int = 1,
     punish: bool = False,
-    lines: Sequence[dict[str, Any]] = (),
     max_turns: int = 8,
 ) -> vf.Environment:
     """Tic-tac-toe against opponents that play a random square with a probability between min and max, else a best move.
@@ -222,7 +211,6 @@ def load_environment(
         min_random_move_prob, max_random_move_prob: range of the opponent's probability of a random square.
         num_groups: the range is cut into this many equal buckets, and `num_groups` games in a row hold each bucket once.
         punish: O never lets a win go, however random it plays, and an invalid move loses the game.
-        lines: every other game follows one of these, in turn, like {"starter": "O", "replies": ["4", "8"]}.
         max_turns: most model turns.
     """
     low, high = min_random_move_prob, max_random_move_prob
@@ -230,7 +218,7 @@ def load_environment(
         raise vf.ConfigError(f"need 0 <= min_random_move_prob <= max_random_move_prob <= 1, got {low} and {high}")
     if num_groups < 1:
         raise vf.ConfigError(f"num_groups is {num_groups}; expected 1 or more")
-    options, more = ((low, high), num_groups, lines), {"punish": True} if punish else {}
+    options, more = ((low, high), num_groups), {"punish": True} if punish else {}
     parser = vf.XMLParser(["think", "move"], answer_field="move")
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(win, weight=1.0)

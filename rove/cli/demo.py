@@ -15,14 +15,11 @@ from rove.cli.answerers import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, short
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
-from rove.cli.prove import Goals, proof_table, run_proof, verdict
+from rove.cli.prove import ProofConfig, proof_table, run_proof, verdict
 from rove.config import convert, merge, read_toml
 from rove.envs.loading import environment_file
 from rove.errors import ConfigError
 from rove.viewer.tables import percent
-
-FEW_LINES = 32
-"""Failed lines are mixed with others up to this many: a few of them over and over undo the rest."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,8 +30,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sft: dict[str, Any]
     rl: list[dict[str, Any]]
     full: dict[str, Any] = {}
-    """The stage that `--full` adds to `rl`: `rounds` runs of RL at most, each on the lines that the last model failed in."""
-    proof: Goals | None = None
+    """The stage that `--full` adds to `rl`; its evaluations are of every line of play, with the goals of `proof`."""
+    proof: ProofConfig | None = None
     """What `--prove` and `--full` show."""
     evaluation: dict[str, Any]
     opponents: list[dict[str, Any]]
@@ -79,51 +76,30 @@ class Demo:
         sft = convert(SFTConfig, {"data": str(data), "model": str(model), "seed": self.seed, **self.recipe.sft})
         trained, _ = run_sft(sft, self.console, self.folder / "sft")
         self._row("+ SFT", str(trained))
-        trained = self._rl(self.recipe.rl, trained)
+        for number, stage in enumerate(self.recipe.rl, start=1):
+            trained = self._rl(stage, trained, number, f"rl{number}")
         self._row("the same at T = 1", str(trained), temperature=1.0)
         if self.full:
-            self._master(self.recipe.full, trained)
+            self._rl(self._full_stage(), trained, 1 + len(self.recipe.rl), "full")
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
 
-    def _rl(self, stages: list[dict[str, Any]], model: Path) -> Path:
-        for number, stage in enumerate(stages, start=1):
-            self._say(str(3 + number), f"{stage['name']}: the model plays and learns")
-            model = self._train(stage, model, f"rl{number}")
-            self._row(f"+ {stage['name']}", str(model))
-        return model
-
-    def _train(self, stage: dict[str, Any], model: Path, folder: str) -> Path:
+    def _rl(self, stage: dict[str, Any], model: Path, number: int, folder: str) -> Path:
         from rove.cli.rl import run_rl
         from rove.train.rl import RLConfig
 
-        values = {key: value for key, value in stage.items() if key not in ("name", "rounds", "looks")}
+        self._say(str(3 + number), f"{stage['name']}: the model plays and learns")
+        values = {key: value for key, value in stage.items() if key != "name"}
         config = convert(RLConfig, {"env": self.env, "model": str(model), "seed": self.seed, **values})
-        return run_rl(config, self.console, self.folder / folder)[0]
+        trained = run_rl(config, self.console, self.folder / folder)[0]
+        self._row(f"+ {stage['name']}", str(trained))
+        return trained
 
-    def _master(self, stage: dict[str, Any], model: Path) -> None:
-        """Prove, train on the lines that were failed, and again, until there are none."""
+    def _full_stage(self) -> dict[str, Any]:
+        """The recipe's `full`, which ends as soon as what is to be proven holds."""
         assert self.recipe.proof is not None
-        for number in range(1, 1 + stage["rounds"]):
-            self._say(str(4 + len(self.recipe.rl)), f"{stage['name']}, round {number}: every line of play")
-            proof = run_proof(self.env, str(model), self.recipe.proof)
-            self.console.print(verdict(proof))
-            if not proof["missed"]:
-                break
-            failed, doubtful = proof["failed_lines"], self._doubtful_lines(model, stage["looks"], number)
-            self.console.print(f"failed: {len(failed)} lines; at T = 1, in {stage['looks']} looks: {len(doubtful)}")
-            chosen = failed * max(2, 8 // max(1, len(failed))) + doubtful
-            lines = [{**line["opening"], "replies": line["replies"]} for line in chosen]
-            lines += [{}] * (FEW_LINES - len(lines))
-            env_args = {**stage["env_args"], "seed": number, "lines": lines}
-            model = self._train({**stage, "env_args": env_args}, model, f"full{number}")
-        self._row(f"+ {stage['name']}", str(model))
-
-    def _doubtful_lines(self, model: Path, looks: int, number: int) -> list[dict[str, Any]]:
-        """Lines that the model fails when it draws its moves: what it is not sure of, and what lies beside its way."""
-        assert self.recipe.proof is not None
-        proofs = (run_proof(self.env, str(model), self.recipe.proof, 1.0, 100 * number + i) for i in range(looks))
-        return [line for proof in proofs for line in proof["failed_lines"]]
+        lines = {"env": self.env, "every_line": True, "goals": msgspec.to_builtins(self.recipe.proof.goals)}
+        return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
     def _say(self, number: str, text: str) -> None:
         self.console.print(f"\n[bold]{number}. {text}[/bold]")
@@ -247,11 +223,11 @@ def command(
 
 def _prove(env: str, recipe: Recipe, players: dict[str, str], console: Console) -> list[dict[str, Any]]:
     """Play every line with each player, by name; print the table and what is to be said of the last."""
-    goals = recipe.proof
-    assert goals is not None
-    proofs = {name: run_proof(env, model, goals) for name, model in players.items()}
+    config = recipe.proof
+    assert config is not None
+    proofs = {name: run_proof(env, model, config) for name, model in players.items()}
     console.print()
-    console.print(proof_table(goals, proofs))
+    console.print(proof_table(config, proofs))
     for name, proof in proofs.items():
         console.print(f"{name}: {verdict(proof)}", soft_wrap=True)
     return list(proofs.values())

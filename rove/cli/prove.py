@@ -11,71 +11,52 @@ from rich.table import Table
 from rove.cli.answerers import make_client
 from rove.cli.common import run_async
 from rove.envs.loading import load_environment
-from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError
-from rove.lines import Line, Lined, Proof, every_line, prove, values_of
+from rove.lines import Goals, Line, Lined, every_line, lined, prove, values_of
 from rove.messages import as_messages, text_of
 from rove.protocols import Client, Sampling
 
 
-class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What mastery is, and what of it the table shows: `[proof]` of a demo.toml."""
+class ProofConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is proven, and what of it the table shows: `[proof]` of a demo.toml."""
 
     values: list[str]
     """Reward functions and metrics of 0 or 1."""
-    never: list[str] = []
-    """Those of them that must be 0 in every line."""
-    expected: dict[str, float] = {}
-    """The least mean against a uniformly random opponent."""
-    checks: dict[str, float] = {}
-    """The least share of what was there that was seen."""
+    goals: Goals = Goals()
+    """What mastery is."""
     max_tokens: int | None = None
     """In one answer."""
 
-    def failed_in(self, env: Lined, line: Line) -> list[str]:
-        """What a player does in one line that it should not."""
-        values = values_of(line.record)
-        failed = {name: True for name in self.never if values[name]}
-        for step in line.record.steps:
-            seen = env.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
-            failed |= {name: True for name in self.checks if not seen.get(name, True)}
-        return list(failed)
 
-    def missed(self, proof: Proof) -> list[str]:
-        """What a player lacks, in words; nothing when it masters the game."""
-        found = [f"{name} in {proof.counts[name]} lines" for name in self.never if proof.counts[name]]
-        for name, least in self.expected.items():
-            if proof.expected[name] < least:
-                found.append(f"{name} {100 * proof.expected[name]:.2f} % against random, {100 * least:g} wanted")
-        for name, least in self.checks.items():
-            check = proof.checks.get(name)
-            if check is not None and check.seen < least * check.there:
-                found.append(f"{name} {check.seen} of {check.there}, {100 * least:g} % wanted")
-        return found
-
-
-def run_proof(env_id: str, model: str, goals: Goals, temperature: float = 0.0, seed: int = 0) -> dict[str, Any]:
-    """Play every line with a player's best moves, or those that it draws at a temperature; what `--json` shows of it.
+def run_proof(env_id: str, model: str, config: ProofConfig) -> dict[str, Any]:
+    """Play every line with a player's best moves; what `--json` shows of it.
 
     Raises:
         ConfigError: no such player or environment, or one without lines.
     """
     env = load_environment(env_id)
-    if not (isinstance(env, MultiTurnEnv) and isinstance(env, Lined)):
-        raise ConfigError(f"environment '{env_id}' cannot be played line by line (see rove.lines.Lined)")
+    game = lined(env)
 
     async def play(client: Client) -> list[Line]:
         try:
-            sampling = Sampling(temperature=temperature, max_tokens=goals.max_tokens)
-            return await every_line(env, client, sampling, model, seed)
+            return await every_line(env, client, Sampling(temperature=0.0, max_tokens=config.max_tokens), model)
         finally:
             await client.close()
 
     lines = run_async(play(make_client(model, env)))
     proof = prove(env, lines)
-    told = [_told(line, goals.failed_in(env, line)) for line in lines]
-    failed = [line for line in told if line["failed"]]
-    return {"model": model, **msgspec.to_builtins(proof), "missed": goals.missed(proof), "failed_lines": failed}
+    told = [_told(line, _failed_in(game, line, config.goals)) for line in lines]
+    failed, missed = [line for line in told if line["failed"]], [one.text for one in config.goals.missed(proof)]
+    return {"model": model, **msgspec.to_builtins(proof), "missed": missed, "failed_lines": failed}
+
+
+def _failed_in(game: Lined, line: Line, goals: Goals) -> list[str]:
+    """What a player does in one line that it should not."""
+    values = values_of(line.record)
+    failed = {name: True for name in goals.never if values[name]}
+    for step in line.record.steps:
+        seen = game.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
+        failed |= {name: True for name in goals.checks if not seen.get(name, True)}
+    return list(failed)
 
 
 def _told(line: Line, failed: Sequence[str]) -> dict[str, Any]:
@@ -88,7 +69,7 @@ def _told(line: Line, failed: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def proof_table(goals: Goals, proofs: Mapping[str, Mapping[str, Any]]) -> Table:
+def proof_table(config: ProofConfig, proofs: Mapping[str, Mapping[str, Any]]) -> Table:
     """A column per player, by name."""
     table = Table(title="every line of play, greedy", title_justify="left")
     table.add_column("")
@@ -96,7 +77,7 @@ def proof_table(goals: Goals, proofs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(player, justify="right", overflow="fold")
     seen = list(proofs.values())
     table.add_row("lines", *(str(proof["lines"]) for proof in seen))
-    for name in goals.values:
+    for name in config.values:
         table.add_row(f"  {name}", *(str(proof["counts"][name]) for proof in seen))
     table.add_section()
     for name in dict.fromkeys(name for proof in seen for name in proof["checks"]):
@@ -104,7 +85,7 @@ def proof_table(goals: Goals, proofs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_row(name, *(f"{check['seen']}/{check['there']}" for check in checks))
     table.add_section()
     table.add_row("[dim]against a random opponent, exact, %[/dim]")
-    for name in goals.values:
+    for name in config.values:
         table.add_row(f"  {name}", *(f"{100 * proof['expected'][name]:.2f}" for proof in seen))
     return table
 

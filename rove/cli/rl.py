@@ -100,7 +100,8 @@ def _words(metrics: Mapping[str, float]) -> str:
     parts += [
         f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
     ]
-    parts += [f"{n} {v:.3f}" for n, v in metrics.items() if n.startswith("eval/") and n.endswith("/reward/mean")]
+    measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
+    parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
     parts.append(f"entropy {metrics.get('entropy/all/mean', 0):.3f}")
     parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)

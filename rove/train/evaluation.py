@@ -21,7 +21,10 @@ from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError, RunError, nearest
 from rove.evaluate import evaluate
+from rove.groups import RolloutError
+from rove.lines import Goals, every_line, lined, prove
 from rove.models.load import LoadedModel
+from rove.protocols import Sampling
 from rove.records import Outcome, RolloutRecord
 from rove.runs import Run
 
@@ -45,6 +48,10 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Most tokens in one model turn."""
     every: int = 10
     """Steps between two measurements; there is always one after the last step."""
+    every_line: bool = False
+    """Play every line of play instead of examples (see `rove.lines`): the measurement is exact."""
+    goals: Goals = Goals()
+    """With `every_line`: what mastery is; `missed` is 0 where it is reached."""
 
     @property
     def label(self) -> str:
@@ -73,6 +80,10 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ConfigError(
                 f"evaluation '{self.label}': temperature is {self.temperature}; expected 0 (greedy) or more"
             )
+        if self.goals != Goals() and not self.every_line:
+            raise ConfigError(
+                f"evaluation '{self.label}' has goals; they are of every line of play: set every_line = true"
+            )
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -87,8 +98,8 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def falls(self) -> bool:
-        """Whether less is better: so it is with a loss."""
-        return self.metric is not None and self.metric.endswith("loss")
+        """Whether less is better: so it is with a loss, and with what is missed."""
+        return self.metric is not None and self.metric.endswith(("loss", "missed"))
 
     def reaches(self, value: float, other: float) -> bool:
         """Whether `value` is as good as `other`."""
@@ -165,7 +176,7 @@ class HeldOut:
         seed: of everything random; the same in every measurement, so that they differ by the weights alone.
 
     Raises:
-        ConfigError: an environment cannot be loaded.
+        ConfigError: an environment cannot be loaded, or not be played line by line as is asked for.
     """
 
     def __init__(
@@ -182,7 +193,9 @@ class HeldOut:
         self.env_dir = env_dir
         self.seed = seed
         for config in configs:  # what cannot be loaded is told before anything is trained
-            load_environment(config.env, env_dir, **config.env_args)
+            env = load_environment(config.env, env_dir, **config.env_args)
+            if config.every_line:
+                lined(env)
 
     def due(self, step: int) -> list[EvaluationConfig]:
         """Those that are measured after this step."""
@@ -192,10 +205,10 @@ class HeldOut:
         """Metrics of these evaluations after a step, under `eval/NAME/`, and the seconds they took.
 
         They are `reward/mean` with `reward/half_width` (of a 95 % interval), `reward/FUNCTION` and `metrics/FUNCTION`,
-        `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts.
+        `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts. For those of every line see `_lines`.
 
         Raises:
-            RunError: every rollout of an evaluation failed.
+            RunError: every rollout of an evaluation failed, or any line of play.
         """
         if not configs:
             return {}
@@ -203,7 +216,8 @@ class HeldOut:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         for config in configs:
-            found = await self._one(step, config, self.client)
+            measure = self._lines if config.every_line else self._one
+            found = await measure(step, config, self.client)
             metrics |= {f"eval/{config.label}/{name}": value for name, value in found.items()}
         self.client.engine.update_weights(step)  # a run that resumes here finds nothing kept by the engine either
         return {**metrics, "time/evaluation": time.perf_counter() - started}
@@ -262,6 +276,31 @@ class HeldOut:
                 f"{error.message}\n{error.traceback}"
             )
         return _metrics(summary)
+
+    async def _lines(self, step: int, config: EvaluationConfig, client: EngineClient) -> dict[str, float]:
+        """How the model does in every line of play.
+
+        `lines` says how many there are, `lines/FUNCTION` in how many a reward function or metric is more than 0. `reward/mean`,
+        `reward/FUNCTION` and `metrics/FUNCTION` are means against a uniformly random opponent, exact; `checks/NAME` is the share
+        of what was there that was seen, and `missed` what is missing from the goals, summed: lines, answers and percent.
+        """
+        env = load_environment(config.env, self.env_dir, **config.env_args)
+        client.engine.update_weights(step)
+        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        try:
+            lines = await every_line(env, client, sampling, seed=self.seed)
+        except RolloutError as error:
+            raise RunError(f"evaluation '{config.label}' after step {step}: a line of play failed: {error}") from None
+        finally:
+            await env.tear_down()
+        proof = prove(env, lines)
+        found = {"lines": float(proof.lines), "missed": math.fsum(one.amount for one in config.goals.missed(proof))}
+        found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
+        scores = lines[0].record.scores
+        for name, value in proof.expected.items():
+            found[f"{'reward' if scores and name in scores.rewards else 'metrics'}/{name}"] = value
+        found |= {f"lines/{name}": float(count) for name, count in proof.counts.items()}
+        return found | {f"checks/{name}": check.seen / check.there for name, check in proof.checks.items()}
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.train.advantages import check_estimator, check_gamma
 from rove.train.alarms import AlarmLimits
-from rove.train.checkpoint import resume, save_checkpoint
+from rove.train.checkpoint import restore_weights, resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
@@ -120,7 +120,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluation: list[EvaluationConfig] = []
     """What is measured on held-out examples while training: `[[evaluation]]` tables."""
     keep_best: str | None = None
-    """Metric like "eval/NAME/reward/mean"; the weights of its best measurement are kept in checkpoints/best."""
+    """Metric like "eval/NAME/reward/mean"; the weights of its best measurement are kept in checkpoints/best, and are the final
+    ones."""
     patience: int | None = None
     """Stop after so many measurements of `keep_best` without a new best."""
     target: float | None = None
@@ -223,6 +224,8 @@ async def train_rl(
 ) -> Path:
     """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
 
+    The weights that are saved in the end are the last ones, or the best by `keep_best`.
+
     Args:
         config: settings.
         env: the environment `config` names.
@@ -263,6 +266,8 @@ async def train_rl(
             if step % config.checkpoint_every == 0 and step < config.steps:
                 _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
         _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
+        if goal.metric is not None:
+            restore_weights(run.path / "checkpoints" / "best", loaded)
         final = run.save_final(loaded.save)
         run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
         return final

@@ -235,6 +235,8 @@ EVALUATION: dict[str, Case] = {
     "temperature": Case(1.0, {}, lambda ran: ran.measured("let")),
     "max_tokens": Case(1, {}, lambda ran: ran.measured("let")),
     "every": Case(2, {}, names("evaluations/let")),
+    "every_line": Case(True, {"env": "tictactoe"}, column("eval/let/lines")),
+    "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "every_line": True}, column("eval/let/missed")),
 }
 
 
@@ -355,7 +357,7 @@ def test_every_setting_of_sft_changes_something(workshop: Workshop, name: str):
 @pytest.mark.parametrize("name", EVALUATION)
 def test_every_setting_of_an_evaluation_changes_something(workshop: Workshop, name: str):
     case = EVALUATION[name]
-    both = [{**HELD_OUT, name: case.value}, HELD_OUT]
+    both = [{**HELD_OUT, **case.base, name: case.value}, {**HELD_OUT, **case.base}]
     changed, plain = (workshop.run("rl", {**SMALL_RL, **TWO, "evaluation": [table]}) for table in both)
     assert case.seen(changed) != case.seen(plain)
 

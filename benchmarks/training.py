@@ -186,10 +186,13 @@ def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
 
 
 class Peer:
-    """A process of this script that takes a step whenever it is told to."""
+    """A process that takes a step whenever it is told to.
 
-    def __init__(self, python: str, case: str, setting: str):
-        command = [python, __file__, "--child", case, setting]
+    Args:
+        command: what it runs; for every line on its stdin it prints the "seconds" and "peak" MiB of a step as JSON.
+    """
+
+    def __init__(self, command: list[str]):
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -201,7 +204,7 @@ class Peer:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"seconds"'):  # TRL's own logs are printed too
                 told = json.loads(line)
                 return told["seconds"], told["peak"]
         sys.exit(f"the peer ended with status {self.process.wait()}; run it by hand: {self.process.args}")
@@ -239,8 +242,8 @@ def work(case: str) -> float:
 
 def measure(case: str, python: str, rounds: int, least: float) -> None:
     """Steps of all in turn, and a line for each."""
-    peers = {name: Peer(python, case, name) for name in SETTINGS}
-    peers |= {name: Peer(sys.executable, case, name) for name in ("rove, fp32", "rove, bf16 backward")}
+    programs = dict.fromkeys(SETTINGS, python) | dict.fromkeys(("rove, fp32", "rove, bf16 backward"), sys.executable)
+    peers = {name: Peer([program, __file__, "--child", case, name]) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     peaks: dict[str, float] = {}
     for i in range(WARM_UP + rounds):

@@ -1,6 +1,6 @@
 """CPU seconds of RL until tic-tac-toe is played well: rove against TRL, from the same start, one thread.
 
-    python benchmarks/time_to_target.py --peer PYTHON [--start MODEL ...] [--steps 40] [--games 500] [--output FILE]
+    python benchmarks/time_to_target.py --peer PYTHON [--start MODEL ...] [--steps 25] [--games 500] [--output FILE]
 
 Both train the same SFT model in rove's own environment with the settings of "RL 1" of its demo.toml, of which the first steps
 are taken: the same examples in the same order, the same opponents, rewards, games per step, loss, advantages, optimizer and
@@ -336,7 +336,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--start", metavar="MODEL", nargs="+", default=[])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--games", type=int, default=500)
     parser.add_argument("--output", metavar="FILE", type=Path, default=Path("time_to_target"))
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)

@@ -1,15 +1,16 @@
 """What training costs on a CPU: rove against TRL, CPU seconds per optimizer step, one thread.
 
-    python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3]
+    python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3] [--settings NAME ...]
 
 The model is the Llama of 4.2 M random weights of generation.py. "grpo64" is one whole step of reinforcement learning: 8 prompts
 of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing ends early), random rewards, one
 optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256 tokens. `--peer` is the Python of an
 environment with TRL, which runs in processes of its own that take turns with this one, step by step, so that a noisy neighbour
 hurts all alike. TRL runs with each of the settings that may be its fastest here; the ratio is to the best of them. Its
-configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing). rove: fp32, and fp32 with the matrix products of
-the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the limit (the CPU seconds of the step's
-matrix products with the weights alone, at this machine's best fp32 rate), and the peak memory of each process.
+configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing); `--settings` leaves some out. rove: fp32, and
+fp32 with the matrix products of the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the
+limit (the CPU seconds of the step's matrix products with the weights alone, at this machine's best fp32 rate), and the peak
+memory of each process.
 """
 
 from __future__ import annotations
@@ -240,9 +241,9 @@ def work(case: str) -> float:
     return 4.0 * (prompts + answers)
 
 
-def measure(case: str, python: str, rounds: int, least: float) -> None:
+def measure(case: str, python: str, settings: list[str], rounds: int, least: float) -> None:
     """Steps of all in turn, and a line for each."""
-    programs = dict.fromkeys(SETTINGS, python) | dict.fromkeys(("rove, fp32", "rove, bf16 backward"), sys.executable)
+    programs = dict.fromkeys(settings, python) | dict.fromkeys(("rove, fp32", "rove, bf16 backward"), sys.executable)
     peers = {name: Peer([program, __file__, "--child", case, name]) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     peaks: dict[str, float] = {}
@@ -251,10 +252,11 @@ def measure(case: str, python: str, rounds: int, least: float) -> None:
             spent, peaks[name] = peer.step()
             if i >= WARM_UP:
                 seconds[name].append(spent)
+                print(f"{case:9}{name:22}{spent:9.2f} s, round {i}", file=sys.stderr, flush=True)
     for peer in peers.values():
         peer.close()
     medians = {name: statistics.median(some) for name, some in seconds.items()}
-    best = min(medians[name] for name in SETTINGS)
+    best = min(medians[name] for name in settings)
     for name, median in medians.items():
         print(
             f"{case:9}{name:22}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
@@ -268,6 +270,7 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--cases", default="grpo64,grpo256,sft")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -280,7 +283,7 @@ def main() -> None:
     least = 1 / limit(new_model("float32"))
     print(f"{'case':9}{'':22}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
     for case in given.cases.split(","):
-        measure(case, given.peer, given.rounds, least)
+        measure(case, given.peer, given.settings, given.rounds, least)
 
 
 if __name__ == "__main__":

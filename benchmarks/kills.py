@@ -40,13 +40,15 @@ def settings(what: str, place: Path, examples: int) -> Setting:
         return Setting(["eval", "tictactoe", "-m", "scripted:teacher", "-n", str(examples), "-r", "2"], rollouts)
     model = place / "model"
     rove("model", "new", "--env", "tictactoe", "-o", str(model))
-    few = ["--micro_batch_tokens", "1024", "--checkpoint_every", "2", "--threads", "1"]
+    few = ["--micro_batch_tokens", "1024", "--threads", "1"]
     if what == "rl":
         shape = ["--steps", "12", "--batch-size", "16", "-r", "4", "-t", "12", "--learning-rate", "1e-3"]
+        shape += ["--checkpoint_every", "2"]
         return Setting(["rl", "tictactoe", "-m", str(model), *shape, *few], weights)
     data = place / "data"
     rove("eval", "tictactoe", "-m", "scripted:teacher", "-n", "60", "-r", "1", "--run-dir", str(data))
-    shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8", "--validate_every", "4"]
+    shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8"]
+    shape += ["--validate_every", "2"]  # and a checkpoint each time
     return Setting(["sft", "-m", str(model), *shape, *few], weights)
 
 

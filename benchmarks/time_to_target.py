@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -88,6 +89,9 @@ class Clock:
 
 def train_with_rove(config: Any, folder: Path) -> None:
     """Be the process that trains with rove."""
+    from rove.cli.main import KERNELS
+
+    os.environ.update(KERNELS)  # as `rove rl` does, before torch is imported
     from rove import Run, load_environment, load_model
     from rove.train.rl import train_rl
 

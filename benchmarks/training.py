@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import statistics
@@ -218,6 +219,10 @@ class Peer:
 
 def serve(case: str, setting: str) -> None:
     """Be a `Peer`."""
+    if not setting.startswith("TRL"):
+        from rove.cli.main import KERNELS
+
+        os.environ.update(KERNELS)  # as the command line does, before torch is imported
     import torch
 
     torch.set_num_threads(1)

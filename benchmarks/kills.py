@@ -3,7 +3,9 @@
     python benchmarks/kills.py [--what eval,rl,sft] [--kills 200] [--examples 400]
 
 A run is started, killed at a random instant and started again, until it comes to its end; then the next one begins, until there
-have been so many kills. Some of them hit the start, some the end. "eval" is an evaluation by a seeded scripted player: after
+have been so many kills. Some of them hit the start, some the end; a run that was killed often is given more time, or a machine
+that has become slower would never see its end. Printed is also how many kills hit a run that had begun its work in that session
+or earlier. "eval" is an evaluation by a seeded scripted player: after
 each run its rollouts must be those of a run that nobody disturbed, none missing, none twice, every reward and every word the
 same. "rl" and "sft" train a tiny model: after each run every weight must be the same to the bit.
 """
@@ -38,13 +40,15 @@ def settings(what: str, place: Path, examples: int) -> Setting:
         return Setting(["eval", "tictactoe", "-m", "scripted:teacher", "-n", str(examples), "-r", "2"], rollouts)
     model = place / "model"
     rove("model", "new", "--env", "tictactoe", "-o", str(model))
-    few = ["--micro_batch_tokens", "1024", "--checkpoint_every", "2", "--threads", "1"]
+    few = ["--micro_batch_tokens", "1024", "--threads", "1"]
     if what == "rl":
         shape = ["--steps", "12", "--batch-size", "16", "-r", "4", "-t", "12", "--learning-rate", "1e-3"]
+        shape += ["--checkpoint_every", "2"]
         return Setting(["rl", "tictactoe", "-m", str(model), *shape, *few], weights)
     data = place / "data"
     rove("eval", "tictactoe", "-m", "scripted:teacher", "-n", "60", "-r", "1", "--run-dir", str(data))
-    shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8", "--validate_every", "4"]
+    shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8"]
+    shape += ["--validate_every", "2"]  # and a checkpoint each time
     return Setting(["sft", "-m", str(model), *shape, *few], weights)
 
 
@@ -76,6 +80,11 @@ def rollouts(folder: Path) -> dict[tuple[str, int], Any]:
     return found
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a run has kept anything yet."""
+    return any((folder / name).exists() for name in ("rollouts.jsonl", "metrics.jsonl"))
+
+
 def harass(what: str, setting: Setting, place: Path, most: int, instants: random.Random) -> None:
     """Kill and compare, and print a line."""
 
@@ -87,18 +96,20 @@ def harass(what: str, setting: Setting, place: Path, most: int, instants: random
     takes = time.perf_counter() - began
     calm = setting.results(place / "calm")
     print(f"{what}: an undisturbed run takes {takes:.2f} s; kills come between 0 and {1.2 * takes:.2f} s", flush=True)
-    kills = runs = 0
+    kills = late = runs = 0
     while kills < most:
         runs += 1
-        folder = place / f"run{runs}"
+        folder, before = place / f"run{runs}", kills
         while True:
+            most_seconds = 1.2 * takes * (1 + (kills - before) / 10)
             process = subprocess.Popen(started(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             try:
-                status = process.wait(instants.uniform(0.0, 1.2 * takes))
+                status = process.wait(instants.uniform(0.0, most_seconds))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
                 kills += 1
+                late += has_begun(folder)
                 continue
             if status:
                 assert process.stderr is not None
@@ -106,6 +117,9 @@ def harass(what: str, setting: Setting, place: Path, most: int, instants: random
             break
         if setting.results(folder) != calm:
             sys.exit(f"{what}, run {runs}: its results differ from the undisturbed run's")
+        print(
+            f"{what}, run {runs}: the same; {kills} kills so far, {late} of them after its work had begun", flush=True
+        )
     print(
         f"{what}: {kills} kills over {runs} runs; every run ended with the results of the undisturbed one", flush=True
     )

@@ -1,21 +1,23 @@
 """What training costs on a CPU: rove against TRL, CPU seconds per optimizer step, one thread.
 
-    python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3]
+    python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3] [--settings NAME ...]
 
 The model is the Llama of 4.2 M random weights of generation.py. "grpo64" is one whole step of reinforcement learning: 8 prompts
 of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing ends early), random rewards, one
 optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256 tokens. `--peer` is the Python of an
 environment with TRL, which runs in processes of its own that take turns with this one, step by step, so that a noisy neighbour
 hurts all alike. TRL runs with each of the settings that may be its fastest here; the ratio is to the best of them. Its
-configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing). rove: fp32, and fp32 with the matrix products of
-the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the limit (the CPU seconds of the step's
-matrix products with the weights alone, at this machine's best fp32 rate), and the peak memory of each process.
+configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing); `--settings` leaves some out. rove: fp32, and
+fp32 with the matrix products of the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the
+limit (the CPU seconds of the step's matrix products with the weights alone, at this machine's best fp32 rate), and the peak
+memory of each process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import statistics
@@ -32,6 +34,7 @@ from generation import NEW, PROMPT, VOCAB, limit, new_model
 
 GROUP = 8
 SFT_ROWS, SFT_LENGTH = 8, 256
+MICRO_BATCH_TOKENS = 2048  # as in demo.toml; with the default of 8192 the same speed, but a peak twice as high
 WARM_UP = 1
 SETTINGS = {
     "TRL, fp32": {"bf16": False, "gradient_checkpointing": False},
@@ -104,7 +107,7 @@ def rove_steps(case: str, bf16: bool) -> Iterator[float]:
         step([Sample(ids, [True] * SFT_LENGTH, [0.0] * SFT_LENGTH, [1.0] * SFT_LENGTH) for ids in rows], cross_entropy)
 
     def step(samples: list[Any], loss: Any) -> None:
-        batches = micro_batches(samples, 8192, pack=can_pack(loaded.model))
+        batches = micro_batches(samples, MICRO_BATCH_TOKENS, pack=can_pack(loaded.model))
         trainer.step(batches, loss, trained_tokens(samples))
 
     for seed in range(1_000_000):
@@ -186,10 +189,13 @@ def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
 
 
 class Peer:
-    """A process of this script that takes a step whenever it is told to."""
+    """A process that takes a step whenever it is told to.
 
-    def __init__(self, python: str, case: str, setting: str):
-        command = [python, __file__, "--child", case, setting]
+    Args:
+        command: what it runs; for every line on its stdin it prints the "seconds" and "peak" MiB of a step as JSON.
+    """
+
+    def __init__(self, command: list[str]):
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -201,7 +207,7 @@ class Peer:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"seconds"'):  # TRL's own logs are printed too
                 told = json.loads(line)
                 return told["seconds"], told["peak"]
         sys.exit(f"the peer ended with status {self.process.wait()}; run it by hand: {self.process.args}")
@@ -214,6 +220,10 @@ class Peer:
 
 def serve(case: str, setting: str) -> None:
     """Be a `Peer`."""
+    if not setting.startswith("TRL"):
+        from rove.cli.main import KERNELS
+
+        os.environ.update(KERNELS)  # as the command line does, before torch is imported
     import torch
 
     torch.set_num_threads(1)
@@ -237,10 +247,10 @@ def work(case: str) -> float:
     return 4.0 * (prompts + answers)
 
 
-def measure(case: str, python: str, rounds: int, least: float) -> None:
+def measure(case: str, python: str, settings: list[str], rounds: int, least: float) -> None:
     """Steps of all in turn, and a line for each."""
-    peers = {name: Peer(python, case, name) for name in SETTINGS}
-    peers |= {name: Peer(sys.executable, case, name) for name in ("rove, fp32", "rove, bf16 backward")}
+    programs = dict.fromkeys(settings, python) | dict.fromkeys(("rove, fp32", "rove, bf16 backward"), sys.executable)
+    peers = {name: Peer([program, __file__, "--child", case, name]) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     peaks: dict[str, float] = {}
     for i in range(WARM_UP + rounds):
@@ -248,10 +258,11 @@ def measure(case: str, python: str, rounds: int, least: float) -> None:
             spent, peaks[name] = peer.step()
             if i >= WARM_UP:
                 seconds[name].append(spent)
+                print(f"{case:9}{name:22}{spent:9.2f} s, round {i}", file=sys.stderr, flush=True)
     for peer in peers.values():
         peer.close()
     medians = {name: statistics.median(some) for name, some in seconds.items()}
-    best = min(medians[name] for name in SETTINGS)
+    best = min(medians[name] for name in settings)
     for name, median in medians.items():
         print(
             f"{case:9}{name:22}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
@@ -265,6 +276,7 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--cases", default="grpo64,grpo256,sft")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -277,7 +289,7 @@ def main() -> None:
     least = 1 / limit(new_model("float32"))
     print(f"{'case':9}{'':22}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
     for case in given.cases.split(","):
-        measure(case, given.peer, given.rounds, least)
+        measure(case, given.peer, given.settings, given.rounds, least)
 
 
 if __name__ == "__main__":

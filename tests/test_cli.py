@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
+from rove.cli.main import KERNELS, cli
 from rove.runs import Run
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
@@ -569,3 +571,13 @@ def right():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rewards.append(json.loads(done.stdout)["reward"]["mean"])
     assert rewards == [1.0, 0.25]
+
+
+def test_every_command_keeps_few_compiled_kernels(monkeypatch):
+    """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
+    for name in KERNELS:
+        monkeypatch.setenv(name, "")  # so that both are as they were when the test is over
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    CliRunner().invoke(cli, ["rl", "--help"])
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "128")

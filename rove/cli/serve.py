@@ -25,9 +25,6 @@ from rove.messages import text_of
 from rove.protocols import Client, Request, Response
 from rove.state import State
 
-KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
-"""How many compiled matrix products PyTorch's CPU libraries keep, unless the environment says so. By default 1,024 each: half
-a gigabyte under mixed requests, whose shapes hardly ever come back, and not any faster."""
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
 """Rows of each dataset that a scripted player is told of."""
@@ -160,8 +157,6 @@ def served_client(config: ServeConfig) -> Client:
     if not folder.is_dir():
         other = "" if is_folder(config.model) else ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
         raise ConfigError(f"'{config.model}' is no model folder here{other}")
-    for variable, number in KERNELS.items():  # read once, by the import of torch
-        os.environ.setdefault(variable, number)
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder

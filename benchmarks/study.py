@@ -1,0 +1,284 @@
+"""The lessons of the public Tic-Tac-Toe record, tried out: the same RL run again and again, each time with one thing changed.
+
+    python benchmarks/study.py [--only batch,format] [--seeds 0,1] [--steps 100] [--start MODEL]
+
+Every run is an ordinary `rove rl` in FOLDER (--folder, default runs/study) with two held-out evaluations. Stop the script
+whenever you like: the same command goes on where it was. In the end it draws a plot per lesson and prints a table, from all runs
+that are there. docs/study.md tells what came of it. --smoke is tiny and learns nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from rove.cli.common import console_for
+from rove.cli.demo import Demo, Recipe, load_recipe
+from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.rl import run_rl
+from rove.config import convert
+from rove.runs import Run
+from rove.statistics import mean
+from rove.train.rl import RLConfig
+
+HERE = Path(__file__).parent
+MEASUREMENTS = 5
+"""Of a run on held-out games, the one after the last step included."""
+GAMES = 400
+"""Of a measurement, against either opponent."""
+PERFECT = {"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}
+OPPONENTS = {"random": {"min_random_move_prob": 1.0, "max_random_move_prob": 1.0}, "optimal": PERFECT}
+
+Rows = Sequence[Mapping[str, float]]
+"""A run's metrics, one row per step."""
+
+
+class Variant(NamedTuple):
+    """A run, and what is different about it."""
+
+    label: str
+    env_args: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    env: str = "tictactoe"
+    start: str = "good"
+    """"good" = the demo's SFT model; "weak" = one of a short SFT."""
+    cut: int = 1
+    """The batch is so many times smaller, and there are so many times more steps."""
+
+
+class Lesson(NamedTuple):
+    """What is compared, and which metric of training is drawn beside the held-out games."""
+
+    title: str
+    variants: Sequence[str]
+    metric: str
+    """Last part of its name."""
+    caption: str
+
+
+VARIANT = "tictactoe_variant"
+VARIANTS = {
+    "base": Variant("base: 256 games a step, opponents 20-70 % random, T = 1"),
+    "batch-32": Variant("32 games a step, 8 times the steps", cut=8),
+    "perfect": Variant("perfect opponent only", PERFECT),
+    "no-format": Variant("no format reward", {"format_weight": 0.0}, env=VARIANT),
+    "weak": Variant("short SFT", start="weak"),
+    "weak-no-format": Variant("short SFT, no format reward", {"format_weight": 0.0}, env=VARIANT, start="weak"),
+    "first-best": Variant("first best move, opponents 20-70 % random", {"first_best": True}, env=VARIANT),
+    "first-best-perfect": Variant("first best move, perfect opponent", {"first_best": True, **PERFECT}, env=VARIANT),
+    "T-1.25": Variant("T = 1.25", settings={"temperature": 1.25}),
+    "T-1.4": Variant("T = 1.4", settings={"temperature": 1.4}),
+    "one-behind": Variant("played one step ahead", settings={"max_off_policy_steps": 1}),
+}
+LESSONS = {
+    "batch": Lesson("Batch size, as many games", ("base", "batch-32"), "mean", "reward in training"),
+    "opponents": Lesson("Whom to play", ("base", "perfect"), "zero_spread", "share of groups without spread"),
+    "format": Lesson(
+        "The format reward", ("base", "no-format", "weak", "weak-no-format"), "format", "format in training"
+    ),
+    "memory": Lesson(
+        "An opponent with habits",
+        ("base", "first-best", "perfect", "first-best-perfect"),
+        "lost",
+        "lost games in training",
+    ),
+    "temperature": Lesson("Temperature", ("base", "T-1.25", "T-1.4"), "invalid_move", "invalid moves in training"),
+    "async": Lesson("Playing one step ahead", ("base", "one-behind"), "mean", "reward in training"),
+}
+
+
+def evaluation(opponent: str, games: int, max_tokens: int) -> dict[str, Any]:
+    """What is measured against an opponent: greedy games of a dataset that nothing was trained on."""
+    return {
+        "env": "tictactoe",
+        "env_args": {"seed": 99, **OPPONENTS[opponent]},
+        "num_examples": games,
+        "rollouts_per_example": 1,
+        "temperature": 0.0,
+        "max_tokens": max_tokens,
+    }
+
+
+def config_of(variant: Variant, rl: Mapping[str, Any], start: Path, seed: int, games: int) -> RLConfig:
+    """The settings of a run: the demo's RL 1, with what is different.
+
+    Examples are as many as the run plays, and every step holds each difficulty once.
+    """
+    siblings = rl.get("rollouts_per_example", 8)
+    batch, steps = max(siblings, rl.get("batch_size", 256) // variant.cut), rl["steps"] * variant.cut
+    groups, every = batch // siblings, max(1, steps // MEASUREMENTS)
+    measured = [{**evaluation(name, games, rl["max_tokens"]), "name": name, "every": every} for name in OPPONENTS]
+    values = {key: value for key, value in rl.items() if key != "name"}
+    values |= {"env": variant.env, "env_dir": str(HERE), "model": str(start), "seed": seed, "threads": 1}
+    values |= {"batch_size": batch, "steps": steps, "checkpoint_every": every, "evaluation": measured}
+    values["env_args"] = {**rl["env_args"], "seed": seed, "num_examples": steps * groups, "num_groups": groups}
+    values["env_args"] |= variant.env_args
+    return convert(RLConfig, {**values, **variant.settings})
+
+
+def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> None:
+    """The demo up to its SFT; for "weak" with half of the games, each seen once."""
+    few = {**recipe.evaluation, "num_examples": 8}  # the demo's own table is not looked at
+    short = msgspec.structs.replace(recipe, rl=[], evaluation=few)
+    if kind == "weak":
+        data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
+        short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
+    Demo("tictactoe", short, folder, 0, console).run()
+
+
+def measure_start(model: Path, folder: Path, games: int, max_tokens: int, console: Console) -> dict[str, float]:
+    """What a run would have measured before its first step."""
+    row: dict[str, float] = {"step": 0}
+    for name in OPPONENTS:
+        values = {**evaluation(name, games, max_tokens), "model": str(model), "run_dir": str(folder / name)}
+        summary, _ = run_eval(convert(EvalConfig, values), console)
+        for function, found in summary["functions"].items():
+            row[f"eval/{name}/{'reward' if found['weight'] else 'metrics'}/{function}"] = found["mean"]
+    return row
+
+
+class History(NamedTuple):
+    """What a run measured."""
+
+    rows: Rows
+    """A row per step; before them that of the start."""
+    batch: int
+
+    def curve(self, metric: str, parts: int = 25) -> list[tuple[float, float]]:
+        """A metric of training: (thousand games played, mean), over so many equal parts of the run."""
+        rows = [(row["step"], found) for row in self.rows if (found := trained(row, metric)) is not None]
+        size = max(1, len(rows) // parts)
+        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [(chunk[-1][0] * self.batch / 1000, mean([seen for _, seen in chunk])) for chunk in chunks]
+
+    def held_out(self, metric: str) -> list[tuple[float, float]]:
+        """A metric of held-out games: (thousand games played, value in %)."""
+        return [(row["step"] * self.batch / 1000, 100 * row[metric]) for row in self.rows if metric in row]
+
+    def last(self, metric: str) -> float:
+        """A metric of training over the last tenth of the steps."""
+        rows = self.rows[-max(1, len(self.rows) // 10) :]
+        return mean([found for row in rows if (found := trained(row, metric)) is not None])
+
+
+def trained(row: Mapping[str, float], name: str) -> float | None:
+    """A metric of training by the last part of its name: what is a reward in one environment is a metric in another."""
+    if name == "zero_spread" and "groups/all" in row:
+        return row["groups/zero_spread"] / row["groups/all"]
+    names = (f"reward/{name}", f"metrics/{name}", f"{name}/all/mean")
+    return next((row[full] for full in names if full in row), None)
+
+
+def read_histories(folder: Path, name: str, start: Mapping[str, float]) -> dict[int, History]:
+    """The finished runs of a variant, by seed."""
+    runs = [Run(path) for path in sorted(folder.glob(f"{name}-seed*"))]
+    configs = {
+        run.config()["config"]["seed"]: (run, run.config()["config"]["batch_size"]) for run in runs if run.summary()
+    }
+    return {seed: History([start, *run.metrics()], batch) for seed, (run, batch) in configs.items()}
+
+
+Found = Mapping[str, Mapping[int, History]]
+"""Histories by variant and seed."""
+
+WINS, DRAWS = "eval/random/metrics/won", "eval/optimal/metrics/drawn"
+
+
+def draw(lesson: Lesson, found: Found, path: Path) -> None:
+    """The plot of a lesson: two panels of held-out games and one of training, a colour per variant, a line per seed."""
+    figure = Figure(figsize=(11, 3.4))
+    axes = figure.subplots(1, 3)
+    titles = ("draws against optimal, %", "wins against random, %", lesson.caption)
+    for number, name in enumerate(lesson.variants):
+        for i, history in enumerate(found.get(name, {}).values()):
+            curves = (history.held_out(DRAWS), history.held_out(WINS), history.curve(lesson.metric))
+            for axis, points in zip(axes, curves, strict=True):
+                label = VARIANTS[name].label if i == 0 else None
+                axis.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.3, label=label)
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("thousand games played", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=2, fontsize=8, frameon=False)
+    figure.suptitle(lesson.title, fontsize=11)
+    figure.tight_layout(rect=(0, 0.04 + 0.05 * ((len(labels) + 1) // 2), 1, 1))
+    figure.savefig(path, dpi=80)
+
+
+COLUMNS = {"entropy": "entropy", "invalid": "invalid_move", "format": "format", "no spread": "zero_spread"}
+"""Of training: title and metric."""
+
+
+def table(found: Found) -> str:
+    """All runs in Markdown; the seeds of a variant are in one row."""
+    titles = [
+        "run",
+        "draws vs optimal",
+        "wins vs random",
+        "format",
+        "invalid",
+        *(f"{name}, sampled" for name in COLUMNS),
+    ]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for name, seeds in found.items():
+        cells = [held_out(seeds, metric) for metric in (DRAWS, WINS, "format", "invalid_move")]
+        for title, metric in COLUMNS.items():
+            digits, scale = (3, 1) if title == "entropy" else (1, 100)
+            cells.append(" / ".join(f"{scale * history.last(metric):.{digits}f}" for history in seeds.values()))
+        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def held_out(seeds: Mapping[int, History], metric: str) -> str:
+    """The last measurement of every seed in %; without an opponent in its name, the mean of both."""
+    names = [metric] if "/" in metric else [f"eval/{opponent}/reward/{metric}" for opponent in OPPONENTS]
+    return " / ".join(f"{mean([h.held_out(name)[-1][1] for name in names]):.1f}" for h in seeds.values())
+
+
+def main() -> None:
+    """Run what is missing, then draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(LESSONS), help="lessons")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--start", type=Path, help="model to start from, instead of a new one with the demo's SFT")
+    parser.add_argument("--folder", type=Path, default=Path("runs/study"))
+    parser.add_argument("--plots", type=Path, help="where plots go; FOLDER when not given")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes")
+    given = parser.parse_args()
+    console, recipe = console_for(json=False), load_recipe("tictactoe", given.smoke)
+    rl = recipe.rl[0] if given.smoke else {**recipe.rl[0], "steps": given.steps}
+    count = 8 if given.smoke else GAMES
+    lessons = {name: LESSONS[name] for name in given.only.split(",")}
+    wanted = [name for name in VARIANTS if any(name in lesson.variants for lesson in lessons.values())]
+    models: dict[str, Path] = {"good": given.start} if given.start else {}
+    before: dict[str, dict[str, float]] = {}
+    for kind in sorted({VARIANTS[name].start for name in wanted}):
+        models.setdefault(kind, given.folder / kind / "sft" / "final")
+        if kind != "good" or not given.start:
+            make_start(kind, recipe, given.folder / kind, console)
+        before[kind] = measure_start(models[kind], given.folder / f"{kind}-measured", count, rl["max_tokens"], console)
+    for seed in map(int, given.seeds.split(",")):
+        for name in wanted:
+            variant = VARIANTS[name]
+            config = config_of(variant, rl, models[variant.start], seed, count)
+            console.print(f"\n{name}, seed {seed}: {variant.label}")
+            run_rl(config, console, given.folder / f"{name}-seed{seed}")
+    found = {name: read_histories(given.folder, name, before[VARIANTS[name].start]) for name in wanted}
+    plots = given.plots or given.folder
+    plots.mkdir(parents=True, exist_ok=True)
+    for name, lesson in lessons.items():
+        draw(lesson, found, plots / f"{name}.png")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,25 +24,28 @@ class FirstBest(tictactoe.TicTacToeEnv):
         return tictactoe.place(board, tictactoe.best_moves(board, "O")[0], "O")
 
 
-def rubric(parser: vf.XMLParser, format_weight: float) -> vf.Rubric:
-    """That of tic-tac-toe, with another weight of the format; it is still measured where that is 0."""
-    made = vf.Rubric(parser=parser)
-    made.add_reward_func(tictactoe.win, weight=1.0)
-    made.add_reward_func(parser.get_format_reward_func(), weight=format_weight, name="format")
-    made.add_reward_func(tictactoe.invalid_move, weight=-0.1)
-    return made
+def without_format_reward(parser: vf.XMLParser) -> vf.Rubric:
+    """The rubric of tic-tac-toe, in which the format is measured but not rewarded."""
+    rubric = vf.Rubric(parser=parser)
+    rubric.add_reward_func(tictactoe.win, weight=1.0)
+    rubric.add_reward_func(tictactoe.invalid_move, weight=-0.1)
+    rubric.add_metric(parser.get_format_reward_func(), name="format")
+    for metric in (tictactoe.won, tictactoe.drawn, tictactoe.lost):
+        rubric.add_metric(metric)
+    return rubric
 
 
-def load_environment(format_weight: float = 0.2, first_best: bool = False, **options: Any) -> vf.Environment:
+def load_environment(format_reward: bool = True, first_best: bool = False, **options: Any) -> vf.Environment:
     """Tic-tac-toe, changed.
 
     Args:
-        format_weight: of the format in the reward.
+        format_reward: whether the format is part of the reward.
         first_best: O always takes the first of its best moves, not one of them by chance.
         options: those of tictactoe.
     """
     env = vf.load_environment("tictactoe", **options)
-    env.rubric = rubric(env.parser, format_weight)
+    if not format_reward:
+        env.rubric = without_format_reward(env.parser)
     if first_best:
         env.__class__ = FirstBest
     return env

@@ -10,6 +10,7 @@ that are there. docs/study.md tells what came of it. --smoke is tiny and learns 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from rove.train.rl import RLConfig
 HERE = Path(__file__).parent
 MEASUREMENTS = 5
 """Of a run on held-out games, the one after the last step included."""
+LAST = 3
+"""Measurements that the table is a mean of: single ones wander."""
 GAMES = 400
 """Of a measurement, against either opponent."""
 PERFECT = {"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}
@@ -122,14 +125,15 @@ def config_of(variant: Variant, rl: Mapping[str, Any], start: Path, seed: int, g
     return convert(RLConfig, {**values, **variant.settings})
 
 
-def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> None:
-    """The demo up to its SFT; for "weak" with half of the games, each seen once."""
+def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> Path:
+    """The model of the demo after its SFT; for "weak" with half of the games, each seen once."""
     few = {**recipe.evaluation, "num_examples": 8}  # the demo's own table is not looked at
     short = msgspec.structs.replace(recipe, rl=[], evaluation=few)
     if kind == "weak":
         data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
         short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
     Demo("tictactoe", short, folder, 0, console).run()
+    return folder / "sft" / "final"
 
 
 def measure_start(model: Path, folder: Path, games: int, max_tokens: int, console: Console) -> dict[str, float]:
@@ -201,6 +205,8 @@ def draw(lesson: Lesson, found: Found, path: Path) -> None:
             for axis, points in zip(axes, curves, strict=True):
                 label = VARIANTS[name].label if i == 0 else None
                 axis.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.3, label=label)
+    for axis in axes[:2]:  # a narrow axis makes noise look like news
+        axis.set_ylim(min(80, axis.get_ylim()[0]), 100.5)
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("thousand games played", fontsize=8)
@@ -213,34 +219,46 @@ def draw(lesson: Lesson, found: Found, path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-COLUMNS = {"entropy": "entropy", "invalid": "invalid_move", "format": "format", "no spread": "zero_spread"}
-"""Of training: title and metric."""
+HELD_OUT = {"draws vs optimal": DRAWS, "wins vs random": WINS, "format": "format", "invalid": "invalid_move"}
+TRAINING = {"invalid": "invalid_move", "format": "format", "no spread": "zero_spread", "entropy": "entropy"}
+"""Columns of the table: title and metric."""
 
 
 def table(found: Found) -> str:
     """All runs in Markdown; the seeds of a variant are in one row."""
-    titles = [
-        "run",
-        "draws vs optimal",
-        "wins vs random",
-        "format",
-        "invalid",
-        *(f"{name}, sampled" for name in COLUMNS),
-    ]
+    titles = ["run", *HELD_OUT, *(f"{title}, training" for title in TRAINING)]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for name, seeds in found.items():
-        cells = [held_out(seeds, metric) for metric in (DRAWS, WINS, "format", "invalid_move")]
-        for title, metric in COLUMNS.items():
-            digits, scale = (3, 1) if title == "entropy" else (1, 100)
-            cells.append(" / ".join(f"{scale * history.last(metric):.{digits}f}" for history in seeds.values()))
-        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+        cells = [f"`{name}`"]
+        cells += [" / ".join(f"{held_out(run, metric):.1f}" for run in seeds.values()) for metric in HELD_OUT.values()]
+        for metric in TRAINING.values():
+            digits, scale = (3, 1) if metric == "entropy" else (1, 100)
+            cells.append(" / ".join(f"{scale * run.last(metric):.{digits}f}" for run in seeds.values()))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def held_out(seeds: Mapping[int, History], metric: str) -> str:
-    """The last measurement of every seed in %; without an opponent in its name, the mean of both."""
+def held_out(run: History, metric: str) -> float:
+    """The mean of a run's last measurements, in %; of both opponents' where the metric names none."""
     names = [metric] if "/" in metric else [f"eval/{opponent}/reward/{metric}" for opponent in OPPONENTS]
-    return " / ".join(f"{mean([h.held_out(name)[-1][1] for name in names]):.1f}" for h in seeds.values())
+    return mean([seen for name in names for _, seen in run.held_out(name)[-LAST:]])
+
+
+def play(names: Sequence[str], given: argparse.Namespace, console: Console) -> Found:
+    """Run what is missing of these variants; returns all that is there of them."""
+    recipe, folder = load_recipe("tictactoe", given.smoke), given.folder
+    rl, games = (recipe.rl[0], 8) if given.smoke else ({**recipe.rl[0], "steps": given.steps}, GAMES)
+    models, before = {}, {}
+    for kind in sorted({VARIANTS[name].start for name in names}):
+        models[kind] = given.start if kind == "good" else None
+        models[kind] = models[kind] or make_start(kind, recipe, folder / kind, console)
+        before[kind] = measure_start(models[kind], folder / f"{kind}-measured", games, rl["max_tokens"], console)
+    for seed, name in itertools.product(given.seeds.split(","), names):
+        variant = VARIANTS[name]
+        console.print(f"\n{name}, seed {seed}: {variant.label}")
+        config = config_of(variant, rl, models[variant.start], int(seed), games)
+        run_rl(config, console, folder / f"{name}-seed{seed}")
+    return {name: read_histories(folder, name, before[VARIANTS[name].start]) for name in names}
 
 
 def main() -> None:
@@ -254,25 +272,9 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, help="where plots go; FOLDER when not given")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
-    console, recipe = console_for(json=False), load_recipe("tictactoe", given.smoke)
-    rl = recipe.rl[0] if given.smoke else {**recipe.rl[0], "steps": given.steps}
-    count = 8 if given.smoke else GAMES
     lessons = {name: LESSONS[name] for name in given.only.split(",")}
     wanted = [name for name in VARIANTS if any(name in lesson.variants for lesson in lessons.values())]
-    models: dict[str, Path] = {"good": given.start} if given.start else {}
-    before: dict[str, dict[str, float]] = {}
-    for kind in sorted({VARIANTS[name].start for name in wanted}):
-        models.setdefault(kind, given.folder / kind / "sft" / "final")
-        if kind != "good" or not given.start:
-            make_start(kind, recipe, given.folder / kind, console)
-        before[kind] = measure_start(models[kind], given.folder / f"{kind}-measured", count, rl["max_tokens"], console)
-    for seed in map(int, given.seeds.split(",")):
-        for name in wanted:
-            variant = VARIANTS[name]
-            config = config_of(variant, rl, models[variant.start], seed, count)
-            console.print(f"\n{name}, seed {seed}: {variant.label}")
-            run_rl(config, console, given.folder / f"{name}-seed{seed}")
-    found = {name: read_histories(given.folder, name, before[VARIANTS[name].start]) for name in wanted}
+    found = play(wanted, given, console_for(json=False))
     plots = given.plots or given.folder
     plots.mkdir(parents=True, exist_ok=True)
     for name, lesson in lessons.items():

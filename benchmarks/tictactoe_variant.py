@@ -24,7 +24,7 @@ class FirstBest(tictactoe.TicTacToeEnv):
         return tictactoe.place(board, tictactoe.best_moves(board, "O")[0], "O")
 
 
-def without_format_reward(parser: vf.XMLParser) -> vf.Rubric:
+def without_format_reward(parser: vf.Parser) -> vf.Rubric:
     """The rubric of tic-tac-toe, in which the format is measured but not rewarded."""
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(tictactoe.win, weight=1.0)

@@ -242,3 +242,28 @@ def test_training_page(tmp_path: Path) -> None:
     assert '"eval/random/reward/mean"' in (tmp_path / "runs/mine/metrics.jsonl").read_text()
     with pytest.raises(RunError, match="bad_batch"):
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})
+
+
+def test_study_page_shows_plots_that_are_there() -> None:
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[.*?\]\((study/.*?)\)", page)
+    assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
+    assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
+
+
+@pytest.mark.slow
+def test_study_page_commands(tmp_path: Path) -> None:
+    """Tiny: all lessons in the order of the page, so the second command finds what the first one did."""
+    for block in blocks("docs/study.md", "bash"):
+        for python, script, *words in commands(block):
+            assert python == "python"
+            small = [sys.executable, str(ROOT / script), *words, "--smoke"]
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    assert all(f"| {name} |" in done.stdout for name in names)
+    assert sorted(path.name for path in (tmp_path / "runs/study").glob("*.png")) == sorted(
+        path.name for path in (ROOT / "docs/study").iterdir()
+    )

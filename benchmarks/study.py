@@ -24,8 +24,9 @@ from rove.cli.demo import Demo, Recipe, load_recipe
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.rl import run_rl
 from rove.config import convert
+from rove.records import Outcome, RolloutRecord
 from rove.runs import Run
-from rove.statistics import mean
+from rove.statistics import compare, mean
 from rove.train.rl import RLConfig
 
 HERE = Path(__file__).parent
@@ -36,6 +37,7 @@ LAST = 3
 GAMES = 400
 """Of a measurement, against either opponent."""
 PERFECT = {"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}
+WINS, DRAWS = "eval/random/metrics/won", "eval/optimal/metrics/drawn"
 OPPONENTS = {"random": {"min_random_move_prob": 1.0, "max_random_move_prob": 1.0}, "optimal": PERFECT}
 
 Rows = Sequence[Mapping[str, float]]
@@ -150,6 +152,7 @@ def measure_start(model: Path, folder: Path, games: int, max_tokens: int, consol
 class History(NamedTuple):
     """What a run measured."""
 
+    run: Run
     rows: Rows
     """A row per step; before them that of the start."""
     batch: int
@@ -170,6 +173,11 @@ class History(NamedTuple):
         rows = self.rows[-max(1, len(self.rows) // 10) :]
         return mean([found for row in rows if (found := trained(row, metric)) is not None])
 
+    def games(self, opponent: str) -> list[Outcome | RolloutRecord]:
+        """Those of the last measurements."""
+        steps = [int(row["step"]) for row in self.rows[1:] if DRAWS in row][-LAST:]
+        return [game for step in steps for game in Run(self.run.path / "evaluations" / opponent / str(step)).outcomes()]
+
 
 def trained(row: Mapping[str, float], name: str) -> float | None:
     """A metric of training by the last part of its name: what is a reward in one environment is a metric in another."""
@@ -185,13 +193,11 @@ def read_histories(folder: Path, name: str, start: Mapping[str, float]) -> dict[
     configs = {
         run.config()["config"]["seed"]: (run, run.config()["config"]["batch_size"]) for run in runs if run.summary()
     }
-    return {seed: History([start, *run.metrics()], batch) for seed, (run, batch) in configs.items()}
+    return {seed: History(run, [start, *run.metrics()], batch) for seed, (run, batch) in configs.items()}
 
 
 Found = Mapping[str, Mapping[int, History]]
 """Histories by variant and seed."""
-
-WINS, DRAWS = "eval/random/metrics/won", "eval/optimal/metrics/drawn"
 
 
 def draw(lesson: Lesson, found: Found, path: Path) -> None:
@@ -205,8 +211,10 @@ def draw(lesson: Lesson, found: Found, path: Path) -> None:
             for axis, points in zip(axes, curves, strict=True):
                 label = VARIANTS[name].label if i == 0 else None
                 axis.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.3, label=label)
-    for axis in axes[:2]:  # a narrow axis makes noise look like news
+    for axis in axes[:2]:  # on a narrow axis noise looks like news
         axis.set_ylim(min(80, axis.get_ylim()[0]), 100.5)
+    low, high = axes[2].get_ylim()
+    axes[2].set_ylim(min(low, high - 0.1), high)
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("thousand games played", fontsize=8)
@@ -219,23 +227,33 @@ def draw(lesson: Lesson, found: Found, path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-HELD_OUT = {"draws vs optimal": DRAWS, "wins vs random": WINS, "format": "format", "invalid": "invalid_move"}
+HELD_OUT = {"draws vs optimal": DRAWS, "wins vs random": WINS}
 TRAINING = {"invalid": "invalid_move", "format": "format", "no spread": "zero_spread", "entropy": "entropy"}
 """Columns of the table: title and metric."""
 
 
 def table(found: Found) -> str:
-    """All runs in Markdown; the seeds of a variant are in one row."""
-    titles = ["run", *HELD_OUT, *(f"{title}, training" for title in TRAINING)]
+    """All runs in Markdown, a row each."""
+    titles = ["run", "seed", *(word for title in HELD_OUT for word in (title, "less base's")), "invalid"]
+    titles += [f"{title}, training" for title in TRAINING]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for name, seeds in found.items():
-        cells = [f"`{name}`"]
-        cells += [" / ".join(f"{held_out(run, metric):.1f}" for run in seeds.values()) for metric in HELD_OUT.values()]
+    for name, seed, run in ((name, seed, run) for name, runs in found.items() for seed, run in runs.items()):
+        base = found.get("base", {}).get(seed)
+        cells = [f"`{name}`", str(seed)]
+        for metric in HELD_OUT.values():
+            cells += [f"{held_out(run, metric):.1f}", difference(base, run, metric) if base and run != base else ""]
+        cells.append(f"{held_out(run, 'invalid_move'):.1f}")
         for metric in TRAINING.values():
-            digits, scale = (3, 1) if metric == "entropy" else (1, 100)
-            cells.append(" / ".join(f"{scale * run.last(metric):.{digits}f}" for run in seeds.values()))
+            cells.append(f"{run.last(metric):.3f}" if metric == "entropy" else f"{100 * run.last(metric):.1f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def difference(base: History, run: History, metric: str) -> str:
+    """How a run's last measurements differ from those of `base`, game by game, with the 95 % interval."""
+    _, opponent, _, name = metric.split("/")
+    found = compare(base.games(opponent), run.games(opponent), name)
+    return f"{100 * found.main.difference:+.1f} ± {100 * found.main.half_width:.1f}"
 
 
 def held_out(run: History, metric: str) -> float:

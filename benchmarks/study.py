@@ -73,10 +73,10 @@ VARIANTS = {
     "batch-32": Variant("32 games a step, 8 times the steps", cut=8),
     "perfect": Variant("perfect opponent only", PERFECT),
     "no-format": Variant("no format reward", {"format_reward": False}, env=VARIANT),
-    "weak": Variant("short SFT", start="weak"),
-    "weak-no-format": Variant("short SFT, no format reward", {"format_reward": False}, env=VARIANT, start="weak"),
-    "first-best": Variant("first best move, opponents 20-70 % random", {"first_best": True}, env=VARIANT),
-    "first-best-perfect": Variant("first best move, perfect opponent", {"first_best": True, **PERFECT}, env=VARIANT),
+    "weak-no-format": Variant(
+        "no format reward, from a short SFT", {"format_reward": False}, env=VARIANT, start="weak"
+    ),
+    "first-best": Variant("perfect opponent, always its first best move", {"first_best": True, **PERFECT}, env=VARIANT),
     "T-1.25": Variant("T = 1.25", settings={"temperature": 1.25}),
     "T-1.4": Variant("T = 1.4", settings={"temperature": 1.4}),
     "one-behind": Variant("played one step ahead", settings={"max_off_policy_steps": 1}),
@@ -84,15 +84,8 @@ VARIANTS = {
 LESSONS = {
     "batch": Lesson("Batch size, as many games", ("base", "batch-32"), "mean", "reward in training"),
     "opponents": Lesson("Whom to play", ("base", "perfect"), "zero_spread", "share of groups without spread"),
-    "format": Lesson(
-        "The format reward", ("base", "no-format", "weak", "weak-no-format"), "format", "format in training"
-    ),
-    "memory": Lesson(
-        "An opponent with habits",
-        ("base", "first-best", "perfect", "first-best-perfect"),
-        "lost",
-        "lost games in training",
-    ),
+    "format": Lesson("The format reward", ("base", "no-format", "weak-no-format"), "format", "format in training"),
+    "memory": Lesson("An opponent with habits", ("perfect", "first-best"), "drawn", "draws in training"),
     "temperature": Lesson("Temperature", ("base", "T-1.25", "T-1.4"), "invalid_move", "invalid moves in training"),
     "async": Lesson("Playing one step ahead", ("base", "one-behind"), "mean", "reward in training"),
 }
@@ -214,7 +207,7 @@ def draw(lesson: Lesson, found: Found, path: Path) -> None:
     for axis in axes[:2]:  # on a narrow axis noise looks like news
         axis.set_ylim(min(80, axis.get_ylim()[0]), 100.5)
     low, high = axes[2].get_ylim()
-    axes[2].set_ylim(min(low, high - 0.1), high)
+    axes[2].set_ylim(min(low, high - 0.1), high + 0.005)
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("thousand games played", fontsize=8)

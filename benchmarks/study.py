@@ -231,10 +231,10 @@ def table(found: Found) -> str:
     titles += [f"{title}, training" for title in TRAINING]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for name, seed, run in ((name, seed, run) for name, runs in found.items() for seed, run in runs.items()):
-        base = found.get("base", {}).get(seed)
+        base = found.get("base", {}).get(seed) if VARIANTS[name].start == "good" and name != "base" else None
         cells = [f"`{name}`", str(seed)]
         for metric in HELD_OUT.values():
-            cells += [f"{held_out(run, metric):.1f}", difference(base, run, metric) if base and run != base else ""]
+            cells += [f"{held_out(run, metric):.1f}", difference(base, run, metric) if base else ""]
         cells.append(f"{held_out(run, 'invalid_move'):.1f}")
         for metric in TRAINING.values():
             cells.append(f"{run.last(metric):.3f}" if metric == "entropy" else f"{100 * run.last(metric):.1f}")
@@ -275,7 +275,7 @@ def play(names: Sequence[str], given: argparse.Namespace, console: Console) -> F
 def main() -> None:
     """Run what is missing, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(LESSONS), help="lessons")
+    parser.add_argument("--only", default=",".join(LESSONS), help="lessons; all when not given")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--start", type=Path, help="model to start from, instead of a new one with the demo's SFT")
@@ -283,7 +283,10 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, help="where plots go; FOLDER when not given")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
-    lessons = {name: LESSONS[name] for name in given.only.split(",")}
+    names = given.only.split(",")
+    if unknown := set(names) - set(LESSONS):
+        parser.error(f"no lesson {', '.join(sorted(unknown))}; there are {', '.join(LESSONS)}")
+    lessons = {name: LESSONS[name] for name in names}
     wanted = [name for name in VARIANTS if any(name in lesson.variants for lesson in lessons.values())]
     found = play(wanted, given, console_for(json=False))
     plots = given.plots or given.folder

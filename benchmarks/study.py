@@ -73,9 +73,11 @@ VARIANTS = {
     "batch-32": Variant("32 games a step, 8 times the steps", cut=8),
     "perfect": Variant("perfect opponent only", PERFECT),
     "no-format": Variant("no format reward", {"format_reward": False}, env=VARIANT),
+    "weak": Variant("from a short SFT", start="weak"),
     "weak-no-format": Variant(
         "no format reward, from a short SFT", {"format_reward": False}, env=VARIANT, start="weak"
     ),
+    "weak-no-bonus": Variant("from a short SFT, no entropy bonus", settings={"entropy_bonus": 0.0}, start="weak"),
     "first-best": Variant("perfect opponent, always its first best move", {"first_best": True, **PERFECT}, env=VARIANT),
     "T-1.25": Variant("T = 1.25", settings={"temperature": 1.25}),
     "T-1.4": Variant("T = 1.4", settings={"temperature": 1.4}),
@@ -84,7 +86,12 @@ VARIANTS = {
 LESSONS = {
     "batch": Lesson("Batch size, as many games", ("base", "batch-32"), "mean", "reward in training"),
     "opponents": Lesson("Whom to play", ("base", "perfect"), "zero_spread", "share of groups without spread"),
-    "format": Lesson("The format reward", ("base", "no-format", "weak-no-format"), "format", "format in training"),
+    "format": Lesson(
+        "The format reward",
+        ("base", "no-format", "weak", "weak-no-format", "weak-no-bonus"),
+        "format",
+        "format in training",
+    ),
     "memory": Lesson("An opponent with habits", ("perfect", "first-best"), "drawn", "draws in training"),
     "temperature": Lesson("Temperature", ("base", "T-1.25", "T-1.4"), "invalid_move", "invalid moves in training"),
     "async": Lesson("Playing one step ahead", ("base", "one-behind"), "mean", "reward in training"),
@@ -181,12 +188,13 @@ def trained(row: Mapping[str, float], name: str) -> float | None:
 
 
 def read_histories(folder: Path, name: str, start: Mapping[str, float]) -> dict[int, History]:
-    """The finished runs of a variant, by seed."""
-    runs = [Run(path) for path in sorted(folder.glob(f"{name}-seed*"))]
-    configs = {
-        run.config()["config"]["seed"]: (run, run.config()["config"]["batch_size"]) for run in runs if run.summary()
-    }
-    return {seed: History(run, [start, *run.metrics()], batch) for seed, (run, batch) in configs.items()}
+    """The runs of a variant by seed, those that were stopped too if something was measured."""
+    found = {}
+    for run in (Run(path) for path in sorted(folder.glob(f"{name}-seed*"))):
+        config, rows = run.config()["config"], run.metrics()
+        if any(DRAWS in row for row in rows):
+            found[config["seed"]] = History(run, [start, *rows], config["batch_size"])
+    return found
 
 
 Found = Mapping[str, Mapping[int, History]]
@@ -227,12 +235,12 @@ TRAINING = {"invalid": "invalid_move", "format": "format", "no spread": "zero_sp
 
 def table(found: Found) -> str:
     """All runs in Markdown, a row each."""
-    titles = ["run", "seed", *(word for title in HELD_OUT for word in (title, "less base's")), "invalid"]
+    titles = ["run", "seed", "games", *(word for title in HELD_OUT for word in (title, "less base's")), "invalid"]
     titles += [f"{title}, training" for title in TRAINING]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for name, seed, run in ((name, seed, run) for name, runs in found.items() for seed, run in runs.items()):
         base = found.get("base", {}).get(seed) if VARIANTS[name].start == "good" and name != "base" else None
-        cells = [f"`{name}`", str(seed)]
+        cells = [f"`{name}`", str(seed), f"{run.rows[-1]['step'] * run.batch:,.0f}"]
         for metric in HELD_OUT.values():
             cells += [f"{held_out(run, metric):.1f}", difference(base, run, metric) if base else ""]
         cells.append(f"{held_out(run, 'invalid_move'):.1f}")
@@ -252,7 +260,7 @@ def difference(base: History, run: History, metric: str) -> str:
 def held_out(run: History, metric: str) -> float:
     """The mean of a run's last measurements, in %; of both opponents' where the metric names none."""
     names = [metric] if "/" in metric else [f"eval/{opponent}/reward/{metric}" for opponent in OPPONENTS]
-    return mean([seen for name in names for _, seen in run.held_out(name)[-LAST:]])
+    return mean([seen for name in names for _, seen in run.held_out(name)[1:][-LAST:]])
 
 
 def play(names: Sequence[str], given: argparse.Namespace, console: Console) -> Found:

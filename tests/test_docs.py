@@ -249,3 +249,27 @@ def test_training_page(tmp_path: Path) -> None:
     assert '"turn_reward/mean"' in (tmp_path / "runs/four/metrics.jsonl").read_text()
     with pytest.raises(RunError, match="bad_batch"):
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})
+
+
+def test_study_page_shows_plots_that_are_there() -> None:
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[.*?\]\((study/.*?)\)", page)
+    assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
+    assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
+
+
+@pytest.mark.slow
+def test_study_page_commands(tmp_path: Path) -> None:
+    env, said = {**os.environ, "OMP_NUM_THREADS": "1"}, ""
+    for block in blocks("docs/study.md", "bash"):
+        for python, script, *words in commands(block):
+            assert python == "python"
+            small = [sys.executable, str(ROOT / script), *words, "--smoke"]
+            done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
+            said += done.stdout
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
+    assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
+    drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
+    assert drawn == {path.name for path in (ROOT / "docs/study").iterdir()}

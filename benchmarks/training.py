@@ -7,10 +7,10 @@ of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (
 optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256 tokens. `--peer` is the Python of an
 environment with TRL, which runs in processes of its own that take turns with this one, step by step, so that a noisy neighbour
 hurts all alike. TRL runs with each of the settings that may be its fastest here; the ratio is to the best of them. Its
-configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing); `--settings` leaves some out. rove: fp32, and
-fp32 with the matrix products of the backward pass in bf16. Printed are medians over the rounds, the ratio, the share of the
-limit (the CPU seconds of the step's matrix products with the weights alone, at this machine's best fp32 rate), and the peak
-memory of each process.
+configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing); `--settings` leaves some out. rove: fp32, then
+with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well. Printed are medians over
+the rounds, the ratio, the share of the limit (the CPU seconds of the step's matrix products with the weights alone, at this
+machine's best fp32 rate), and the peak memory of each process.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SETTINGS = {
     "TRL, its defaults": {"bf16": True, "gradient_checkpointing": True},
 }
 
+ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling")
+
 
 def completions(case: str) -> int:
     """Rollouts of a step."""
@@ -59,9 +61,12 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def rove_steps(case: str, bf16: bool) -> Iterator[float]:
+def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[float]:
     """CPU seconds of one step after another."""
     import asyncio
+    import copy
+
+    import torch
 
     from rove.engine.engine import Engine
     from rove.models.linear import use_fast_linear
@@ -77,9 +82,10 @@ def rove_steps(case: str, bf16: bool) -> Iterator[float]:
         eos_token_id = bos_token_id = None
 
     loaded = prepare(new_model("float32"), NoTokenizer())
-    use_fast_linear(loaded.model, bf16)
+    use_fast_linear(loaded.model, bf16_backward)
     trainer = Trainer(loaded.model, 1e-5)
-    engine = Engine(loaded.model, [])
+    sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
+    engine = Engine(sampled, [])
     sampling = Sampling(temperature=1.0, max_tokens=NEW)
 
     async def sample(prompts: list[list[int]], seed: int) -> list[Any]:
@@ -99,7 +105,7 @@ def rove_steps(case: str, bf16: bool) -> Iterator[float]:
                     Sample(prompt + one.ids, mask, [0.0] * PROMPT + one.logprobs, [advantage * m for m in mask])
                 )
         step(samples, make_loss("cispo"))
-        engine.update_weights(seed)
+        engine.update_weights(seed, dict(loaded.model.named_parameters()) if bf16_sampling else None)
 
     def sft(seed: int) -> None:
         rng = random.Random(seed)
@@ -233,7 +239,7 @@ def serve(case: str, setting: str) -> None:
 
     if setting.startswith("TRL"):
         return trl_steps(case, setting, tell)
-    steps = rove_steps(case, bf16="bf16" in setting)
+    steps = rove_steps(case, "bf16" in setting, "sampling" in setting)
     while sys.stdin.readline():
         tell(next(steps))
 
@@ -249,7 +255,8 @@ def work(case: str) -> float:
 
 def measure(case: str, python: str, settings: list[str], rounds: int, least: float) -> None:
     """Steps of all in turn, and a line for each."""
-    programs = dict.fromkeys(settings, python) | dict.fromkeys(("rove, fp32", "rove, bf16 backward"), sys.executable)
+    own = ROVE[: 2 if case == "sft" else 3]
+    programs = dict.fromkeys(settings, python) | dict.fromkeys(own, sys.executable)
     peers = {name: Peer([program, __file__, "--child", case, name]) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     peaks: dict[str, float] = {}

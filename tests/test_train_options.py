@@ -180,6 +180,7 @@ RL: dict[str, Case] = {
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
+    "bf16_sampling": Case(True),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
     "max_bad_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),

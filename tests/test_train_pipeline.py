@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_train_evaluation import envs, table
 from test_train_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
@@ -115,3 +117,28 @@ def test_other_numbers_are_refused():
     for steps in (-1, 2):
         with pytest.raises(ConfigError, match=f"max_off_policy_steps is {steps}; expected 0"):
             settings(max_off_policy_steps=steps).check()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path: Path, ahead: int):
+    config = overlapping(bf16_sampling=True, max_off_policy_steps=ahead)
+    pair = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = pipeline.Pipeline._publish
+
+        def publish(self: pipeline.Pipeline, version: int) -> None:
+            plain(self, version)
+            trained, sampled = (
+                dict(model.named_parameters()) for model in (self.trainer.model, self.client.engine.model)
+            )
+            pair.append(all(sampled[name].equal(value.bfloat16()) for name, value in trained.items()))
+
+        patch.setattr(pipeline.Pipeline, "_publish", publish)
+        train(tmp_path / "whole", config, two_turns())
+    assert pair and all(pair)
+    assert any(1e-4 < m["logprob_diff/max"] < 1 for m in metrics_of(tmp_path / "whole"))
+    train(tmp_path / "again", config, two_turns())
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "again")
+    assert all(
+        weight.dtype == torch.float32 for weight in load_file(tmp_path / "whole/final/model.safetensors").values()
+    )

@@ -27,8 +27,9 @@ class Pipeline:
     """Plays and trains steps.
 
     With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread. With a `kl_penalty` there is another copy, the reference: of the
-    weights that training starts from, or of those after the last `sync_reference_every` steps.
+    the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. With a `kl_penalty` there is
+    another copy, the reference: of the weights that training starts from, or of those after the last `sync_reference_every`
+    steps.
 
     Args:
         config: settings.
@@ -44,7 +45,11 @@ class Pipeline:
         self.trainer = trainer
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
-        sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if self.overlaps else loaded
+        self.copies = self.overlaps or config.bf16_sampling
+        sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if self.copies else loaded
+        if config.bf16_sampling:
+            for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
+                parameter.data = parameter.data.bfloat16()
         self.reference = copy.deepcopy(loaded.model) if config.kl_penalty else None
         self.client = EngineClient.of(sampler, max_batch=config.batch_size)
         self._player: Player | None = None
@@ -100,7 +105,7 @@ class Pipeline:
 
     def _publish(self, version: int) -> None:
         """Let the sampler have the newest weights."""
-        newest = dict(self.trainer.model.named_parameters()) if self.overlaps else None
+        newest = dict(self.trainer.model.named_parameters()) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
 

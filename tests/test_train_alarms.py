@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rove.errors import ConfigError
-from rove.train.alarms import ALARMS, AlarmLimits, entropy_collapse, started
+from rove.train.alarms import ALARMS, QUIET, AlarmLimits, entropy_collapse, started
 
 LIMITS = AlarmLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -37,6 +37,12 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
         history(entropy__all__mean=[1.0, 1.0, 0.5, 0.2, 0.1], reward__mean=[0.0] * 5),
         "0.05 nats per token, 1 in the first steps",
         {"entropy_share": 0.01},
+    ),
+    "entropy_growth": (
+        history(entropy__all__mean=[0.4, 0.4, 0.8, 1.5, 2.0]),
+        history(entropy__all__mean=[0.4, 0.4, 0.8, 1.1, 1.2]),
+        "1.75 nats per token, 0.4 in the first steps",
+        {"entropy_factor": 5.0},
     ),
     "ratio_drift": (
         history(ratio__mean=[1.0, 1.0, 1.2, 1.3]),
@@ -108,6 +114,20 @@ def test_it_is_told_once_when_it_starts(name: str):
     if name != "grad_norm_spike":  # of a second gradient as long, the first is still the exception
         assert [a for a in started([*wrong, again], LIMITS) if a.name == name] == []
     assert [a for i in range(len(right) + 1) for a in started(right[:i], LIMITS) if a.name == name] == []
+
+
+def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
+    values = [0.0, 9.0] * 20
+    come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
+    later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
+    limits = msgspec.structs.replace(LIMITS, window=1)
+    for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
+        told = [alarm.step for end in range(1, len(rows) + 1) for alarm in started(rows[:end], limits)]
+        assert told == steps
+
+
+def test_a_model_that_was_certain_may_explore():
+    assert ALARMS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
 
 
 def test_held_out_needs_enough_measurements():

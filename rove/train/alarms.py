@@ -17,6 +17,12 @@ from rove.errors import ConfigError
 History = Sequence[Mapping[str, float]]
 
 
+QUIET = 20
+"""Steps that an alarm is silent for before it is told again: some come and go around their limit."""
+RESTLESS = 0.5
+"""Nats per token up to which entropy may grow; a model that was almost certain may well explore more."""
+
+
 class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[alarms]` table: from where on something is alarming."""
 
@@ -24,6 +30,8 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Steps that are averaged before anything is compared."""
     entropy_share: float = 0.1
     """Entropy below this share of what it was in the first steps."""
+    entropy_factor: float = 3.0
+    """Entropy above this times what it was in the first steps, and above `RESTLESS`."""
     ratio: float = 0.1
     """Mean ratio to the sampler further than this from 1."""
     mismatch_kl: float = 0.01
@@ -92,6 +100,17 @@ def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
     return (
         f"entropy collapse: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the model hardly explores any "
         "more. Lower the learning rate, or raise entropy_bonus or the temperature"
+    )
+
+
+def entropy_growth(history: History, limits: AlarmLimits) -> str | None:
+    """The model says more and more at random."""
+    means = _first_and_last(history, "entropy/all/mean", limits.window)
+    if means is None or means[1] <= max(RESTLESS, limits.entropy_factor * means[0]):
+        return None
+    return (
+        f"entropy growth: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; what the model says gets random. "
+        "Lower entropy_bonus, the learning rate or the temperature, or train the model longer with SFT first"
     )
 
 
@@ -192,6 +211,7 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
     alarm.__name__: alarm
     for alarm in (
         entropy_collapse,
+        entropy_growth,
         ratio_drift,
         logprob_mismatch,
         length_growth,
@@ -204,13 +224,13 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
 
 
 def started(history: History, limits: AlarmLimits) -> list[Alarm]:
-    """The alarms that hold after the last step and did not hold after the step before."""
+    """The alarms that hold after the last step and held after none of the `QUIET` steps before."""
     if not history:
         return []
     found: list[Alarm] = []
-    before = history[:-1]
+    before = range(len(history) - 1, max(0, len(history) - 1 - QUIET), -1)
     for name, alarm in ALARMS.items():
         text = alarm(history, limits)
-        if text is not None and (not before or alarm(before, limits) is None):
+        if text is not None and all(alarm(history[:end], limits) is None for end in before):
             found.append(Alarm(int(history[-1]["step"]), name, text))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
-from rove.cli.main import KERNELS, cli
+from rove.cli.main import GARBAGE, KERNELS, cli
 from rove.runs import Run
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
@@ -581,3 +582,12 @@ def test_every_command_keeps_few_compiled_kernels(monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     CliRunner().invoke(cli, ["rl", "--help"])
     assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "128")
+
+
+def test_every_command_looks_for_garbage_less_often():
+    before = gc.get_threshold()
+    try:
+        CliRunner().invoke(cli, ["rl", "--help"])
+        assert gc.get_threshold() == GARBAGE
+    finally:
+        gc.set_threshold(*before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -30,6 +31,10 @@ COMMANDS = {
 KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 """How many compiled matrix products PyTorch's CPU libraries keep, unless the environment says so. By default 1,024 each: half
 a gigabyte and more where shapes hardly ever come back, under a server's mixed requests as in RL, and not any faster."""
+
+GARBAGE = (100_000, 10, 10)
+"""How many more objects there must be before Python looks for unreachable cycles among them (by default 700). It looks at them all,
+the libraries' own too, again and again while rollouts are made: a fifth of the CPU time of sampling a small model."""
 
 
 class LazyGroup(click.Group):
@@ -73,6 +78,7 @@ def cli(ctx: click.Context) -> None:
     """
     for variable, number in KERNELS.items():  # read once, by the import of torch, which no command has made yet
         os.environ.setdefault(variable, number)
+    gc.set_threshold(*GARBAGE)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -159,7 +159,7 @@ class Engine:
         used = None if adapter is None else lora.named(self._adapters, adapter)
         room = self._check_prompt(prompt_ids)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
-        scored = self._score_prompt(prompt_ids, sampling, used)
+        scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, used)
         self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request, used))
         self._arrivals += 1
         if self._task is None or self._task.done():
@@ -201,10 +201,8 @@ class Engine:
         return room
 
     @torch.inference_mode()
-    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling, adapter: lora.Adapter | None) -> Scored | None:
-        """Log-probabilities of the prompt's tokens where they are asked for; all of it is computed afresh for them."""
-        if asked.prompt_logprobs is None:
-            return None
+    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling, adapter: lora.Adapter | None) -> Scored:
+        """Log-probabilities of the prompt's tokens; all of it is computed afresh for them."""
         need = 8 * len(prompt_ids) * self.vocab
         if need > self._cache_bytes:
             raise ConfigError(
@@ -214,7 +212,7 @@ class Engine:
         ids = torch.tensor([list(prompt_ids)], device=self.model.device)
         with lora.applied(self.model, adapter):
             logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
-        return score(logits, ids[0, 1:], asked.prompt_logprobs)
+        return score(logits, ids[0, 1:], asked.prompt_logprobs or 0)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each of `ids[1:]` given what precedes it."""

@@ -33,8 +33,8 @@ KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"
 a gigabyte and more where shapes hardly ever come back, under a server's mixed requests as in RL, and not any faster."""
 
 GARBAGE = (100_000, 10, 10)
-"""How many more objects there must be before Python looks for unreachable cycles among them (by default 700). It looks at them all,
-the libraries' own too, again and again while rollouts are made: a fifth of the CPU time of sampling a small model."""
+"""How many more objects there must be before Python looks for unreachable cycles among them (by default 700). It looks at
+them all, the libraries' own too, over and over while rollouts are made: a fifth of the CPU time of sampling a small model."""
 
 
 class LazyGroup(click.Group):

@@ -86,11 +86,22 @@ def test_memory_needed():
     loaded = tiny_model()
     size = sum(p.nbytes for p in loaded.model.parameters())
     needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, None), longest=50)
-    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copy"] == size
+    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copies"] == size
     assert needed["activations"] == 75_000
     assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
     assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
     assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
+
+
+@pytest.mark.parametrize(
+    ("ahead", "bf16", "copies"), [(0, False, 1.0), (1, False, 2.0), (0, True, 1.0), (1, True, 1.0)]
+)
+def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float):
+    """One that matrix products read fastest, one where the sampler has weights of its own; in bf16 both are half as large."""
+    loaded = tiny_model()
+    settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["sampler's copies"] == copies * needed["weights"]
 
 
 @pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])

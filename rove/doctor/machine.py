@@ -108,10 +108,13 @@ def check_drift(trial: Trial) -> Finding:
 def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int) -> dict[str, float]:
     """Bytes a run takes, by what takes them; `longest` is the length of a rollout in tokens."""
     weights = list(loaded.model.parameters())
+    copies = (config.max_off_policy_steps > 0 or config.bf16_sampling) + decoder.supports(loaded.model)
+    if config.bf16_sampling:
+        copies /= 2
     trained = sum(p.nbytes for p in weights if p.requires_grad)
     return {
         "weights": float(sum(p.nbytes for p in weights)),
-        "sampler's copy": float(sum(p.nbytes for p in weights)) if decoder.supports(loaded.model) else 0.0,
+        "sampler's copies": float(copies * sum(p.nbytes for p in weights)),
         "reference model": float(sum(p.nbytes for p in weights)) if config.kl_penalty else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM * trained),

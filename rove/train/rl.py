@@ -108,8 +108,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Ignored where the CPU has no bf16 products; where it has, a step takes a fifth to a third less time.
     """
     bf16_sampling: bool = False
-    """Play, and measure, with a copy of the weights in bf16; what it draws otherwise, the loss's ratio corrects. Worth while
-    where matrix products are most of the sampling, with models of some millions of parameters or more."""
+    """Play, and measure, with a copy of the weights in bf16; what it draws otherwise, the loss's ratio corrects.
+
+    Saves time where the CPU has bf16 products, and the more, the larger the model; elsewhere it is slow."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0

@@ -61,21 +61,21 @@ class Decoded:
         for slot, _, _ in pieces:
             if slot.family and slot.common > (shown[slot.family].common if slot.family in shown else 0):
                 shown[slot.family] = slot
-        rows: list[int] = []
-        positions: list[int] = []
-        sources: list[int] = []
-        shared: list[int] = []
-        starts: list[int] = []
-        for slot, start, size in pieces:
-            starts.append(len(rows))
-            rows += [slot.index] * size
-            positions += range(start, start + size)
-            sources += [(shown[slot.family] if slot.family else slot).index] * size
-            shared += [slot.common] * size
-        pool = pieces[0].slot.pool
-        columns = torch.tensor((rows, positions, sources, shared), dtype=torch.long, device=pool.shape.device)
-        at, places, others, common = columns
-        return Decoded(pool, slice(before, before + len(rows)), at, places, others, common, max(positions) + 1, starts)
+        slots, firsts, sizes = zip(*pieces, strict=True)
+        sources = [shown[slot.family].index if slot.family else slot.index for slot in slots]
+        ends = list(accumulate(sizes))
+        starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+        columns = torch.tensor(
+            ([slot.index for slot in slots], firsts, sources, [slot.common for slot in slots]), dtype=torch.long
+        )
+        if ends[-1] > len(pieces):
+            repeats = torch.tensor(sizes)
+            columns = columns.repeat_interleave(repeats, 1)
+            columns[1] += torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
+        pool, longest = slots[0].pool, max(first + size for first, size in zip(firsts, sizes, strict=True))
+        return Decoded(
+            pool, slice(before, before + ends[-1]), *columns.to(pool.shape.device), longest=longest, starts=starts
+        )
 
     @cached_property
     def keys(self) -> int:
@@ -147,16 +147,16 @@ class Batch:
 
     ids: torch.Tensor
     """[N]"""
-    positions: torch.Tensor
-    """[N]"""
     most: int
-    """The largest of them."""
+    """The largest position of any."""
     last: torch.Tensor | None
     """Tokens whose logits are asked for; None = every one's."""
     count: int
     """Tokens of the decoded parts."""
     decoded: list[Decoded]
     read: list[Read]
+    positions: torch.Tensor
+    """[N − count], of the tokens that are read."""
     adapted: list[Adapted]
     """Empty where the model is asked as it is."""
 
@@ -170,7 +170,7 @@ class Batch:
         for row, start, size in step.chunks:
             ids += row.tokens[start : start + size]
         pieces = [*decode, *chunks]
-        positions = [piece.start + i for piece in pieces for i in range(piece.size)]
+        most = max(piece.start + piece.size for piece in pieces) - 1
         ends = list(accumulate(piece.size for piece in pieces))
         decoded: list[Decoded] = []
         count = 0
@@ -178,11 +178,13 @@ class Batch:
             decoded.append(Decoded.of(list(same), count))
             count = decoded[-1].tokens.stop
         read: list[Read] = []
+        positions: list[int] = []
         if not one_by_one:
             offsets = dict(
                 zip(step.chunks, (end - c.size - count for c, end in zip(chunks, ends[count:])), strict=True)
             )
             read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
+            positions = [start + i for _, start, size in chunks for i in range(size)]
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
@@ -190,7 +192,7 @@ class Batch:
         last = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
         owners = [*((row.adapter, 1) for row in step.decode), *((c.row.adapter, c.size) for c in step.chunks)]
         adapted = Adapted.of(owners, shape.device)
-        return Batch(tensor(ids), tensor(positions), max(positions), last, count, decoded, read, adapted)
+        return Batch(tensor(ids), most, last, count, decoded, read, tensor(positions), adapted)
 
 
 def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:

@@ -207,7 +207,7 @@ class Decoder:
             self.ops.attend(i, qkv[part.tokens], layer.head_norm, angles, part, seen[part.tokens])
         if batch.read:
             first = batch.count
-            turns = angles[batch.positions[first:]]
+            turns = angles[batch.positions]
             query, key, value = turned(qkv[first:], self.heads, layer.head_norm, turns)
             for part in batch.read:
                 self._read(i, part, query, key, value, seen[first:])

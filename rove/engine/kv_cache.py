@@ -90,6 +90,8 @@ class Pool:
         # A CPU lends memory when it is first written to: all there may ever be is asked for at once, and growing is free.
         self._room = budget // self.row_bytes if shape.device.type == "cpu" else 0
         self.slots: list[Slot | None] = []
+        self.used = 0
+        """Rows with a slot."""
         self.first = self.decoding = 0
         sizes = [shape.of(layer) for layer in range(shape.layers)]
         self.block = shape.block or capacity
@@ -102,7 +104,19 @@ class Pool:
     @property
     def free(self) -> int:
         """Rows that nobody uses."""
-        return self.slots.count(None)
+        return len(self.slots) - self.used
+
+    def take(self) -> Slot:
+        """The first free row; there must be one."""
+        index = self.slots.index(None)
+        slot = self.slots[index] = Slot(self, index)
+        self.used += 1
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """Nobody uses this one's row any more."""
+        self.slots[slot.index] = None
+        self.used -= 1
 
     def keys_to(self, layer: int, length: int) -> torch.Tensor:
         """At least the first `length` keys of all rows, where they are: [R, K, blocks, d, positions of a block]."""
@@ -213,7 +227,7 @@ class KVCache:
     @property
     def used(self) -> int:
         """Rows of living and kept sequences."""
-        return sum(len(pool.slots) - pool.free for pool in self.pools.values())
+        return sum(pool.used for pool in self.pools.values())
 
     def can_ever_hold(self, length: int) -> bool:
         """Whether a sequence of this length fits when it is alone."""
@@ -240,15 +254,13 @@ class KVCache:
                 pool.resize(rows + min(affordable, max(expected, rows // 2, 1)))
             elif not self._trim() and not self._evict(pool, spare):
                 return None
-        index = pool.slots.index(None)
-        slot = pool.slots[index] = Slot(pool, index)
-        return slot
+        return pool.take()
 
     def _trim(self) -> bool:
         """Give back the rows nobody uses; whether there were any."""
         loose = [pool for pool in self.pools.values() if pool.free]
         for pool in loose:
-            pool.resize(len(pool.slots) - pool.free)
+            pool.resize(pool.used)
         return bool(loose)
 
     def _evict(self, pool: Pool, spare: Slot | None) -> bool:
@@ -290,7 +302,7 @@ class KVCache:
         """Give a slot back, kept or not."""
         self.kept.pop(slot, None)
         self.index.remove(slot)
-        slot.pool.slots[slot.index] = None
+        slot.pool.give_back(slot)
 
     def forget(self, release: bool = False, scope: int | None = None) -> None:
         """Drop what is kept, of one scope or (None) of all; with `release` also the memory it took, which otherwise is there for

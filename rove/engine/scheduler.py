@@ -93,23 +93,27 @@ class Scheduler:
         """Make room, admit who fits, and say what to compute; an empty step when there is nothing to do."""
         self._make_room()
         self._admit()
-        decode = [row for row in self.running if row.pending == 1]
+        pending = [(row, row.pending) for row in self.running]
+        decode = [row for row, count in pending if count == 1]
         left = max(self.chunk - len(decode), self.chunk // 4, 1)
         chunks = []
-        for row in self.running:
-            if row.pending > 1 and left:
+        for row, count in pending:
+            if count > 1 and left:
                 assert row.slot is not None
-                size = min(row.pending, left)
+                size = min(count, left)
                 chunks.append(Chunk(row, row.slot.filled, size))
                 left -= size
         return Step(decode, chunks)
 
     def done(self, step: Step) -> list[Row]:
         """Take note that a step was computed; returns the rows whose next token can be sampled, in the step's order."""
-        for row, count in [*((row, 1) for row in step.decode), *((c.row, c.size) for c in step.chunks)]:
+        for row in step.decode:
             assert row.slot is not None
-            row.slot.filled += count
-        return [row for row in [*step.decode, *(chunk.row for chunk in step.chunks)] if row.pending == 0]
+            row.slot.filled += 1
+        for row, _, size in step.chunks:
+            assert row.slot is not None
+            row.slot.filled += size
+        return [*step.decode, *(row for row, _, _ in step.chunks if not row.pending)]
 
     def finish(self, rows: Sequence[Row]) -> None:
         """These have ended or were given up; what was computed for them is kept for whoever continues them."""
@@ -132,7 +136,8 @@ class Scheduler:
         return rows
 
     def _make_room(self) -> None:
-        for row in list(self.running):
+        full = [row for row in self.running if row.slot and len(row.tokens) > row.slot.pool.capacity]
+        for row in full:
             while row.slot is not None and len(row.tokens) > row.slot.pool.capacity:
                 larger = self.cache.grow(row.slot, len(row.tokens))
                 if larger is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+SIZE = array("I").itemsize
+"""Bytes of a packed token."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -31,8 +35,8 @@ class PrefixIndex(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, tuple[int, ...], int, T]] = []
-        self._where: dict[T, tuple[int, tuple[int, ...], int]] = {}
+        self._entries: list[tuple[int, bytes, int, T]] = []
+        self._where: dict[T, tuple[int, bytes, int]] = {}
         self._serial = count()
 
     def __len__(self) -> int:
@@ -41,19 +45,27 @@ class PrefixIndex(Generic[T]):
     def add(self, tokens: Sequence[int], value: T, scope: int = 0) -> None:
         """Put `value` (hashable) under these tokens, and under no others any more."""
         self.remove(value)
-        key = (scope, tuple(tokens), next(self._serial))  # the serial number decides before values are ever compared
+        key = (scope, _packed(tokens), next(self._serial))  # the serial number decides before values are ever compared
         self._where[value] = key
-        insort(self._entries, (*key, value), key=lambda entry: entry[:3])
+        insort(self._entries, (*key, value))
 
     def remove(self, value: T) -> None:
         """Forget `value`, if it is there."""
         key = self._where.pop(value, None)
         if key is not None:
-            del self._entries[bisect_left(self._entries, key, key=lambda entry: entry[:3])]
+            del self._entries[bisect_left(self._entries, key)]
 
     def nearest(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, T]]:
         """(shared tokens, value) of the neighbours of a sequence; none shares more than the best of these."""
-        wanted = tuple(tokens)
-        i = bisect_left(self._entries, (scope, wanted, -1), key=lambda entry: entry[:3])
+        wanted = _packed(tokens)
+        i = bisect_left(self._entries, (scope, wanted, -1))
         near = self._entries[max(0, i - 1) : i + 1]
-        return [(common_prefix(wanted, key), value) for other, key, _, value in near if other == scope]
+        return [(common_prefix(wanted, key) // SIZE, value) for other, key, _, value in near if other == scope]
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    """Bytes in the same order as the tokens, and many times faster to compare."""
+    packed = array("I", tokens)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()

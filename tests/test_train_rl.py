@@ -125,6 +125,14 @@ def test_every_step_trains_on_policy(tmp_path: Path):
         assert record.temperature == 1.25
 
 
+def test_of_several_updates_the_first_tells_whether_sampler_and_trainer_agree(tmp_path: Path):
+    train(tmp_path, settings(updates_per_batch=2), two_turns())
+    for m in metrics_of(tmp_path):
+        assert m["logprob_diff/max"] <= 1e-4
+        assert m["mismatch_kl/all/mean"] <= 1e-8
+    assert max(m["ratio/max"] for m in metrics_of(tmp_path)) > 1.001
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rl")

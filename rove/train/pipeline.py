@@ -22,6 +22,9 @@ from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
+AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
+"""Measures of how far sampler and trainer are apart."""
+
 
 class Pipeline:
     """Plays and trains steps.
@@ -132,6 +135,8 @@ def learn(
 ) -> dict[str, float]:
     """Take the optimizer steps on a step's rollouts; returns what the last one measured, and how long all took.
 
+    What tells whether sampler and trainer agree is of the first: from the second on they are meant to differ.
+
     Raises:
         TrainingError: too many steps in a row were not finite.
     """
@@ -145,16 +150,17 @@ def learn(
             batches = [batch._replace(reference=frozen_logprobs(reference, batch)) for batch in batches]
         if config.updates_per_batch > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
-        measured: dict[str, float] = {}
-        for _ in range(config.updates_per_batch):
-            measured = trainer.step(
+        measured = [
+            trainer.step(
                 batches,
                 loss,
                 divisor=trained_tokens(samples),
                 entropy_bonus=config.entropy_bonus,
                 lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
             )
-        return measured
+            for _ in range(config.updates_per_batch)
+        ]
+        return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
     if samples:
         ages = [step - sample.policy_version for sample in samples]

@@ -276,7 +276,7 @@ def play(names: Sequence[str], given: argparse.Namespace, console: Console) -> F
         variant = VARIANTS[name]
         console.print(f"\n{name}, seed {seed}: {variant.label}")
         config = config_of(variant, rl, models[variant.start], int(seed), games)
-        run_rl(config, console, folder / f"{name}-seed{seed}")
+        run_rl(msgspec.structs.replace(config, run_dir=str(folder / f"{name}-seed{seed}")), console)
     return {name: read_histories(folder, name, before[VARIANTS[name].start]) for name in names}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from rove.errors import ConfigError, nearest
 
@@ -51,7 +53,29 @@ def load(
         else:
             raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
     merge(values, {**alone, **{key: value for key, value in named.items() if value is not None}})
+    _check_known(kind, values, flags)
+    missing = _missing(kind, values)
+    if missing:
+        ways = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
+        raise ConfigError(
+            f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; give {' and '.join(ways)}, or a file "
+            f"that has {'them' if len(missing) > 1 else 'it'}: @ settings.toml"
+        )
     return convert(kind, values, flags)
+
+
+def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None:
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    for key in values:
+        if key in names:
+            continue
+        if key in flags:
+            raise ConfigError(f"'{key}' is no setting but a flag of the command: give --{key.replace('_', '-')}")
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
+
+
+def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]
 
 
 def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
@@ -63,11 +87,8 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     Raises:
         ConfigError: an unknown or missing key, or a value of the wrong type.
     """
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
-    for key in values:
-        if key not in fields:
-            raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*fields, *flags})}")
-    missing = [name for name, field in fields.items() if field.required and name not in values]
+    _check_known(kind, values, flags)
+    missing = _missing(kind, values)
     if missing:
         raise ConfigError(f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}")
     try:
@@ -75,7 +96,39 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):  # of a struct's own check
             raise error.__cause__ from None
-        raise ConfigError(f"settings: {error}") from error
+        raise ConfigError(f"settings: {_explained(str(error), values, kind)}") from error
+
+
+def _explained(message: str, values: Any, kind: Any) -> str:
+    """What msgspec says, with the value that was given, or the nearest name to an unknown one."""
+    said, _, place = message.partition(" - at `$")
+    steps = re.findall(r"\.\.\.|[^.\[\]`]+", place)
+    info = msgspec.inspect.type_info(kind)
+    for step in steps:
+        info = _below(info, step)
+        if "..." not in steps:  # which is some key of a table
+            values = values[int(step)] if isinstance(values, list) else values[step]
+    where = place.rstrip("`").lstrip(".")
+    if "..." in steps:
+        return f"{where}: {said}"
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown is None:
+        advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in said else ""
+        return f"{where} is {values!r}: {said[:1].lower()}{said[1:]}{advice}"
+    known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
+    return f"{where} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], known)}"
+
+
+def _below(info: Any, step: str) -> Any:
+    """The type of a field or an item; None where it cannot be told."""
+    for one in getattr(info, "types", (info,)):
+        if isinstance(one, msgspec.inspect.StructType):
+            return next((field.type for field in one.fields if field.name == step), None)
+        if isinstance(one, msgspec.inspect.ListType):
+            return one.item_type
+        if isinstance(one, msgspec.inspect.DictType):
+            return one.value_type
+    return None
 
 
 def check_positive(settings: Any, *names: str) -> None:

@@ -123,7 +123,8 @@ class Run:
             changes = differences(
                 {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
             )
-            if changes:
+            continued = not changes
+            if changes and not self._is_unused():
                 self.close()
                 raise RunError(
                     f"{self.path} holds a different run; what differs:\n  "
@@ -138,6 +139,14 @@ class Run:
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
         return continued
+
+    def _is_unused(self) -> bool:
+        """Whether nothing was kept here but the settings of a run that came to nothing."""
+        return not any(
+            (path := self.path / name).exists() and (path.is_dir() or path.stat().st_size)
+            for name in OWNED
+            if name not in ("config.toml", "versions.json")
+        )
 
     def _refuse_foreign(self) -> None:
         """Never write into, or empty, a folder that somebody else fills."""

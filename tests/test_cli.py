@@ -111,7 +111,7 @@ def test_version(rove: Rove):
         (["eval", *SMALL, "--jsn"], "unknown setting 'jsn'; did you mean 'json'?"),
         (["eval", *SMALL, "--num-exampls", "3"], "unknown setting 'num_exampls'; did you mean 'num_examples'?"),
         (["eval", *SMALL, "-x", "3"], "unknown flag '-x'; see --help"),
-        (["eval", *SMALL, "--seed", "five"], "Expected `int`, got `str` - at `$.seed`"),
+        (["eval", *SMALL, "--seed", "five"], "seed is 'five': expected `int`, got `str`"),
         (["eval", *SMALL, "-n", "five"], "'five' is not a valid integer"),
         (["eval", *SMALL, "-n", "0"], "num_examples is 0; expected 1 or more, or -1 for all"),
         (["eval", *SMALL, "-r", "0"], "rollouts_per_example is 0; expected more than 0"),

@@ -267,7 +267,7 @@ def test_other_files_go_below_or_above_by_their_order(rove: Rove):
             "[[eval]]\n[eval.sweep]\ntemprature = [0.1, 1]",
             "[[eval]] 1 (temprature = 0.1): unknown setting 'temprature'",
         ),
-        ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: settings: Expected `int`, got `str` - at `$.seed`"),
+        ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: settings: seed is 'x': expected `int`, got `str`"),
         ("[[eval]]\n[[eval]]\nnum_examples = 0", "suite.toml, [[eval]] 2: num_examples is 0; expected 1 or more"),
         ("[[eval]]\n[[eval]]\nenv = 'tictactoo'", "suite.toml, [[eval]] 2: no environment 'tictactoo'"),
         ("[[eval]]\n[[eval]]\nenv_args = {sed = 1}", "suite.toml, [[eval]] 2: environment 'tictactoe' has no argument"),
@@ -442,7 +442,7 @@ def test_a_run_goes_on_with_the_settings_it_had(rove: Rove):
     [
         ({"num_exampels": 3}, "[tool.rove.eval]: unknown setting 'num_exampels'; did you mean 'num_examples'?"),
         ({"base_url": "http://elsewhere"}, "[tool.rove.eval]: unknown setting 'base_url'; known: "),
-        ({"num_examples": "many"}, "[tool.rove.eval]: settings: Expected `int`, got `str` - at `$.num_examples`"),
+        ({"num_examples": "many"}, "[tool.rove.eval]: settings: num_examples is 'many': expected `int`, got `str`"),
         ({"num_examples": 0}, "[tool.rove.eval]: num_examples is 0; expected 1 or more"),
     ],
 )

@@ -180,11 +180,11 @@ def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
         (["--env-arg.seed", "3"], "unknown setting 'env_arg'; did you mean 'env_args'?"),
         (["--no-sav"], "unknown setting 'sav'; did you mean 'save'?"),
         (["--qqq", "1"], "unknown setting 'qqq'; known: env, env_args, folder, fresh, limit, rate, save, steps, tags"),
-        (["--steps", "many"], "settings: Expected `int`, got `str` - at `$.steps`"),
-        (["--steps", "1.5"], "settings: Expected `int`, got `float` - at `$.steps`"),
-        (["--tags", "[1]"], "settings: Expected `str`, got `int` - at `$.tags[0]`"),
-        (["--env_args", "3"], "settings: Expected `object`, got `int` - at `$.env_args`"),
-        (["--steps.x", "3"], "settings: Expected `int`, got `object` - at `$.steps`"),
+        (["--steps", "many"], "settings: steps is 'many': expected `int`, got `str`"),
+        (["--steps", "1.5"], "settings: steps is 1.5: expected `int`, got `float`"),
+        (["--tags", "[1]"], "settings: tags[0] is 1: expected `str`, got `int`"),
+        (["--env_args", "3"], "settings: env_args is 3: expected `object`, got `int`"),
+        (["--steps.x", "3"], "settings: steps is {'x': 3}: expected `int`, got `object`"),
         (["--save", "3"], "unexpected argument '3'; settings are given as --key value or @ file.toml"),
         (["more"], "unexpected argument 'more'; settings are given as --key value or @ file.toml"),
         (["@"], "expected a file after @"),
@@ -208,7 +208,7 @@ def test_unknown_keys_of_a_file_are_refused_too(tmp_path: Path):
 
 
 def test_missing_settings_are_named():
-    with pytest.raises(ConfigError, match="missing setting: env$"):
+    with pytest.raises(ConfigError, match=r"missing setting: env; give ENV, or a file that has it: @ settings\.toml"):
         read("--steps", "3")
 
 
@@ -271,6 +271,37 @@ def test_merging_leaves_what_is_put_on_top_as_it_was(base: dict[str, Any], over:
     merged = merge(merge(base, over), more)
     assert (over, more) == before
     assert merge(copy.deepcopy(merged), more) == merged
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    every: int = 1
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[Part] = []
+    part: Part | None = None
+    named: dict[str, Part] = {}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parts": [{}, {"evry": 1}]}, "settings: parts[1] has the unknown setting 'evry'; did you mean 'every'?"),
+        ({"part": {"evry": 1}}, "settings: part has the unknown setting 'evry'; did you mean 'every'?"),
+        ({"part": {"every": "x"}}, "settings: part.every is 'x': expected `int`, got `str`"),
+        ({"parts": {"every": 1}}, "settings: parts is {'every': 1}: expected `array`, got `object`: write [[parts]]"),
+        ({"named": {"a": {"every": None}}}, "settings: named[...].every: Expected `int`, got `null`"),
+    ],
+)
+def test_what_is_wrong_inside_tables_is_told_with_its_place(values: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        convert(Whole, values)
+    assert str(caught.value) == message
+
+
+def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():
+    with pytest.raises(ConfigError, match="'dry_run' is no setting but a flag of the command: give --dry-run"):
+        convert(Whole, {"dry_run": True}, {"dry_run"})
 
 
 def test_convert_names_all_that_is_missing():

@@ -175,13 +175,43 @@ def test_a_load_environment_that_returns_something_else(workplace):
         load_environment("toy", env_dir=workplace)
 
 
-def test_a_module_that_cannot_be_imported_raises_its_own_error_and_leaves_nothing_behind(workplace):
-    file = put(workplace, "toy", "", "import a_package_that_is_not_there\n")
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+def test_a_module_that_cannot_be_imported_is_named_with_the_line_and_leaves_nothing_behind(workplace):
+    file = put(workplace, "toy", "", "\nimport a_package_that_is_not_there\n")
+    with pytest.raises(
+        ConfigError, match=r"'toy' could not be imported: .*a_package_that_is_not_there.*toy\.py, line 2\)"
+    ):
         load_environment("toy", env_dir=workplace)
     assert "toy" not in sys.modules
     file.write_text(MODULE.replace("@", "repaired"))
     assert origin(load_environment("toy", env_dir=workplace)) == "repaired"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "wanted"),
+    [
+        ("int", "x", "int"),
+        ("int", 1.5, "int"),
+        ("bool", 3, "bool"),
+        ("float", "0.5", "float"),
+        ("int | None", [1], "int"),
+        ("str | float", {}, "float or str"),
+    ],
+)
+def test_an_argument_of_another_type_than_annotated_is_refused(workplace, annotation: str, value: object, wanted: str):
+    put(workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n")
+    with pytest.raises(ConfigError) as caught:
+        load_environment("toy", env_dir=workplace, n=value)
+    assert str(caught.value) == f"environment 'toy': n is {value!r}; expected {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [("float", 1), ("int", None), ("list[int]", "x"), ("'Unknown'", 1), ("object", 1), ("int | None", 2)],
+)
+def test_other_arguments_are_the_environments_own_business(workplace, annotation: str, value: object):
+    put(workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n")
+    with pytest.raises(RuntimeError, match="called"):
+        load_environment("toy", env_dir=workplace, n=value)
 
 
 def test_what_the_environment_says_of_itself_is_kept(workplace):

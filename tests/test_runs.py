@@ -42,7 +42,8 @@ def test_a_folder_is_started_and_then_continued(tmp_path):
 
 
 def test_another_identity_is_refused_with_what_differs(tmp_path):
-    start(tmp_path).close()
+    with start(tmp_path) as run:
+        run.append_metrics({"step": 1})
     before = (tmp_path / "config.toml").read_bytes()
     other = {"env": "toy", "sampling": {"temperature": 0.5}, "seed": 1}
     with pytest.raises(RunError) as caught:
@@ -58,8 +59,16 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
     assert (tmp_path / "config.toml").read_bytes() == before
 
 
-def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
+def test_a_folder_in_which_nothing_was_kept_is_anybodys(tmp_path):
     start(tmp_path).close()
+    with Run(tmp_path) as run:
+        assert not run.start("rl", {"new": 1}, {"seed": 1})
+    assert Run(tmp_path).config()["config"] == {"new": 1}
+
+
+def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
+    with start(tmp_path) as run:
+        run.append_metrics({"step": 1})
     refused = Run(tmp_path)
     with pytest.raises(RunError, match="holds a different run"):
         refused.start("rl", {}, IDENTITY)

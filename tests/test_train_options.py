@@ -186,6 +186,7 @@ RL: dict[str, Case] = {
     "max_bad_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
+    "run_dir": Case("elsewhere", {}, lambda ran: ran.path.exists()),
     "checkpoint_every": Case(1, TWO, names("checkpoints")),
     "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO}, names("checkpoints")),
     "evaluation": Case([HELD_OUT], {}, names("evaluations")),
@@ -217,6 +218,7 @@ SFT: dict[str, Case] = {
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
     "alarms": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alarms),
     "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, column("eval/let/reward/mean")),
+    "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
@@ -272,9 +274,9 @@ class Workshop:
             patch.syspath_prepend(str(self.folder))
             try:
                 if kind == "rl":
-                    run_rl(convert(RLConfig, settings), console, path)
+                    run_rl(convert(RLConfig, {"run_dir": str(path), **settings}), console)
                 else:
-                    run_sft(convert(SFTConfig, settings), console, path)
+                    run_sft(convert(SFTConfig, {"run_dir": str(path), **settings}), console)
             except TrainingError as raised:
                 error = str(raised)
             threads = torch.get_num_threads()

@@ -73,8 +73,9 @@ class Demo:
         self._row("teacher (script)", self.recipe.data["model"])
         self._row("base", str(model))
         self._say("3", "SFT on the teacher's games that were not lost")
-        sft = convert(SFTConfig, {"data": str(data), "model": str(model), "seed": self.seed, **self.recipe.sft})
-        trained, _ = run_sft(sft, self.console, self.folder / "sft")
+        given = {"data": str(data), "model": str(model), "seed": self.seed}
+        sft = convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
+        trained, _ = run_sft(sft, self.console)
         self._row("+ SFT", str(trained))
         for number, stage in enumerate(self.recipe.rl, start=1):
             trained = self._rl(stage, trained, number, f"rl{number}")
@@ -90,8 +91,9 @@ class Demo:
 
         self._say(str(3 + number), f"{stage['name']}: the model plays and learns")
         values = {key: value for key, value in stage.items() if key != "name"}
-        config = convert(RLConfig, {"env": self.env, "model": str(model), "seed": self.seed, **values})
-        trained = run_rl(config, self.console, self.folder / folder)[0]
+        given = {"env": self.env, "model": str(model), "seed": self.seed, "run_dir": str(self.folder / folder)}
+        config = convert(RLConfig, {**given, **values})
+        trained = run_rl(config, self.console)[0]
         self._row(f"+ {stage['name']}", str(trained))
         return trained
 

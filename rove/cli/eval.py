@@ -135,6 +135,8 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
     )
     run = start_run(config, env, client, console) if config.save else None
     examples = env.count_examples(config.num_examples, config.train)
+    if examples is not None and config.num_examples > examples:
+        console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {examples}[/yellow]")
 
     async def go(watch: Watch) -> dict[str, Any]:
         try:

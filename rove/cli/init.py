@@ -196,6 +196,6 @@ def command(name: str, multi_turn: bool, folder: str) -> None:
     hint(
         console,
         f"try it: rove eval {target.name} -m scripted:oracle{where}",
-        f"test it: python -m pytest {target}",
+        f"test it: pip install pytest; python -m pytest {target}",
         f"edit {target / target.name}.py",
     )

@@ -35,13 +35,20 @@ from rove.viewer.words import rollout_text
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
-BOOKKEEPING = {"threads", "env_dir", "checkpoint_every", "keep_checkpoints", "loggers", "alarms", "show_every"}
+BOOKKEEPING = {
+    "threads",
+    "env_dir",
+    "run_dir",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "loggers",
+    "alarms",
+    "show_every",
+}
 SMALL_BATCH = 256
 
 
-def run_rl(
-    config: RLConfig, console: Console, run_dir: str | Path | None = None, fresh: bool = False
-) -> tuple[Path, Run]:
+def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
     from rove.train.rl import train_rl
@@ -53,7 +60,7 @@ def run_rl(
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "env": environment_version(config.env, config.env_dir)}
     identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
-    run = Run(run_folder(run_dir, config.env, "rl", config.model, identity=identity))
+    run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
         run.start("rl", plain, identity, fresh)
         final = run.path / "final"
@@ -123,7 +130,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS, options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(context_settings=SETTINGS, options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...")
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
@@ -132,15 +139,15 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
 @click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.0003]")
 @click.option("-T", "--temperature", type=float, help="Sampling temperature.  [default: 1]")
 @click.option("-t", "--max-tokens", type=int, help="Most tokens in one turn.  [default: 512]")
-@click.option("--loss", help="cispo or grpo.  [default: cispo]")
+@click.option(
+    "--loss", help="cispo, grpo, dapo, dr_grpo, gspo, reinforce, or package.module:function.  [default: cispo]"
+)
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(
-    ctx: click.Context, as_json: bool, env_args: str | None, run_dir: str | None, fresh: bool, **named: Any
-) -> None:
-    """Train MODEL in ENV with GRPO-style groups and the CISPO loss.
+def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool, **named: Any) -> None:
+    """Train MODEL in ENV by reinforcement learning: groups of rollouts of one example are compared with each other.
 
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
     """
@@ -148,7 +155,7 @@ def command(
         from rove.train.rl import RLConfig
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    final, run = run_rl(config, console, run_dir, fresh)
+    final, run = run_rl(config, console, fresh)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

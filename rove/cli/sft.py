@@ -31,12 +31,10 @@ from rove.viewer.tables import curves_table
 if TYPE_CHECKING:
     from rove.train.sft import SFTConfig
 
-BOOKKEEPING = {"threads", "env_dir", "loggers", "alarms"}
+BOOKKEEPING = {"threads", "env_dir", "run_dir", "loggers", "alarms"}
 
 
-def run_sft(
-    config: SFTConfig, console: Console, run_dir: str | Path | None = None, fresh: bool = False
-) -> tuple[Path, Run]:
+def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
     from rove.train.sft import train_sft
@@ -49,7 +47,7 @@ def run_sft(
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "data": _data_identity(data)}
     identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
-    run = Run(run_folder(run_dir, "sft", config.model, identity=identity))
+    run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
         run.start("sft", plain, identity, fresh)
         final = run.path / "final"
@@ -108,7 +106,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, run_dir: str | None, fresh: bool, **named: Any) -> None:
+def command(ctx: click.Context, as_json: bool, fresh: bool, **named: Any) -> None:
     """Fine-tune MODEL on the rollouts of a run that pass the filter, to the minimum of the validation loss.
 
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
@@ -116,7 +114,7 @@ def command(ctx: click.Context, as_json: bool, run_dir: str | None, fresh: bool,
     with needs_train_extra():
         from rove.train.sft import SFTConfig
     console = console_for(as_json)
-    final, run = run_sft(settings(SFTConfig, ctx, **named), console, run_dir, fresh)
+    final, run = run_sft(settings(SFTConfig, ctx, **named), console, fresh)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

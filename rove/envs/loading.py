@@ -6,17 +6,22 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from rove.config import read_toml
 from rove.digest import digest_files
 from rove.envs.environment import Environment
-from rove.errors import ConfigError, nearest
+from rove.errors import ConfigError, Error, nearest
 
 _ROVE = Path(__file__).resolve().parents[1]
+PLAIN = {int, float, bool, str, NoneType}
+"""Types of environment arguments that are checked."""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
@@ -26,7 +31,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     last part of "owner/name@version" is the module's name, "-" read as "_".
 
     Raises:
-        ConfigError: nothing has that name, it has no `load_environment`, or an argument is unknown.
+        ConfigError: nothing has that name, it cannot be imported, it has no `load_environment`, or an argument is unknown or,
+            where it is annotated with int, float, bool or str, something else.
     """
     name = _module_name(env_id)
     module = _import(name, env_dir)
@@ -34,6 +40,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     if load is None:
         raise ConfigError(f"{module.__file__} has no load_environment(); an environment package must define it")
     _check_args(env_id, load, env_args)
+    _check_types(env_id, load, env_args)
     env = load(**env_args)
     if not isinstance(env, Environment):
         raise ConfigError(
@@ -157,9 +164,15 @@ def _import_file(name: str, file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, Error) or not isinstance(error, Exception):
+            raise
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        place = f"{file}, line {lines[-1]}" if lines else str(file)
+        raise ConfigError(
+            f"environment '{name}' could not be imported: {type(error).__name__}: {error} ({place})"
+        ) from error
     return module
 
 
@@ -171,3 +184,20 @@ def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
     for given in env_args:
         if given not in names:
             raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")
+
+
+def _check_types(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+    try:
+        hints = get_type_hints(load)
+    except Exception:  # names that only a type checker knows
+        return
+    for name, value in env_args.items():
+        hint = hints.get(name)
+        kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+        if value is None or not kinds <= PLAIN:
+            continue
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError:
+            wanted = " or ".join(sorted(kind.__name__ for kind in PLAIN & kinds - {NoneType}))
+            raise ConfigError(f"environment '{env_id}': {name} is {value!r}; expected {wanted}") from None

@@ -34,6 +34,8 @@ class LoadedModel(NamedTuple):
     def save(self, path: Path) -> None:
         """Write an ordinary Hugging Face folder."""
         self.model.save_pretrained(path)
+        for file in path.glob("*.safetensors"):  # written so that nobody else can read them
+            file.chmod((path / "config.json").stat().st_mode & 0o777)
         self.tokenizer.save_pretrained(path)
 
 

@@ -118,6 +118,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     env_dir: str | None = None
+    run_dir: str | None = None
+    """The run folder of `rove rl`; runs/ and a name made of the settings when not given."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     keep_checkpoints: int = 2

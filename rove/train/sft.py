@@ -66,6 +66,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     alarms: AlarmLimits = AlarmLimits()
     """From where on something is alarming: the `[alarms]` table."""
     env_dir: str | None = None
+    run_dir: str | None = None
+    """The run folder of `rove sft`; runs/ and a name made of the settings when not given."""
     """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
     """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the

@@ -27,8 +27,9 @@ from rove.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
 from rove.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
 from rove.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
 from rove.rescore import rescore
-from rove.rubrics import Rubric, RubricGroup, group_reward
+from rove.rubrics import JudgeRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.runs import Run
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price, compare
 
@@ -69,6 +70,7 @@ __all__ = [
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",
+    "JudgeRubric",
     "LimitReachedError",
     "Limits",
     "MaybeThinkParser",
@@ -106,11 +108,13 @@ __all__ = [
     "UserMessage",
     "XMLParser",
     "as_client",
+    "ask",
     "cleanup",
     "compare",
     "evaluate",
     "generate",
     "group_reward",
+    "judge_agreement",
     "load_environment",
     "make_dataset",
     "rescore",

@@ -1,6 +1,7 @@
 """Scoring finished rollouts."""
 
 from rove.rubrics.group import RubricGroup
+from rove.rubrics.judge import JudgeRubric, judge_agreement
 from rove.rubrics.rubric import Rubric, group_reward
 
-__all__ = ["Rubric", "RubricGroup", "group_reward"]
+__all__ = ["JudgeRubric", "Rubric", "RubricGroup", "group_reward", "judge_agreement"]

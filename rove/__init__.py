@@ -23,11 +23,18 @@ from rove.errors import (
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
-from rove.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from rove.parsers import (
+    MaybeThinkParser,
+    Parser,
+    ThinkParser,
+    XMLParser,
+    extract_boxed_answer,
+    extract_hash_answer,
+)
 from rove.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
 from rove.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
 from rove.rescore import rescore
-from rove.rubrics import JudgeRubric, Rubric, RubricGroup, group_reward, judge_agreement
+from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.runs import Run
 from rove.seats import ask
 from rove.state import State
@@ -73,6 +80,7 @@ __all__ = [
     "JudgeRubric",
     "LimitReachedError",
     "Limits",
+    "MathRubric",
     "MaybeThinkParser",
     "Message",
     "Messages",
@@ -112,6 +120,8 @@ __all__ = [
     "cleanup",
     "compare",
     "evaluate",
+    "extract_boxed_answer",
+    "extract_hash_answer",
     "generate",
     "group_reward",
     "judge_agreement",

@@ -69,7 +69,7 @@ def test_tokens_and_cost_by_seat() -> None:
     for record in roll(Quarrel(says("so there"), turns=2), says("x")):
         tally.add(record)
     assert tally.summary()["seats"] == {
-        "opponent": {"calls": 4, "prompt_tokens": 16, "completion_tokens": 8, "cost": 8.0}
+        "opponent": {"calls": 4, "prompt_tokens": 14, "completion_tokens": 8, "cost": 8.0}
     }
     assert "seats" not in Tally().summary()
 

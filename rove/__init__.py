@@ -6,7 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rove.clients.scripted import ScriptedClient
-from rove.envs import Environment, MultiTurnCompletionEnv, MultiTurnEnv, SingleTurnEnv, cleanup, stop, teardown
+from rove.envs import (
+    EnvGroup,
+    Environment,
+    MultiTurnCompletionEnv,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    cleanup,
+    stop,
+    teardown,
+)
 from rove.envs.loading import load_environment
 from rove.errors import (
     ConfigError,
@@ -72,6 +81,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "EmptyModelResponseError",
+    "EnvGroup",
     "Environment",
     "Error",
     "InferenceEngine",

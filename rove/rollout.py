@@ -141,7 +141,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     try:
         with _contained(state):
             state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
-            await _play(env, state, turn, _shorter(env.timeout_seconds, timeout_seconds))
+            await _play(env, state, turn, _shorter(env.time_limit(state), timeout_seconds))
     finally:  # cancelled, too, a rollout frees what it holds
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
@@ -254,7 +254,7 @@ def make_record(
         timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
         temperature=temperature,
         step=step,
-        env_id=str(job.example.get("env_id") or ""),
+        env_id=state.get("env_id", ""),
         seats=state.get("seats") or {},
     )
 

@@ -28,6 +28,7 @@ async def ask(
 
     The step is kept in `state["seats"][seat]` and in the record's `seats`: never in the trajectory, so that it is neither
     trained on nor counted as the model's. Its random stream comes from the rollout's seed, the seat and how often it was asked.
+    While a rollout is played again to be rescored, `state["seat_clients"]` has who answers instead, by seat.
 
     Args:
         messages: the conversation as this player sees it: a text is said by the user, and its own turns are the assistant's.
@@ -53,7 +54,7 @@ async def ask(
             state=state,
         )
         started = time.perf_counter()
-        response = await client.respond(request)
+        response = await state.get("seat_clients", {}).get(seat, client).respond(request)
         record_answer(state, seat, request, response, time.perf_counter() - started)
     return response.message
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -86,6 +88,36 @@ def test_an_opponent_that_fails_is_an_error_of_its_seat() -> None:
         ["HTTP 503"],
     )
     assert record.scores is None and len(record.steps) == 1
+
+
+def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def other(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        asked.append(messages[-1].content)
+        return f"answer {len(asked)}"
+
+    def length(completion: vf.Messages) -> float:
+        return float(len(completion))
+
+    asyncio.run(vf.evaluate(Quarrel(says(other)), says("x"), run=tmp_path / "run"))
+    before = len(asked)
+    with vf.Run(tmp_path / "run") as run:
+        env = Quarrel(says(other), rubric=vf.Rubric([length]))
+        summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
+        assert (summary["failed"], summary["reward"]["mean"], len(asked)) == (0, 6.0, before)
+        assert summary["seats"]["opponent"]["calls"] == 6
+        changed = asyncio.run(vf.generate(Deaf(says(other)), says("x"), run=None))
+        assert len(changed) == 2  # it plays, but not as those that were recorded did
+        failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed"))["errors"]
+        assert failed == {"replay: ReplayError": 2}
+
+
+class Deaf(Quarrel):
+    """Its opponent sees nothing of what was said."""
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+        return (await vf.ask(state, "say something", self.other, seat="opponent"))["content"]
 
 
 async def test_mistakes_of_the_caller() -> None:

@@ -201,6 +201,10 @@ class Environment(ABC):
         """`evaluate` for code that is not async."""
         return asyncio.run(self.evaluate(client, model, **options))
 
+    def time_limit(self, state: State) -> float | None:
+        """Wall seconds that this rollout may take; None = no limit."""
+        return self.timeout_seconds
+
     async def check_stops(self, state: State) -> bool:
         """Run the stop conditions; the first that holds becomes `state["stop_condition"]`."""
         for method in self._stops:

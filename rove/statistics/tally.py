@@ -249,17 +249,22 @@ class Tally:
         }
         if needed is None or examples < needed:
             summary["too_few"] = _too_few(examples, needed)
+        return summary | self._where_there_are()
+
+    def _where_there_are(self) -> dict[str, Any]:
+        """What not every evaluation has: other seats, several environments, a price."""
+        found: dict[str, Any] = {}
         if self.seats.usage:
-            summary["seats"] = self.seats.summary()
+            found["seats"] = self.seats.summary()
         if self.environments:
-            summary["environments"] = {
+            found["environments"] = {
                 name: {**column.estimate._asdict(), "examples": column.examples, "rollouts": sum(column.counts)}
                 for name, column in self.environments.items()
             }
         if self.price is not None:
             total = self.price.of(self.usage)
-            summary["cost"] = {"total": total, "per_rollout": _share(total, self.rollouts)}
-        return summary
+            found["cost"] = {"total": total, "per_rollout": _share(total, self.rollouts)}
+        return found
 
     def _passes(self) -> dict[str, dict[str, dict[str, float]]]:
         """pass@k and pass^k by k, as text: keys of JSON are."""

@@ -118,8 +118,8 @@ class Environment(ABC):
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
-        if parser is not None and not self.rubric.has_own_parser:
-            self.rubric.parser = parser
+        if parser is not None:
+            self.rubric.adopt_parser(parser)
         self.parser: Parser = parser or self.rubric.parser
         self.sampling_args = dict(sampling_args or {})
         self.timeout_seconds: float | None = None

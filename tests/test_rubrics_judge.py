@@ -15,6 +15,7 @@ import rove as vf
 from rove.errors import ConfigError, InvalidModelResponseError, MissingKeyError, ModelError
 from rove.messages import AssistantMessage, SystemMessage, UserMessage
 from rove.protocols import Request, Response
+from rove.rubrics import panel
 from rove.rubrics.judge import question_of
 from rove.rubrics.panel import make_judges
 
@@ -213,6 +214,15 @@ def test_equal_questions_share_one_call_and_its_tokens_count_once() -> None:
     assert len(judge.requests) == 4
 
 
+async def test_only_the_latest_judgments_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel, "REMEMBERED", 2)
+    judge = Asked("yes")
+    rubric = judging(judge)
+    for said in ("a", "b", "a", "c", "a"):  # the oldest goes, however often it is asked for
+        await rubric.verdict("?", said, "")
+    assert len(judge.requests) == 4
+
+
 def test_without_cache_every_question_is_asked() -> None:
     judge = Asked("yes")
     roll(Quiz(1, rubric=judging(judge, cache=False)), says("same"), rollouts_per_example=3)
@@ -317,6 +327,14 @@ async def test_an_endpoint_without_structured_output_is_asked_in_words() -> None
         records = await vf.generate(Quiz(3, rubric=judging(client)), says("0"), max_concurrent=1)
         await client.close()
     assert [record.reward for record in records] == [1.0, 1.0, 1.0] and server.requests == 4
+
+
+async def test_the_judges_own_limit_holds() -> None:
+    async with FaultEndpoint(reply=lambda body: "yes", together=2) as server:
+        client = vf.OpenAIClient(server.base_url, "key", max_concurrent=2)
+        records = await vf.generate(Quiz(8, rubric=judging(client)), says("0"), max_concurrent=8)
+        await client.close()
+    assert len(records) == server.requests == 8 and server.peak_in_flight == 2
 
 
 async def test_an_endpoint_that_refuses_everything_is_an_error() -> None:

@@ -6,7 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rove.clients.scripted import ScriptedClient
-from rove.envs import Environment, MultiTurnCompletionEnv, MultiTurnEnv, SingleTurnEnv, cleanup, stop, teardown
+from rove.envs import (
+    EnvGroup,
+    Environment,
+    MultiTurnCompletionEnv,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    cleanup,
+    stop,
+    teardown,
+)
 from rove.envs.loading import load_environment
 from rove.errors import (
     ConfigError,
@@ -23,12 +32,20 @@ from rove.errors import (
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
-from rove.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from rove.parsers import (
+    MaybeThinkParser,
+    Parser,
+    ThinkParser,
+    XMLParser,
+    extract_boxed_answer,
+    extract_hash_answer,
+)
 from rove.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
 from rove.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
 from rove.rescore import rescore
-from rove.rubrics import Rubric, RubricGroup, group_reward
+from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.runs import Run
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price, compare
 
@@ -64,13 +81,16 @@ __all__ = [
     "Client",
     "ConfigError",
     "EmptyModelResponseError",
+    "EnvGroup",
     "Environment",
     "Error",
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",
+    "JudgeRubric",
     "LimitReachedError",
     "Limits",
+    "MathRubric",
     "MaybeThinkParser",
     "Message",
     "Messages",
@@ -106,11 +126,15 @@ __all__ = [
     "UserMessage",
     "XMLParser",
     "as_client",
+    "ask",
     "cleanup",
     "compare",
     "evaluate",
+    "extract_boxed_answer",
+    "extract_hash_answer",
     "generate",
     "group_reward",
+    "judge_agreement",
     "load_environment",
     "make_dataset",
     "rescore",

@@ -52,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What one rollout may use."""
     price: Price | None = None
     """What tokens cost: for `limits.max_cost`, `budget` and the summary."""
+    seat_prices: dict[str, Price] = {}
+    """What tokens of other seats than the model cost, such as {"judge": …}: for the summary, and `budget` in this session."""
     budget: float | None = None
     """What the whole run may cost, earlier sessions and failed rollouts included. When it is spent no further rollout is
     started; those that run are finished."""
@@ -128,6 +130,8 @@ class _Evaluation:
 
     def _keep(self, record: RolloutRecord) -> None:
         self.spent += self.price.of(record.usage)
+        for seat, price in self.options.seat_prices.items():
+            self.spent += sum(price.of(step.usage) for step in record.seats.get(seat, []))
         if self.run is not None:
             self.run.append_rollout(record)
 
@@ -260,7 +264,8 @@ async def evaluate(
     """
     tell = on_record or (lambda record: None)
     with _opened(run, env, client, model, options) as evaluation:
-        tally = Tally(price=evaluation.options.price, pass_threshold=evaluation.options.pass_threshold)
+        told = evaluation.options
+        tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
 
         def count(record: RolloutRecord | Outcome) -> None:
             tally.add(record)

@@ -228,3 +228,27 @@ def _between(text: str, name: str, last: bool) -> str | None:
 def _is_tidy(raw: str) -> bool:
     inner = raw.strip()
     return raw in (inner, f"\n{inner}", f"{inner}\n", f"\n{inner}\n")
+
+
+def extract_boxed_answer(text: str, strict: bool = False) -> str:
+    """What stands in the last complete `\\boxed{…}`, braces inside it included.
+
+    Args:
+        strict: without one return "" instead of the whole text.
+    """
+    opened: list[int] = []  # where the braces begin that are open; -1 for those that box nothing
+    first, last = -1, -1
+    for found in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
+        token = found[0]
+        if token == "}":
+            start = opened.pop() if opened else -1
+            if start > first:
+                first, last = start, found.start()
+        elif token == "{" or token.startswith("\\boxed"):
+            opened.append(-1 if token == "{" else found.end())
+    return text[first:last] if first >= 0 else "" if strict else text
+
+
+def extract_hash_answer(text: str) -> str:
+    """What follows the last `####`, as GSM8K writes its answers, stripped; the whole text without one."""
+    return text.rpartition("####")[2].strip() if "####" in text else text

@@ -142,6 +142,10 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     step: int | None = None
     """Training step that sampled it; None outside RL."""
     schema_version: int = SCHEMA_VERSION
+    env_id: str = ""
+    """Which environment of an `EnvGroup` it was played in, "outer/inner" in nested ones; "" outside of groups."""
+    seats: dict[str, list[TrajectoryStep]] = {}
+    """What others than the model said, by seat: judges, opponents, simulated users. Not in `usage`, never trained on."""
 
     @property
     def reward(self) -> float | None:
@@ -164,6 +168,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
             self.step,
             [step.seconds for step in self.steps],
             sum(len(step.attempts) for step in self.steps),
+            self.env_id,
+            {seat: [step.usage for step in steps] for seat, steps in self.seats.items()},
         )
 
 
@@ -184,6 +190,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """Wall time of each answer of the model."""
     retries: int = 0
     """Failed tries before those answers."""
+    env_id: str = ""
+    """See `RolloutRecord.env_id`."""
+    seats: dict[str, list[Usage]] = {}
+    """Tokens of each answer of every other seat."""
 
     @property
     def reward(self) -> float | None:
@@ -216,6 +226,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
 class _StoredRecord(msgspec.Struct, frozen=True):
     record: RolloutRecord
     steps: list[_StoredStep]
+    seats: dict[str, list[_StoredStep]] = {}
 
 
 class _StoredTurn(msgspec.Struct, frozen=True):
@@ -223,9 +234,14 @@ class _StoredTurn(msgspec.Struct, frozen=True):
     attempts: list[str] = []
 
 
+class _StoredSeatTurn(msgspec.Struct, frozen=True):
+    usage: Usage = Usage()
+
+
 class _StoredOutcome(msgspec.Struct, frozen=True):
     record: Outcome
     steps: list[_StoredTurn]
+    seats: dict[str, list[_StoredSeatTurn]] = {}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -325,7 +341,8 @@ _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 def encode_record(record: RolloutRecord) -> bytes:
     """One JSON line, without the newline; what JSON cannot hold (a tool may return anything) becomes what it can."""
-    stored = _StoredRecord(msgspec.structs.replace(record, steps=[]), _store(record.steps))
+    bare, seats = msgspec.structs.replace(record, steps=[], seats={}), record.seats.items()
+    stored = _StoredRecord(bare, _store(record.steps), {seat: _store(steps) for seat, steps in seats})
     try:
         return _encoder.encode(stored)
     except (TypeError, UnicodeEncodeError):
@@ -341,12 +358,12 @@ def decode_record(line: bytes) -> RolloutRecord:
     stored = _decoded(_decoder, line)
     if stored.record.schema_version > SCHEMA_VERSION:
         raise RunError(
-            f"this rollout was written with schema {stored.record.schema_version}, this rove reads up to {SCHEMA_VERSION}: "
-            "upgrade rove"
+            f"this rollout has schema {stored.record.schema_version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove"
         )
     return msgspec.structs.replace(
         stored.record,
         steps=_restore(stored.steps),
+        seats={seat: _restore(steps) for seat, steps in stored.seats.items()},
         prompt=[Message(m) for m in stored.record.prompt],
         completion=[Message(m) for m in stored.record.completion],
     )
@@ -363,6 +380,7 @@ def decode_outcome(line: bytes) -> Outcome:
         stored.record,
         turn_seconds=[step.seconds for step in stored.steps],
         retries=sum(len(step.attempts) for step in stored.steps),
+        seats={seat: [step.usage for step in steps] for seat, steps in stored.seats.items()},
     )
 
 

@@ -258,12 +258,18 @@ class _Replay(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Play one rollout by its record, whoever `turn` would ask."""
         answers = _Answers(self._expected[state["seed"]])
+        others = answers.record.seats.items()
+        state["seat_clients"] = {
+            seat: _Answers(msgspec.structs.replace(answers.record, steps=steps, stop_condition=None))
+            for seat, steps in others
+        }
         limit: LimitReachedError | None = None
         try:
             await self.env.run(state, make_turn(answers, "", Sampling()))
         except LimitReachedError as reached:
             limit = reached
         finally:
+            del state["seat_clients"]  # a rubric that asks does so anew
             steps = zip(state["trajectory"], answers.record.steps)
             state["trajectory"][:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
         answers.check_end(state, limit is not None)

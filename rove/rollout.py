@@ -130,6 +130,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     state = State(
         input=job.example,
         trajectory=[],
+        seats={},
         completion=[],
         seed=derive_seed(job.seed, job.key, job.index),
         env_seed=derive_seed(job.seed, job.key),
@@ -140,7 +141,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     try:
         with _contained(state):
             state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
-            await _play(env, state, turn, _shorter(env.timeout_seconds, timeout_seconds))
+            await _play(env, state, turn, _shorter(env.time_limit(state), timeout_seconds))
     finally:  # cancelled, too, a rollout frees what it holds
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
@@ -253,6 +254,8 @@ def make_record(
         timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
         temperature=temperature,
         step=step,
+        env_id=state.get("env_id", ""),
+        seats=state.get("seats") or {},
     )
 
 
@@ -262,5 +265,5 @@ def try_record(
     """`make_record`, and if the environment left a state that no record can be made of, one of that error."""
     with _contained(state), phase("rollout"):
         return make_record(job, state, scores, temperature, step)
-    empty = State(state, trajectory=[], completion=[], prompt=job.example["prompt"], error=state["error"])
+    empty = State(state, trajectory=[], seats={}, completion=[], prompt=job.example["prompt"], error=state["error"])
     return make_record(job, empty, None, temperature, step)

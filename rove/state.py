@@ -11,8 +11,9 @@ class State(dict[str, Any]):
     """Mutable memory of one rollout: what `setup_state` and `env_response` write, what rubrics read.
 
     `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. Set by rove:
-    `trajectory` (steps so far, whose `reward` may be set), `completion` (messages after the prompt; in completion mode a
-    text), `seed` (this rollout's), `env_seed` (shared by the siblings of its group), `stop_condition`, `is_truncated`, `error`.
+    `trajectory` (steps so far, whose `reward` may be set), `seats` (steps of others than the model, by seat; see `rove.ask`),
+    `completion` (messages after the prompt; in completion mode a text), `seed` (this rollout's), `env_seed` (shared by the
+    siblings of its group), `stop_condition`, `is_truncated`, `error`.
     Environments add any key.
     """
 

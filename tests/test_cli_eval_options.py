@@ -52,7 +52,10 @@ class Asks(vf.MultiTurnEnv):
         state["peak"] = await peak("playing")
 
     async def env_response(self, messages, state, **kwargs):
+        await vf.ask(state, "and now?", other, seat="other")
         return "and?"
+
+other = vf.ScriptedClient(lambda messages, state, rng: "ask on", "other")
 
 def knows(messages, state, rng):
     return state["answer"]
@@ -135,6 +138,7 @@ CASES: dict[str, Case] = {
     "max_scoring": Case(1, {}, metric("scoring")),
     "limits": Case({"max_turns": 1}),
     "price": Case({"input": 1.0, "output": 2.0}, {}, lambda ran: ran.summary.get("cost")),
+    "seat_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda ran: ran.summary["seats"]),
     "budget": Case(1e-9, {**PRICE, **ONE_BY_ONE}, count),
     "max_errors": Case(1.0, {**BROKEN, **ONE_BY_ONE}, lambda ran: ran.error),
     "fail_fast": Case(True, BROKEN, lambda ran: ran.error),

@@ -149,6 +149,16 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
     assert (done.returncode, done.stderr) == (1, refusal)
 
 
+def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = "\n".join(blocks("docs/judging.md", "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "judging", "docs/judging.md", 0)
+    assert len(test.examples) > 40
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
 @pytest.fixture
 def ports() -> Callable[[str], str]:
     """Replaces the ports of a page by free ones."""

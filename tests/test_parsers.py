@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
-from rove.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from rove.parsers import (
+    MaybeThinkParser,
+    Parser,
+    ThinkParser,
+    XMLParser,
+    extract_boxed_answer,
+    extract_hash_answer,
+)
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -334,3 +342,38 @@ def test_hostile_text_takes_linear_time():
     assert parser.parse(hostile).think is None
     assert parser.format_score(hostile) == 0.0
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"so \boxed{4}", "4"),
+        (r"\boxed{\frac{1}{2}} and no more }", r"\frac{1}{2}"),
+        (r"first \boxed{1}, then \boxed {2}.", "2"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"{ \boxed{\{1, 2\}} ", r"\{1, 2\}"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_the_last_complete_box(text: str, inside: str) -> None:
+    assert extract_boxed_answer(text) == extract_boxed_answer(text, strict=True) == inside
+
+
+def test_text_without_a_box() -> None:
+    assert extract_boxed_answer("just 4") == "just 4"
+    assert extract_boxed_answer("just 4", strict=True) == ""
+    assert extract_boxed_answer(r"\boxed{" * 200_000, strict=True) == ""
+
+
+@given(st.text("ab{}\\ ", max_size=30))
+def test_what_is_boxed_is_balanced(text: str) -> None:
+    inside = extract_boxed_answer(rf"{text} \boxed{{4}}", strict=True)
+    bare = re.sub(r"\\[\\{}]", "", inside)
+    assert bare.count("{") == bare.count("}")
+
+
+def test_answers_after_hashes() -> None:
+    assert extract_hash_answer("2 + 2 = 4\n#### 4 ") == "4"
+    assert extract_hash_answer("#### 3, no: #### 4") == "4"
+    assert extract_hash_answer("4") == "4"

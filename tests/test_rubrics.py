@@ -610,3 +610,10 @@ def test_rubric_group_tears_all_down_even_after_a_failure():
         asyncio.run(RubricGroup([Held("a"), Held("b", fails=True), Held("c")]).teardown())
     assert sorted(torn) == ["a", "b", "c"]
     assert asyncio.run(Rubric().teardown()) is None
+
+
+def test_a_group_hands_the_parser_of_the_environment_on() -> None:
+    tagged, own = XMLParser(["answer"]), Parser()
+    group = RubricGroup([Rubric([correct]), Rubric(parser=own)])
+    group.adopt_parser(tagged)
+    assert [rubric.parser for rubric in group.rubrics] == [tagged, own] and group.parser is tagged

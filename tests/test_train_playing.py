@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import record_of
 from test_train_rl import Killed, letters, metrics_of, rollouts_of, settings, train, weights_of
 
 import rove as vf
 from rove.errors import ConfigError
+from rove.records import Scores
+from rove.train.playing import rollout_metrics
 
 LEVELS = [3, 1, 2, 0] * 4
 
@@ -148,3 +151,11 @@ def test_impossible_settings_are_refused_at_the_start(tmp_path: Path):
         train(tmp_path, settings(stratify="lvl"), Moody())
     with pytest.raises(ConfigError, match="no rows"):
         train(tmp_path, settings(), vf.SingleTurnEnv(dataset=[]))
+
+
+def test_rollouts_of_several_environments_have_metrics_of_their_own() -> None:
+    a = record_of(scores=Scores(1.0, {"win": 1.0, "form": 0.5}, {}, {"turns": 2.0}))
+    b = record_of(scores=Scores(0.0, {"form": 0.0}, {}, {"turns": 4.0, "length": 7.0}))
+    told = rollout_metrics([b, a])
+    assert (told["reward/win"], told["reward/form"]) == (1.0, 0.25)
+    assert (told["metrics/turns"], told["metrics/length"]) == (3.0, 7.0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made import made_run, record, scores
 
 import rove as vf
-from rove.records import ErrorInfo
+from rove.records import ErrorInfo, TrajectoryStep
 from rove.runs import Run
 from rove.statistics import Tally
 from rove.viewer.chat import MESSAGE_LIMIT, ROLLOUT_LIMIT, rollout_html
@@ -128,7 +128,7 @@ def test_nothing_a_rollout_says_becomes_html(tmp_path: Path):
     common: dict[str, Any] = {"example_key": EVIL, "answer": EVIL, "info": {EVIL: EVIL}, "stop_condition": EVIL}
     evil = [
         record(0, 0, prompt=[{"role": "user", "content": EVIL}], completion=said, **common),
-        record(0, 1, scores=vf.Scores(1.0, {EVIL: 1.0}, {EVIL: 1.0}, {EVIL + "2": 0.0}), **common),
+        record(0, 1, scores=vf.Scores(1.0, {EVIL: 1.0}, {EVIL: 1.0}, {EVIL + "2": 0.0}, {EVIL: [EVIL]}), **common),
         record(0, 2, None, **{**common, "error": error}),
     ]
     run = made_run(tmp_path / "run", evil, env=EVIL, model=EVIL, env_args={"text": EVIL})
@@ -270,6 +270,16 @@ def test_reasoning_and_tool_calls_are_folded():
     assert "&quot;x&quot;: 1" in shows
     assert "truncated" in shows
     assert 'class="message tool"' in shows
+
+
+def test_what_others_said_is_folded():
+    step = TrajectoryStep([], [{"role": "assistant", "content": "<b>ten</b>, no less"}])
+    judged = {"judge": [[{"judge": "strict", "said": "yes & no", "shared": False}]]}
+    one = record(scores=vf.Scores(1.0, {}, {}, {}, judged), seats={"seller": [step], "judge": [step]})
+    shows = rollout_html(one, "r")
+    assert "yes &amp; no" in shows and "<summary>judge</summary>" in shows
+    assert "&lt;b&gt;ten&lt;/b&gt;, no less" in shows and "<summary>seat seller</summary>" in shows
+    assert "seat judge" not in shows  # the scores tell
 
 
 def test_a_long_rollout_is_cut_and_says_so():

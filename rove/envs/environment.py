@@ -118,8 +118,8 @@ class Environment(ABC):
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
-        if parser is not None and not self.rubric.has_own_parser:
-            self.rubric.parser = parser
+        if parser is not None:
+            self.rubric.adopt_parser(parser)
         self.parser: Parser = parser or self.rubric.parser
         self.sampling_args = dict(sampling_args or {})
         self.timeout_seconds: float | None = None
@@ -200,6 +200,10 @@ class Environment(ABC):
     def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """`evaluate` for code that is not async."""
         return asyncio.run(self.evaluate(client, model, **options))
+
+    def time_limit(self, state: State) -> float | None:
+        """Wall seconds that this rollout may take; None = no limit."""
+        return self.timeout_seconds
 
     async def check_stops(self, state: State) -> bool:
         """Run the stop conditions; the first that holds becomes `state["stop_condition"]`."""

@@ -1,6 +1,8 @@
 """Scoring finished rollouts."""
 
 from rove.rubrics.group import RubricGroup
+from rove.rubrics.judge import JudgeRubric, judge_agreement
+from rove.rubrics.math import MathRubric
 from rove.rubrics.rubric import Rubric, group_reward
 
-__all__ = ["Rubric", "RubricGroup", "group_reward"]
+__all__ = ["JudgeRubric", "MathRubric", "Rubric", "RubricGroup", "group_reward", "judge_agreement"]

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from rove.errors import ConfigError
+from rove.parsers import Parser
 from rove.records import Scores
 from rove.rubrics.rubric import RewardFunc, Rubric, function_name, merge_scores
 from rove.state import State
@@ -43,6 +44,12 @@ class RubricGroup(Rubric):
     def add_class_object(self, name: str, obj: Any) -> None:
         """Add a class object to the first rubric; see `Rubric.add_class_object`."""
         self.rubrics[0].add_class_object(name, obj)
+
+    def adopt_parser(self, parser: Parser) -> None:
+        """Hand the environment's parser to every rubric that was given none."""
+        for rubric in self.rubrics:
+            rubric.adopt_parser(parser)
+        self.parser = self.rubrics[0].parser
 
     @property
     def names(self) -> list[str]:

@@ -142,6 +142,11 @@ class Rubric:
         """Add a function that is only reported; otherwise like `add_reward_func`."""
         self.add_reward_func(func, weight, name)
 
+    def adopt_parser(self, parser: Parser) -> None:
+        """Take the environment's parser, unless one was given."""
+        if not self.has_own_parser:
+            self.parser = parser
+
     def add_class_object(self, name: str, obj: Any) -> None:
         """Make `obj` available to every function as the argument `name`.
 

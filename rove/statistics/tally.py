@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -112,6 +112,34 @@ class Columns:
         return place
 
 
+class Seats:
+    """Calls and tokens of others than the model, by seat.
+
+    Args:
+        prices: of the tokens of each seat that has one.
+    """
+
+    def __init__(self, prices: Mapping[str, Price]) -> None:
+        self.prices = prices
+        self.calls: Counter[str] = Counter()
+        self.usage: dict[str, Usage] = {}
+
+    def add(self, seats: Mapping[str, Sequence[Usage]]) -> None:
+        """Count the tokens of each answer of each seat in one rollout."""
+        for seat, used in seats.items():
+            self.calls[seat] += len(used)
+            self.usage[seat] = sum(used, self.usage.get(seat, Usage()))
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """`calls`, `prompt_tokens`, `completion_tokens`, and `cost` where the seat has a price."""
+        told: dict[str, dict[str, float]] = {}
+        for seat, used in self.usage.items():
+            told[seat] = {"calls": self.calls[seat], **msgspec.structs.asdict(used)}
+            if seat in self.prices:
+                told[seat]["cost"] = self.prices[seat].of(used)
+        return told
+
+
 class Tally:
     """Statistics of an evaluation, gathered rollout by rollout.
 
@@ -120,11 +148,20 @@ class Tally:
     Args:
         pass_threshold: a rollout whose reward is at least this passes.
         price: what tokens cost. Default: no cost is told.
+        seat_prices: likewise of other seats than the model, such as a judge.
     """
 
-    def __init__(self, *, pass_threshold: float = 1.0, price: Price | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pass_threshold: float = 1.0,
+        price: Price | None = None,
+        seat_prices: Mapping[str, Price] | None = None,
+    ) -> None:
         self.pass_threshold = pass_threshold
         self.price = price
+        self.seats = Seats(seat_prices or {})
+        self.environments: dict[str, Column] = {}
         self.rollouts = self.failed = self.truncated = self.retries = 0
         self.usage = Usage()
         self.errors: dict[str, int] = {}
@@ -139,6 +176,7 @@ class Tally:
         self.truncated += record.is_truncated
         self.usage = self.usage + record.usage
         outcome = record.outcome if isinstance(record, RolloutRecord) else record
+        self.seats.add(outcome.seats)
         self.retries += outcome.retries
         for seconds in outcome.turn_seconds:
             self._seconds["answer"][_rounded(seconds)] += 1
@@ -153,6 +191,8 @@ class Tally:
         self.stops[stop] = self.stops.get(stop, 0) + 1
         place = self._columns.add(record.example_key, record.scores)
         self._passed.add(place, record.scores.reward >= self.pass_threshold - TOLERANCE)
+        if record.env_id:
+            self.environments.setdefault(record.env_id, Column()).add(place, record.scores.reward)
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain values; what JSON cannot hold (nan) it writes as null.
@@ -166,7 +206,9 @@ class Tally:
         Beside them: `retries` (failed tries before answers), `error_share` and `truncation_share` of all rollouts,
         `tokens_per_rollout` (means over all rollouts),
         `latency` in seconds, to three digits (`answer`: every answer of the model; `rollout`: scored ones, whole), `cost`
-        where there is a price. `needed_examples` is how many a run needs so that it can be told from another one like it,
+        where there is a price (of the model's tokens alone). `seats` has calls, tokens and cost of whoever else was asked, such
+        as a judge, and `environments` the reward in each member of an `EnvGroup`; neither is there where there are none.
+        `needed_examples` is how many a run needs so that it can be told from another one like it,
         on other examples, when their true rewards are 0.02 apart (unpaired, see `needed_examples`); with fewer,
         `too_few` says so.
         """
@@ -207,10 +249,22 @@ class Tally:
         }
         if needed is None or examples < needed:
             summary["too_few"] = _too_few(examples, needed)
+        return summary | self._where_there_are()
+
+    def _where_there_are(self) -> dict[str, Any]:
+        """What not every evaluation has: other seats, several environments, a price."""
+        found: dict[str, Any] = {}
+        if self.seats.usage:
+            found["seats"] = self.seats.summary()
+        if self.environments:
+            found["environments"] = {
+                name: {**column.estimate._asdict(), "examples": column.examples, "rollouts": sum(column.counts)}
+                for name, column in self.environments.items()
+            }
         if self.price is not None:
             total = self.price.of(self.usage)
-            summary["cost"] = {"total": total, "per_rollout": _share(total, self.rollouts)}
-        return summary
+            found["cost"] = {"total": total, "per_rollout": _share(total, self.rollouts)}
+        return found
 
     def _passes(self) -> dict[str, dict[str, dict[str, float]]]:
         """pass@k and pass^k by k, as text: keys of JSON are."""

@@ -199,13 +199,13 @@ def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: 
 
 
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Mean rewards, sums of turns' rewards and metrics of the rollouts that were scored, and mean length of all, in tokens."""
+    """Mean rewards, sums of turns' rewards and metrics of the rollouts that were scored (each of those that have it), and mean
+    length of all, in tokens."""
     scores = [record.scores for record in records if record.scores is not None]
     metrics = {"reward/mean": mean([s.reward for s in scores])}
-    for name in scores[0].rewards:
-        metrics[f"reward/{name}"] = mean([s.rewards[name] for s in scores])
-    for name in scores[0].metrics:
-        metrics[f"metrics/{name}"] = mean([s.metrics[name] for s in scores])
+    for kind, told in (("reward", [s.rewards for s in scores]), ("metrics", [s.metrics for s in scores])):
+        for name in dict.fromkeys(name for values in told for name in values):  # in an EnvGroup not all have the same
+            metrics[f"{kind}/{name}"] = mean([values[name] for values in told if name in values])
     turns = [[step.reward for step in r.steps if step.reward is not None] for r in records if r.scores is not None]
     if any(turns):
         metrics["turn_reward/mean"] = mean([math.fsum(rewards) for rewards in turns])

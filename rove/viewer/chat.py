@@ -34,6 +34,8 @@ def rollout_html(record: RolloutRecord, anchor: str) -> str:
         parts.append(tag("p", tag("b", "answer") + " " + text(cut(record.answer, limit))))
     if record.info:
         parts.append(fold("info", block(cut(_pretty(record.info), limit))))
+    apart = {**(record.scores.extras if record.scores else {}), **_seats(record)}
+    parts += [fold(text(name), block(cut(_pretty(said), limit))) for name, said in apart.items()]
     parts += [_message(message, limit) for message in record.prompt]
     parts.append(tag("p", "the rollout starts here" if record.completion else "the model said nothing", "line"))
     parts += [_message(message, limit) for message in record.completion]
@@ -50,6 +52,16 @@ def _title(record: RolloutRecord) -> str:
     badge = tag("b", shown(record.reward), "reward") if record.error is None else tag("b", "failed", "bad reward")
     cut_off = tag("b", "truncated", "bad") if record.is_truncated else ""
     return badge + cut_off + tag("span", text(" · ".join(facts)))
+
+
+def _seats(record: RolloutRecord) -> dict[str, Any]:
+    """What each other seat said; of a judge the scores' extras tell."""
+    judges = record.scores.extras if record.scores else {}
+    return {
+        f"seat {seat}": [message for step in steps for message in step.completion]
+        for seat, steps in record.seats.items()
+        if seat not in judges
+    }
 
 
 def _scores(scores: Scores) -> str:

@@ -61,6 +61,8 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
         weight = f"{seen['weight']:g}" if seen["weight"] else "metric"
         table.add_row(name, number(seen["mean"]), number(seen["half_width"]), weight)
+    for name, seen in summary.get("environments", {}).items():
+        table.add_row(f"reward in {name}", number(seen["mean"]), number(seen["half_width"]), "")
     return table
 
 
@@ -118,6 +120,10 @@ def _spent(summary: Mapping[str, Any]) -> list[str]:
         seen = summary.get("latency", {}).get(name, {})
         if (seen.get("p50") or 0.0) >= 0.001:
             parts.append(f"{words}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
+    for seat, used in summary.get("seats", {}).items():
+        tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
+        cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
+        parts.append(f"{seat}: {used['calls']:,} calls, {tokens}{cost}")
     if "cost" in summary:
         parts.append(f"cost: {summary['cost']['total']:.4g}, {summary['cost']['per_rollout'] or 0.0:.2g} per rollout")
     return parts

@@ -1,0 +1,203 @@
+"""Several environments as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from typing import Any
+
+from rove.envs.environment import Environment, Player, Turn
+from rove.errors import ConfigError, nearest
+from rove.records import Scores
+from rove.rubrics import Rubric
+from rove.rubrics.rubric import merge_scores
+from rove.state import State
+
+
+class EnvGroup(Environment):
+    """The examples of several environments, each played and scored by its own.
+
+    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. Examples come member after member;
+    their column `env_id` says which ("outer/inner" where groups hold groups), as does `info["env_id"]` while a rollout runs
+    (there a list in nested groups). Neither counts in the example's key: its seeds, and so its rollouts, are those it has
+    outside of the group (unless two members have equal rows). What the members' rubrics do not have in common is absent
+    from a rollout's scores, not 0. Functions added to the group's own rubric score everything.
+
+    Args:
+        envs: at least one; groups may be among them.
+        env_names: one per environment. Default: what each was loaded as, "env_0", "env_1", … where that is not known.
+        sampling_args: default sampling of all; needed where theirs differ.
+        env_id, env_args: see `Environment`.
+
+    Raises:
+        ConfigError: there is no environment, a name occurs twice, is empty or has a "/", there is not one for each, or
+            `sampling_args` are missing.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Environment],
+        env_names: Sequence[str] | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        env_id: str = "",
+        env_args: Mapping[str, Any] | None = None,
+    ):
+        self.envs = list(envs)
+        self.env_names = _checked_names(self.envs, env_names)
+        self.members = dict(zip(self.env_names, self.envs, strict=True))
+        super().__init__(
+            dataset=lambda: self.examples(train=True),
+            rubric=_MemberRubric(self),
+            sampling_args=_common_sampling(self.members) if sampling_args is None else sampling_args,
+            players=self._common_players(),
+            env_id=env_id,
+            env_args=env_args,
+        )
+        types = {env.message_type for env in self.envs}
+        self.message_type = types.pop() if len(types) == 1 else "chat"
+
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+        """The first `n` examples (all when n < 0), member after member; `example_id` counts through."""
+        position = 0
+        for name, env in self.members.items():
+            for example in env.examples(n if n < 0 else n - position, train):
+                path = f"{name}/{example['env_id']}" if isinstance(env, EnvGroup) else name
+                yield {**example, "env_id": path, "example_id": position}
+                position += 1
+
+    def count_examples(self, n: int = -1, train: bool = False) -> int | None:
+        """How many `examples` would give; None when only reading them all would tell."""
+        total = 0
+        for env in self.envs:
+            count = env.count_examples(n if n < 0 else n - total, train)
+            if count is None:
+                return None
+            total += count
+        return total
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this group from others: its package, and the identities of its members."""
+        mine = super().identity
+        return {**mine, "members": {name: env.identity for name, env in self.members.items()}}
+
+    def time_limit(self, state: State) -> float | None:
+        """That of the member whose example it is."""
+        with self.at_member(state) as env:
+            return env.time_limit(state)
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Play the rollout in the environment that its example is from."""
+        path = state["input"]["env_id"]
+        state["env_id"] = path
+        route = path.split("/")
+        state["input"]["info"]["env_id"] = route if len(route) > 1 else path
+        with self.at_member(state) as env:
+            await env.run(state, turn)
+
+    async def clean_up(self, state: State) -> None:
+        """Run the `@cleanup` methods of the environment that played the rollout."""
+        with self.at_member(state) as env:
+            await env.clean_up(state)
+
+    async def tear_down(self) -> None:
+        """Tear every environment down, also when one of them fails."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(super().tear_down)
+            for env in {id(env): env for env in self.envs}.values():
+                stack.push_async_callback(env.tear_down)
+
+    @contextmanager
+    def at_member(self, state: State) -> Iterator[Environment]:
+        """The environment that a rollout's example is from.
+
+        Within, `state["env_depth"]` tells nested groups which part of the path is theirs.
+
+        Raises:
+            ConfigError: the example is not from this group.
+        """
+        depth, path = state.get("env_depth", 0), str(state["input"].get("env_id"))
+        name = path.split("/")[depth : depth + 1]
+        if not name or name[0] not in self.members:
+            raise ConfigError(
+                f"the example's env_id is {path!r}; expected a member of this group: {nearest(path, self.members)}"
+            )
+        state["env_depth"] = depth + 1
+        try:
+            yield self.members[name[0]]
+        finally:
+            state["env_depth"] = depth
+
+    def _common_players(self) -> dict[str, Player]:
+        """The scripted players that every member ships; each plays by the rules of the example at hand."""
+        common = set.intersection(*(set(env.players) for env in self.envs))
+
+        def player(name: str) -> Player:
+            def play(messages: Any, state: State, rng: Any) -> Any:
+                env: Environment = self
+                for part in state["input"]["env_id"].split("/"):
+                    assert isinstance(env, EnvGroup)
+                    env = env.members[part]
+                return env.players[name](messages, state, rng)
+
+            return play
+
+        return {name: player(name) for name in self.envs[0].players if name in common}
+
+
+class _MemberRubric(Rubric):
+    """Scores a rollout with the rubric of its environment, and with the functions added here."""
+
+    def __init__(self, group: EnvGroup):
+        super().__init__()
+        self.group = group
+
+    @property
+    def names(self) -> list[str]:
+        """The union of the members' names, in order, then the own ones."""
+        theirs = [name for env in self.group.envs for name in env.rubric.names]
+        return list(dict.fromkeys(theirs + super().names))
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether a member's rubric, or this one, needs whole groups."""
+        return super().has_group_rewards or any(env.rubric.has_group_rewards for env in self.group.envs)
+
+    async def score_rollout(self, state: State) -> Scores:
+        """What the rollout's environment says of it; see `Rubric.score_rollout`."""
+        own = await super().score_rollout(state)
+        with self.group.at_member(state) as env:
+            return merge_scores([await env.rubric.score_rollout(state), own])
+
+    async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
+        """The scores of siblings, who are all from one environment; see `Rubric.score_group`."""
+        given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
+        if states:
+            with ExitStack() as stack:
+                members = [stack.enter_context(self.group.at_member(state)) for state in states]
+                given = await members[0].rubric.score_group(states, given)
+        return await super().score_group(states, given)
+
+
+def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> list[str]:
+    if not envs:
+        raise ConfigError("an EnvGroup needs at least one environment; got none")
+    for env in envs:
+        if not isinstance(env, Environment):
+            raise ConfigError(f"an EnvGroup holds environments; got {env!r}: pass what load_environment() returns")
+    if names is None:
+        names = [env.env_id or f"env_{i}" for i, env in enumerate(envs)]
+    if len(names) != len(envs):
+        raise ConfigError(f"{len(names)} env_names for {len(envs)} environments; give one for each")
+    wrong = sorted({name for name in names if not name or "/" in name or names.count(name) > 1})
+    if wrong:
+        raise ConfigError(f"env_names {wrong} cannot tell environments apart; expected names of their own, without '/'")
+    return list(names)
+
+
+def _common_sampling(members: Mapping[str, Environment]) -> dict[str, Any]:
+    first, *others = members.values()
+    if any(env.sampling_args != first.sampling_args for env in others):
+        differing = {name: env.sampling_args for name, env in members.items()}
+        raise ConfigError(f"the environments want different sampling: {differing}; pass sampling_args= for all of them")
+    return first.sampling_args

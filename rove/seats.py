@@ -1,0 +1,73 @@
+"""Asking others than the model that plays: opponents, simulated users, judges. Their tokens are counted apart, by seat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rove.digest import derive_seed
+from rove.errors import phase
+from rove.messages import Message, as_messages
+from rove.protocols import Client, Request, Response, Sampling
+from rove.records import TrajectoryStep
+from rove.state import State
+
+
+async def ask(
+    state: State,
+    messages: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str],
+    client: Client,
+    *,
+    seat: str,
+    model: str = "",
+    sampling_args: Mapping[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
+) -> Message:
+    """What another player says, inside `setup_state`, `env_response` or a reward function.
+
+    The step is kept in `state["seats"][seat]` and in the record's `seats`: never in the trajectory, so that it is neither
+    trained on nor counted as the model's. Its random stream comes from the rollout's seed, the seat and how often it was asked.
+    While a rollout is played again to be rescored, `state["seat_clients"]` has who answers instead, by seat.
+
+    Args:
+        messages: the conversation as this player sees it: a text is said by the user, and its own turns are the assistant's.
+        client: who answers.
+        seat: "opponent", "user", "judge", …: what tokens are counted by, and part of the error's phase ("seat opponent").
+        model: name of the model, for endpoints that serve several.
+        sampling_args: under OpenAI's names.
+        tools: in OpenAI's form.
+
+    Raises:
+        ModelError, InfraError: the client's, in the phase "seat <name>".
+        ConfigError: these are no messages, or no sampling arguments.
+    """
+    with phase(f"seat {seat}"):
+        before = state.setdefault("seats", {}).get(seat, [])
+        request = Request(
+            messages=list(as_messages(messages)),
+            sampling=Sampling.from_args(sampling_args),
+            model=model,
+            tools=tools,
+            previous=before[-1].tokens if before else None,
+            seed=derive_seed(state.get("seed", 0), seat, len(before)),
+            state=state,
+        )
+        started = time.perf_counter()
+        response = await state.get("seat_clients", {}).get(seat, client).respond(request)
+        record_answer(state, seat, request, response, time.perf_counter() - started)
+    return response.message
+
+
+def record_answer(state: State, seat: str, request: Request, response: Response, seconds: float) -> None:
+    """Keep an answer of another seat in the rollout's state."""
+    step = TrajectoryStep(
+        prompt=request.messages,
+        completion=[response.message],
+        finish_reason=response.finish_reason,
+        usage=response.usage,
+        seconds=seconds,
+        tokens=response.tokens,
+        attempts=response.attempts,
+    )
+    state.setdefault("seats", {}).setdefault(seat, []).append(step)

@@ -1,0 +1,231 @@
+"""MathRubric: what counts as the same, and that hostile expressions cost a worker and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toys import Quiz, rows, says
+
+import rove as vf
+from rove.errors import ConfigError, Error, InfraError
+from rove.rubrics.math_pool import MathPool
+
+
+def graded(pairs: list[tuple[str, str]], **options) -> list[vf.RolloutRecord]:
+    """The records of rollouts that answer with the second of each pair, where the first is right."""
+    data = [{"question": f"q{i}", "answer": answer} for i, (answer, _) in enumerate(pairs)]
+    said = {f"q{i}": response for i, (_, response) in enumerate(pairs)}
+    env = vf.SingleTurnEnv(dataset=data, rubric=vf.MathRubric(max_workers=2, **options))
+    player = says(lambda messages, state, rng: said[messages[-1].content])
+    return asyncio.run(vf.generate(env, player))
+
+
+SAME = [
+    (r"\frac{1}{2}", r"Half of it, so \boxed{0.5}."),
+    ("1,000", r"\boxed{1000}"),
+    ("(x+1)^2", r"<think>\boxed{7}</think>\boxed{x^2+2x+1}"),
+    (r"2\sqrt{2}", r"\boxed{\sqrt{8}}"),
+    (r"\{1,2,3\}", r"\boxed{\{3,2,1\}}"),
+]
+OTHER = [
+    ("7", r"\boxed{8}"),
+    ("7", "it is 7, without a box"),
+    ("7", r"\boxed{}"),
+    ("7", ""),
+    ("7", r"\boxed{seven or so, (((}"),
+]
+
+
+def test_what_means_the_same_is_right_and_nothing_else() -> None:
+    records = graded(SAME + OTHER)
+    assert [record.error for record in records] == [None] * 10
+    assert [record.reward for record in records] == [1.0] * 5 + [0.0] * 5
+    assert all(record.scores.weights == {"correct_answer": 1.0} for record in records if record.scores)
+
+
+HOSTILE = {
+    "a tower of powers": r"9^{9^{9^{9^{9}}}}",
+    "a factorial of a factorial": "((99999!)!)!",
+    "ten thousand fractions in each other": r"\frac{1}{" * 10_000 + "1" + "}" * 10_000,
+    "a deep nest of brackets": "(" * 20_000 + "1" + ")" * 20_000,
+    "a long sum": "+".join(f"x^{{{i}}}" for i in range(8_000)),
+    "a huge power to expand": "(a+b+c+d+e+f+g+h)^{400}",
+    "a number of 40,000 digits": "7" * 40_000,
+    "python": "__import__('os').system('touch hacked')",
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[MathPool]:
+    """One worker, which has been started."""
+    pool = MathPool(1, 0.5)
+    asyncio.run(pool.equal("1", "1"))
+    yield pool
+    pool.close()
+
+
+def test_hostile_expressions_are_wrong_or_an_error_in_time(
+    pool: MathPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [worker], met = processes_of(pool), []
+    for name, text in HOSTILE.items():
+        began = time.monotonic()
+        try:
+            assert not asyncio.run(pool.equal("12", text)), name
+        except InfraError as error:
+            assert "did not end within 0.5 s" in str(error) and len(str(error)) < 400
+            met.append(name)
+        assert time.monotonic() - began < 5.0  # the limit, and much for a slow machine
+        assert asyncio.run(pool.equal("1/2", "0.5"))
+    assert "a tower of powers" in met
+    assert processes_of(pool) == [worker]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_megabyte_is_wrong_without_being_read() -> None:
+    huge = [r"\boxed{" + "7" * 1_000_000 + "}", r"\boxed{" * 150_000]
+    assert [record.reward for record in graded([("7", text) for text in huge])] == [0.0, 0.0]
+
+
+def test_a_time_out_is_an_error_and_not_a_zero() -> None:
+    pairs = [("12", r"\boxed{" + HOSTILE["a tower of powers"] + "}"), ("1/2", r"\boxed{0.5}")]
+    slow, fine = graded(pairs, timeout_seconds=0.5)
+    assert slow.scores is None and slow.error is not None
+    assert (slow.error.phase, slow.error.type) == ("reward correct_answer", "InfraError")
+    assert fine.reward == 1.0
+
+
+def test_a_right_answer_that_is_no_mathematics_is_an_error(pool: MathPool) -> None:
+    with pytest.raises(Error, match="no mathematics"):
+        asyncio.run(pool.equal(" ", "7"))
+
+
+def processes_of(pool: MathPool) -> list[int]:
+    return [worker._process.pid for worker in pool._all]
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_are_few_replaced_and_ended() -> None:
+    pool = MathPool(2, 0.5)
+
+    async def many() -> list:
+        tasks = [pool.equal("3", str(i)) for i in range(12)]
+        return await asyncio.gather(*tasks, pool.equal("12", HOSTILE["a tower of powers"]), return_exceptions=True)
+
+    *said, slow = asyncio.run(many())
+    assert said == [i == 3 for i in range(12)] and isinstance(slow, InfraError)
+    first = processes_of(pool)
+    assert len(first) == 2
+    assert asyncio.run(pool.equal("1", "1"))  # in another event loop
+    for pid in first:
+        os.killpg(pid, signal.SIGKILL)
+    for _ in first:
+        with pytest.raises(InfraError, match="took its worker away"):
+            asyncio.run(pool.equal("1", "1"))
+    assert asyncio.run(pool.equal("1", "1"))
+    last = processes_of(pool)
+    pool.close()
+    assert not any(map(is_alive, first + last))
+
+
+def test_a_comparison_that_dies_is_an_error_of_its_own(pool: MathPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "timeout_seconds", 60.0)
+
+    async def killed() -> BaseException | bool:
+        assert await pool.equal("1", "1")
+        under_way = asyncio.create_task(pool.equal("12", HOSTILE["a tower of powers"]))
+        await asyncio.sleep(0.3)
+        [worker] = processes_of(pool)
+        os.kill(child_of(worker), signal.SIGSEGV)
+        return (await asyncio.gather(under_way, return_exceptions=True))[0]
+
+    error = asyncio.run(killed())
+    assert isinstance(error, InfraError) and "exit status -11" in str(error)
+    assert asyncio.run(pool.equal("1", "1.0"))
+
+
+def test_closing_does_not_wait_for_a_comparison() -> None:
+    pool = MathPool(1, 600.0)
+
+    async def closed() -> BaseException | bool:
+        assert await pool.equal("1", "1")
+        under_way = asyncio.create_task(pool.equal("12", HOSTILE["a tower of powers"]))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(pool.close)
+        return (await asyncio.gather(under_way, return_exceptions=True))[0]
+
+    assert isinstance(asyncio.run(asyncio.wait_for(closed(), 60)), InfraError)
+
+
+def test_a_worker_whose_parent_is_gone_ends_by_itself() -> None:
+    program = (
+        "import asyncio, os\n"
+        "from rove.rubrics.math_pool import MathPool\n"
+        "pool = MathPool(1, 1.0)\n"
+        "asyncio.run(pool.equal('1', '1'))\n"
+        "print(*[worker._process.pid for worker in pool._all], flush=True)\n"
+        "pool._idle[0].send([1.0, '12', '9^{9^{9^{9^{9}}}}'])\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    pid, deadline = int(done.stdout), time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_keys_do_not_reach_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    pool = MathPool(1, 60.0)
+    assert asyncio.run(pool.equal("1", "1"))
+    [pid] = processes_of(pool)
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    pool.close()
+    assert b"sk-secret" not in environment and b"PYTHONPATH" in environment
+
+
+def test_the_parser_of_the_environment_goes_first() -> None:
+    env = Quiz(dataset=rows(1), rubric=vf.MathRubric(), parser=vf.XMLParser(["answer"]))
+    assert env.rubric.parser is env.parser
+    assert Quiz(rubric=vf.MathRubric()).parser.parse_answer(r"\boxed{3} or \boxed{4}") == "4"
+
+
+@pytest.mark.parametrize("limit", [{"max_workers": 0}, {"timeout_seconds": 0}, {"max_verify_chars": -1}])
+def test_limits_are_above_zero(limit: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limit))):
+        vf.MathRubric(**limit)
+
+
+def test_without_math_verify_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "math_verify" else find(name))
+    with pytest.raises(ConfigError, match=r"pip install 'rove\[math\]'"):
+        vf.MathRubric()

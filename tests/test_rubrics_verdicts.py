@@ -1,0 +1,96 @@
+"""Verdicts: reading a judge's words, joining several, measuring agreement."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.errors import InvalidModelResponseError
+from rove.rubrics.verdicts import agreeing_pairs, agreement, combined, leading, read_verdict
+
+YES_NO = ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("yes", "yes"),
+        (" **No.**\n", "no"),
+        ('{"verdict": "yes"}', "yes"),
+        ('```json\n{"reason": "no doubt", "verdict": "Yes"}\n```', "yes"),
+        ("The response says 5, the answer is 4.\n\nNo", "no"),
+        ("Yes, it matches. There is not much to add.", "yes"),
+        ("It says no such thing, yet it is right. Verdict: yes", "yes"),
+        ("Verdict: no … on second thought, verdict: **yes**", "yes"),
+        ("<think>no, no, no</think>yes", "yes"),
+    ],
+)
+def test_words_come_down_to_a_choice(said: str, verdict: str) -> None:
+    assert read_verdict(said, YES_NO) == verdict
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "maybe",
+        "yes and no",
+        "yesterday I knew",
+        '{"verdict": "perhaps yes"}',
+        '{"verdict": 3}',
+        "<think>yes</think>",
+    ],
+)
+def test_anything_else_is_an_error(said: str) -> None:
+    with pytest.raises(InvalidModelResponseError, match="'yes', 'no'"):
+        read_verdict(said, YES_NO)
+
+
+def test_choices_may_contain_each_other() -> None:
+    choices = ["correct", "not correct", "10", "1"]
+    assert read_verdict("I find it not correct", choices) == "not correct"
+    assert read_verdict("Score: 10", choices) == "10"
+    assert read_verdict('{"verdict": 1}', choices) == "1"
+
+
+@given(
+    st.lists(
+        st.text("abcXYZ 123", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5, unique_by=str.casefold
+    )
+)
+def test_every_choice_can_be_said(choices: list[str]) -> None:
+    for choice in choices:
+        assert read_verdict(choice, choices) == choice
+        assert read_verdict(f'{{"verdict": "{choice.upper()}"}}', choices) == choice
+
+
+def test_majority_and_mean() -> None:
+    worth = {"good": 1.0, "fair": 0.5, "bad": 0.0}
+    assert leading(["good", "bad", "good"]) == ["good"]
+    assert leading(["good", "bad"]) == ["good", "bad"]
+    assert combined(["good", "bad", "good"], worth, "majority") == 1.0
+    assert combined(["good", "fair"], worth, "majority") == 0.75
+    assert combined(["good", "bad", "fair", "bad"], worth, "mean") == 0.375
+
+
+def test_agreement_by_hand() -> None:
+    told = agreement([["yes", "yes"], ["yes", "no"], ["no", "no"], ["yes"]])
+    assert told.judgments == 3 and told.share == pytest.approx(2 / 3)
+    assert told.kappa == pytest.approx((2 / 3 - 1 / 2) / (1 / 2))  # half the verdicts are "yes"
+
+
+def test_agreement_where_it_says_nothing() -> None:
+    assert agreement([]).judgments == 0 and math.isnan(agreement([["yes"]]).share)
+    assert agreement([["yes", "yes"]]).share == 1.0 and math.isnan(agreement([["yes", "yes"]]).kappa)
+    assert math.isnan(agreement([["yes", "no"], ["yes", "no", "no"]]).kappa)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=6), st.randoms())
+def test_agreement_does_not_depend_on_the_order_of_judges(verdicts: list[str], rng) -> None:
+    other = verdicts[:]
+    rng.shuffle(other)
+    assert agreeing_pairs(verdicts) == agreeing_pairs(other)
+    assert 0.0 <= agreeing_pairs(verdicts) <= 1.0

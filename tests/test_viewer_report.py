@@ -343,6 +343,15 @@ def test_markdown_for_a_pull_request(tmp_path: Path):
     assert f"`rove eval @ {run.path}/config.toml --run-dir runs/again`" in text
 
 
+def test_a_measurement_of_training_is_repeated_with_a_model_of_ones_own(tmp_path: Path):
+    run = made_run(tmp_path / "run", FEW)
+    file = run.path / "config.toml"
+    file.write_text(file.read_text().replace('model = "someone/model"', 'model = ""'))
+    text = markdown(run)
+    assert text.startswith("### quiz · a model in training\n")
+    assert f"`rove eval @ {run.path}/config.toml -m FOLDER --run-dir runs/again`" in text
+
+
 def test_a_name_cannot_break_the_table(tmp_path: Path):
     odd = [record(scores=vf.Scores(1.0, {"a|b": 1.0}, {"a|b": 1.0}))]
     assert r"| a\|b | 1.000 |" in markdown(made_run(tmp_path / "run", odd))

@@ -12,8 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from rove.config import load, parse_value
 from rove.digest import fingerprint
@@ -173,11 +175,13 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, TextColumn("{task.fields[words]}"), console=console) as bar:
-        task = bar.add_task(title, total=total or None, words="")
+    bar = Progress(*columns)
+    with Live(bar, console=console, refresh_per_second=10) as live:
+        task = bar.add_task(title, total=total or None)
 
         def show(count: int, words: str, total: int | None = None) -> None:
-            bar.update(task, completed=count, words=words, total=total)
+            bar.update(task, completed=count, total=total)
+            live.update(Group(bar, Text.from_markup(f"  {words}")))
 
         yield show
 

@@ -103,7 +103,7 @@ class Findings:
     @property
     def title(self) -> str:
         """Environment and model."""
-        return f"{self.config.get('env', '?')} · {self.config.get('model', '?')}"
+        return f"{self.config.get('env', '?')} · {self.config.get('model', '?') or 'a model in training'}"
 
     @property
     def when(self) -> str:
@@ -115,7 +115,8 @@ class Findings:
     @property
     def again(self) -> str:
         """The command that repeats the evaluation."""
-        return f"rove eval @ {shlex.quote(str(self.path / 'config.toml'))} --run-dir runs/again"
+        model = "" if self.config.get("model", "?") else "-m FOLDER "  # measured in training, it may be nowhere
+        return f"rove eval @ {shlex.quote(str(self.path / 'config.toml'))} {model}--run-dir runs/again"
 
 
 def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:

@@ -6,7 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rove.clients.scripted import ScriptedClient
-from rove.envs import Environment, MultiTurnCompletionEnv, MultiTurnEnv, SingleTurnEnv, cleanup, stop, teardown
+from rove.envs import (
+    Environment,
+    MultiTurnCompletionEnv,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    StatefulToolEnv,
+    ToolEnv,
+    cleanup,
+    stop,
+    teardown,
+)
 from rove.envs.loading import load_environment
 from rove.errors import (
     ConfigError,
@@ -20,6 +30,9 @@ from rove.errors import (
     OverlongPromptError,
     RunError,
     TooManyErrorsError,
+    ToolCallError,
+    ToolError,
+    ToolParseError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
@@ -96,11 +109,16 @@ __all__ = [
     "ScriptedClient",
     "SingleTurnEnv",
     "State",
+    "StatefulToolEnv",
     "StepTokens",
     "SystemMessage",
     "ThinkParser",
     "TooManyErrorsError",
+    "ToolCallError",
+    "ToolEnv",
+    "ToolError",
     "ToolMessage",
+    "ToolParseError",
     "TrajectoryStep",
     "Usage",
     "UserMessage",

@@ -3,5 +3,17 @@
 from rove.envs.environment import Environment, cleanup, stop, teardown
 from rove.envs.multi_turn import MultiTurnCompletionEnv, MultiTurnEnv
 from rove.envs.single_turn import SingleTurnEnv
+from rove.envs.stateful_tool import StatefulToolEnv
+from rove.envs.tool import ToolEnv
 
-__all__ = ["Environment", "MultiTurnCompletionEnv", "MultiTurnEnv", "SingleTurnEnv", "cleanup", "stop", "teardown"]
+__all__ = [
+    "Environment",
+    "MultiTurnCompletionEnv",
+    "MultiTurnEnv",
+    "SingleTurnEnv",
+    "StatefulToolEnv",
+    "ToolEnv",
+    "cleanup",
+    "stop",
+    "teardown",
+]

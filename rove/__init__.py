@@ -29,10 +29,10 @@ from rove.errors import (
     ModelError,
     OverlongPromptError,
     RunError,
-    TooManyErrorsError,
     ToolCallError,
     ToolError,
     ToolParseError,
+    TooManyErrorsError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage

@@ -141,6 +141,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """Sampling temperature, where one was asked for."""
     step: int | None = None
     """Training step that sampled it; None outside RL."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that the model was shown, in the OpenAI wire form; None: there were none."""
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -253,6 +253,7 @@ def make_record(
         timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
         temperature=temperature,
         step=step,
+        tools=state.get("tools") or None,
     )
 
 

@@ -106,7 +106,11 @@ class Tool:
 
 
 def make_tool(
-    func: Callable[..., Any] | Tool, *, name: str | None = None, description: str | None = None, hidden: Iterable[str] = ()
+    func: Callable[..., Any] | Tool,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    hidden: Iterable[str] = (),
 ) -> Tool:
     """A typed function as a tool: its schema is that of its signature, in the words of its docstring.
 
@@ -138,12 +142,12 @@ def make_tool(
     hidden = frozenset([hidden] if isinstance(hidden, str) else hidden)
     for one in sorted(hidden - parameters.keys()):
         raise ConfigError(f"tool '{name}' has no argument '{one}' to hide; {nearest(one, parameters)}")
-    told, described = read_docstring(inspect.getdoc(_unwrapped(func)))
+    told, described = read_docstring(inspect.getdoc(unwrapped(func)))
     shown = {key: parameter for key, parameter in parameters.items() if key not in hidden}
     hints = _hints(func, shown, name)
     required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     fields = {key: Required[hint] if key in required else NotRequired[hint] for key, hint in hints.items()}
-    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore
+    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  whose fields only we know
     schema = _schema(arguments, hints, name)
     schema["properties"] = {
         key: _explained(schema["properties"][key], parameter, described.get(key), hints[key])
@@ -161,20 +165,21 @@ def make_tool(
     )
 
 
-def _unwrapped(func: Any) -> Any:
+def unwrapped(func: Any) -> Any:
+    """The function inside of functools.partial."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
 
 
 def _name_of(func: Any) -> str:
-    inner = _unwrapped(func)
+    inner = unwrapped(func)
     return getattr(inner, "__name__", None) or type(inner).__name__
 
 
 def is_async(func: Any) -> bool:
     """Whether calling a function gives a coroutine, as far as can be seen without calling it."""
-    inner = _unwrapped(func)
+    inner = unwrapped(func)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
@@ -198,7 +203,7 @@ def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parame
 
 
 def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
-    inner = _unwrapped(func)
+    inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
         known = typing.get_type_hints(target, include_extras=True)
@@ -207,10 +212,10 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
             f"an annotation of tool '{name}' cannot be read ({type(error).__name__}: {error}); expected types that can be "
             "found in its module"
         ) from error
-    for key in parameters.keys() - known.keys():
+    for key in (key for key in parameters if key not in known):
         warnings.warn(
             f"argument '{key}' of tool '{name}' has no annotation, so that any JSON value is taken for it; annotate it, "
-            f"with Any if that is meant",
+            "with Any if that is meant",
             stacklevel=2,
         )
     hints = {key: known.get(key, Any) for key in parameters}
@@ -312,7 +317,9 @@ def call_arguments(call: Any) -> Arguments:
             ) from error
     if not isinstance(arguments, dict):
         kind = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}.get(type(arguments))
-        raise ToolParseError(f"the arguments of {name} are {kind or 'null'}; expected a JSON object like {{\"name\": value}}")
+        raise ToolParseError(
+            f'the arguments of {name} are {kind or "null"}; expected a JSON object like {{"name": value}}'
+        )
     return arguments
 
 

@@ -92,6 +92,7 @@ def records(draw) -> RolloutRecord:
         timing=draw(st.builds(Timing, numbers, numbers, numbers)),
         temperature=draw(numbers),
         step=draw(st.none() | st.integers(0, 99)),
+        tools=draw(st.none() | st.lists(st.dictionaries(texts, json_values, max_size=2), max_size=2)),
     )
 
 

@@ -24,7 +24,18 @@ from rove.messages import Message, Messages, ToolMessage, as_message
 from rove.rubrics import Rubric
 from rove.state import State
 from rove.threads import Threads
-from rove.tools import QUOTED, Arguments, Tool, as_content, call_arguments, call_id, call_name, is_async, make_tool
+from rove.tools import (
+    QUOTED,
+    Arguments,
+    Tool,
+    as_content,
+    call_arguments,
+    call_id,
+    call_name,
+    is_async,
+    make_tool,
+    unwrapped,
+)
 
 
 class ToolMonitorRubric(Rubric):
@@ -140,9 +151,13 @@ class ToolEnv(MultiTurnEnv):
     def _add(self, tool: Tool) -> None:
         name = tool.name
         if name in self._known:
-            raise ConfigError(f"there is a tool named '{name}' already; give one of them another: make_tool(func, name=…)")
+            raise ConfigError(
+                f"there is a tool named '{name}' already; give one of them another: make_tool(func, name=…)"
+            )
         if f"{name}_calls" in self.rubric.names:
-            raise ConfigError(f"tool '{name}' is counted by the metric '{name}_calls', but the rubric has one of that name")
+            raise ConfigError(
+                f"tool '{name}' is counted by the metric '{name}_calls', but the rubric has one of that name"
+            )
         self._known[name] = tool
         self.tools.append(tool.func)
         self.tool_map[name] = tool.func
@@ -152,10 +167,16 @@ class ToolEnv(MultiTurnEnv):
     @property
     def identity(self) -> dict[str, Any]:
         """See `Environment.identity`; the code of the tools counts, too."""
-        return {**super().identity, "tools": [f"{n} #{digest_code(tool.func)}" for n, tool in self._known.items()]}
+        return {
+            **super().identity,
+            "tools": [f"{n} #{digest_code(unwrapped(tool.func))}" for n, tool in self._known.items()],
+        }
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Show the model the tools, then as `MultiTurnEnv`. `state["tools"]` is the rollout's own: `setup_state` may change it."""
+        """Show the model the tools, then as `MultiTurnEnv`.
+
+        `state["tools"]` is this rollout's own list of them: `setup_state` may change it.
+        """
         state["tools"] = list(self.tool_defs)
         await super().run(state, turn)
 

@@ -129,6 +129,8 @@ def make_tool(
             JSON form, or a hidden one does not exist.
     """
     if isinstance(func, Tool):
+        if name or description is not None or hidden:
+            raise ConfigError(f"'{func.name}' is a Tool already; expected its function: make_tool({func.name}.func, …)")
         return func
     if not callable(func):
         raise ConfigError(f"{func!r} is not a tool; expected a function")

@@ -125,6 +125,10 @@ def test_what_an_environment_cannot_be_given():
         env_of(add, message_type="completion")
     with pytest.raises(vf.ConfigError, match="did you mean 'max_turns'"):
         env_of(add, max_turn=3)
+    with pytest.raises(vf.ConfigError, match=r"stop_errors has 'ValueError'; expected exception classes"):
+        env_of(add, stop_errors=["ValueError"])
+    with pytest.raises(vf.ConfigError, match="tools is .*expected a list"):
+        vf.ToolEnv(tools=add, dataset=rows(1))  # type: ignore[arg-type]
 
     def add_calls() -> float:
         return 0.0

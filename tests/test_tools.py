@@ -191,6 +191,8 @@ def test_anything_that_can_be_called_by_name_is_a_tool(func: Any, name: str, arg
     tool = make_tool(func)
     assert (tool.name, list(tool.parameters["properties"]), tool.description) == (name, arguments, description)
     assert make_tool(tool) is tool
+    with pytest.raises(ConfigError, match="a Tool already"):
+        make_tool(tool, hidden=["a"])
 
 
 def test_async_is_seen_from_outside():

@@ -132,7 +132,7 @@ def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
     count = 0
     with draft.open("wb") as file:
         for row in rows:
-            file.write(msgspec.json.encode({name: row[name] for name in COLUMNS}) + b"\n")
+            file.write(msgspec.json.encode(_columns(row)) + b"\n")
             count += 1
     return count
 
@@ -190,7 +190,12 @@ def _flat(row: Row) -> Row:
     """A row whose columns have the same types in every other row."""
     messages = {name: [_with_text(m) for m in row[name]] for name in ("prompt", "completion")}
     as_text = {name: msgspec.json.encode(row[name]).decode() for name in ("info", "tools") if name in row}
-    return {name: row[name] for name in COLUMNS} | messages | as_text
+    return _columns(row) | messages | as_text
+
+
+def _columns(row: Row) -> Row:
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    return {name: row[name] for name in COLUMNS} | tools
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:

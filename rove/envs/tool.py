@@ -73,6 +73,14 @@ def total_tool_calls(completion: Messages) -> int:
     return len(called_names(completion))
 
 
+def _classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
+    given: list[Any] = [stop_errors] if isinstance(stop_errors, type) else list(stop_errors or ())
+    for one in given:
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise ConfigError(f"stop_errors has {one!r}; expected exception classes")
+    return tuple(given)
+
+
 class ToolEnv(MultiTurnEnv):
     """The model calls tools, typed Python functions, until it answers without calling one.
 
@@ -93,7 +101,8 @@ class ToolEnv(MultiTurnEnv):
         Everything else: see `MultiTurnEnv`.
 
     Raises:
-        ConfigError: something cannot be a tool, two have one name, or message_type is "completion".
+        ConfigError: something cannot be a tool, two have one name, stop_errors are no exception classes, or message_type is
+            "completion".
     """
 
     def __init__(
@@ -110,7 +119,7 @@ class ToolEnv(MultiTurnEnv):
         if self.message_type != "chat":
             raise ConfigError("tools have no place in a raw text (message_type 'completion'); expected 'chat'")
         self.error_formatter = error_formatter
-        self.stop_errors = tuple(stop_errors or ())
+        self.stop_errors = _classes(stop_errors)
         self.parallel_calls = parallel_calls
         self._threads = Threads(max_threads) if max_threads > 0 else None
         self.tools: list[Callable[..., Any]] = []
@@ -122,6 +131,8 @@ class ToolEnv(MultiTurnEnv):
         self._known: dict[str, Tool] = {}
         self.tool_monitor_rubric = ToolMonitorRubric()
         self.add_rubric(self.tool_monitor_rubric)
+        if callable(tools):
+            raise ConfigError(f"tools is {tools!r}; expected a list of functions")
         for tool in tools or ():
             self._add(make_tool(tool))
 

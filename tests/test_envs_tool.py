@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -428,6 +431,36 @@ async def test_call_tool_can_be_called():
     assert message == vf.ToolMessage("3", "c")
     with pytest.raises(vf.ToolParseError, match="did you mean 'add'"):
         await env_of(add).call_tool("adds", {}, "c")
+
+
+def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
+    """Played again, tools say what they said, and ids and tools are those of the record."""
+    answer = calls(call("add", {"a": 1, "b": 2}), call("ad", id="call_2"))
+    client = in_turn(answer, "0")
+    asyncio.run(vf.evaluate(env_of(add), client, run=tmp_path / "run"))
+    again = env_of(add, rubric=vf.Rubric([correct]))
+    asyncio.run(vf.rescore(again, vf.Run(tmp_path / "run"), into=tmp_path / "again"))
+    [old], [new] = (list(vf.Run(tmp_path / name).rollouts()) for name in ("run", "again"))
+    assert (old.reward, new.reward, new.error) == (0.0, 1.0, None)
+    assert (new.completion, new.tools) == (old.completion, old.tools)
+
+
+def test_a_tool_that_never_returns_keeps_no_program_from_ending(tmp_path: Path):
+    code = """
+import threading
+import rove as vf
+
+def hang() -> None:
+    "Hang."
+    threading.Event().wait()
+
+call = {"id": "1", "function": {"name": "hang", "arguments": "{}"}}
+player = vf.ScriptedClient(lambda messages, state, rng: vf.AssistantMessage(None, tool_calls=[call]))
+env = vf.ToolEnv(tools=[hang], dataset=[{"question": "q"}], timeout_seconds=0.1)
+print([record.stop_condition for record in env.generate_sync(player)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "['timeout_reached']\n"), done.stderr
 
 
 def test_a_timeout_ends_the_calls_too():

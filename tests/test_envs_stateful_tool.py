@@ -84,8 +84,28 @@ def test_only_arguments_there_are_can_be_hidden():
         vf.StatefulToolEnv.add_tool(Database(), query, ["dbs"])
 
 
+def test_wrong_calls_never_reach_update_tool_args():
+    wrong = [call("query", "[1]"), call("query", "{"), call("querys"), call("query", {"sql": 1})]
+    answers = told(play(Database(), calls(*wrong, SELECT)))
+    assert [answer.split(";")[0] for answer in answers] == [
+        "the arguments of query are a list",
+        "the arguments of query are no JSON (Input data was truncated): {",
+        "there is no tool 'querys'",
+        "query: argument 'sql': Expected `str`, got `int`",
+        "[[1]]",
+    ]
+
+
 def lookup(tool_args: dict[str, Any]) -> Any:
     raise KeyError("sandbox_id")
+
+
+def leave(tool_args: dict[str, Any]) -> Any:
+    raise SystemExit(2)
+
+
+def give_up(tool_args: dict[str, Any]) -> Any:
+    raise asyncio.CancelledError
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -93,6 +113,8 @@ def lookup(tool_args: dict[str, Any]) -> Any:
     ("update", "kind", "said"),
     [
         (lookup, "KeyError", "sandbox_id"),
+        (leave, "SystemExit", "2"),
+        (give_up, "CancelledError", ""),
         (lambda tool_args: None, "ConfigError", "update_tool_args returned NoneType for 'query'; expected a dict"),
         (lambda tool_args: tool_args, "ConfigError", "tool 'query' needs the argument 'db', which nobody gave"),
         (lambda tool_args: {**tool_args, "db": 1, "x": 1}, "ConfigError", "tool 'query' has no argument 'x'"),

@@ -73,6 +73,12 @@ def total_tool_calls(completion: Messages) -> int:
     return len(called_names(completion))
 
 
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether this very task is being cancelled, and not something inside that it waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 def _classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
     given: list[Any] = [stop_errors] if isinstance(stop_errors, type) else list(stop_errors or ())
     for one in given:
@@ -212,7 +218,7 @@ class ToolEnv(MultiTurnEnv):
         # Whoever fails waits for the others: nothing may still be at work when the rollout cleans up.
         answers = await asyncio.gather(*(self._attempt(call, messages, state) for call in calls))
         for answer in answers:
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
         return [answer for answer in answers if isinstance(answer, Message)]
 
@@ -231,10 +237,12 @@ class ToolEnv(MultiTurnEnv):
             return await maybe_await(func(**arguments))
         return await maybe_await(await self._threads.run(functools.partial(func, **arguments)))
 
-    async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | Exception:
+    async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | BaseException:
         try:
             return await self._answer(call, messages, state)
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if _is_cancelled(error):
+                raise
             return error
 
     async def _answer(self, call: Any, messages: Messages, state: State) -> Message:
@@ -252,13 +260,11 @@ class ToolEnv(MultiTurnEnv):
                 raise
             except Exception as error:
                 return self._told(error, error, ToolCallError, id)
-            except SystemExit as error:  # code under test may call exit()
-                return self._told(RuntimeError(f"exit({error.code!r})"), error, ToolCallError, id)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+            except (SystemExit, asyncio.CancelledError) as error:  # code under test may call exit()
+                if _is_cancelled(error):
                     raise
-                return self._told(RuntimeError("the tool was cancelled"), error, ToolCallError, id)
+                said = f"exit({error.code!r})" if isinstance(error, SystemExit) else "the tool was cancelled"
+                return self._told(RuntimeError(said), error, ToolCallError, id)
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         """The arguments that the tool is called with."""

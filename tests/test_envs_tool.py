@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from toys import correct, roll, rows, says, timeless
 
 import rove as vf
+from rove.evaluate import all_text
 from rove.records import decode_record, encode_record
 from rove.tools import make_tool
 
@@ -475,3 +476,16 @@ def test_a_timeout_ends_the_calls_too():
 
     record = play(env_of(hang, timeout_seconds=0.1), calls(call("hang", {"n": 1}), call("hang", {"n": 2})))
     assert (record.stop_condition, record.error, sorted(ended)) == ("timeout_reached", None, [1, 2])
+
+
+def test_a_new_models_tokenizer_sees_tools_and_calls():
+    env = env_of(add)
+    texts = all_text([play(env, calls(call("add", {"a": 1, "b": 2})))])
+    assert texts == [
+        json.dumps(env.tool_defs[0]),
+        "q0",
+        "",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        "3",
+        "done",
+    ]

@@ -2,11 +2,14 @@
 
     python benchmarks/evaluation.py [--rollouts 2000] [--concurrency 256] [--latency 0] [--turns 1] [--rounds 5]
                                     [--peer verifiers=/path/to/venv/bin/python --peer inspect=/path/to/venv/bin/python]
+                                    [--tools]
 
 Every harness sends the same requests (a prompt of 100 words, an answer of 60) to the same mock server, each in a process of
 its own, one after another in every round, so that a noisy neighbour hurts them alike. Rove and the peers score every answer
 by exact match and save every rollout; the loop called "raw" encodes, sends, receives and decodes, and is the floor. Printed
 are medians over the rounds: CPU seconds (user + system) per 1,000 rollouts, start-up excluded, and their ratio to raw.
+With --tools and several turns "tools" is a ToolEnv in which every answer but the last calls a trivial tool, "inline" the same
+with the tool on the event loop; the last line compares them with rove's MultiTurnEnv.
 """
 
 from __future__ import annotations
@@ -87,6 +90,36 @@ async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) 
     return round(summary["reward"]["mean"] * summary["scored"])
 
 
+async def tools(url: str, count: int, concurrency: int, turns: int, folder: str, **options: Any) -> int:
+    """Rove's ToolEnv: as many requests as `rove` sends, a tool's result between them instead of "Go on."."""
+    import rove
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    def correct(completion: list[dict[str, Any]], answer: str) -> float:
+        results = [message["content"] for message in completion if message["role"] == "tool"]
+        return float(completion[-1]["content"] == answer and results == ["3"] * (turns - 1))
+
+    env = rove.ToolEnv(tools=[add], dataset=rows(count), rubric=rove.Rubric([correct]), max_turns=turns, **options)
+    client = rove.OpenAIClient(f"{url}/tools/{turns}", "EMPTY", max_concurrent=concurrency)
+    from rove.runs import Run
+
+    run = Run(f"{folder}/run")
+    run.start("eval", {}, {})
+    summary = await rove.evaluate(
+        env, client, "mock", sampling_args={"temperature": 1.0}, max_concurrent=concurrency, run=run
+    )
+    await client.close()
+    return round(summary["reward"]["mean"] * summary["scored"])
+
+
+async def inline(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
+    """The same without threads."""
+    return await tools(url, count, concurrency, turns, folder, max_threads=0)
+
+
 async def verifiers(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
     """verifiers v0 (0.3.1)."""
     import verifiers as vf
@@ -139,7 +172,8 @@ async def inspect(url: str, count: int, concurrency: int, turns: int, folder: st
     return round(metrics["accuracy" if "accuracy" in metrics else "mean"].value * count)
 
 
-HARNESSES = {"raw": raw, "rove": rove, "verifiers": verifiers, "inspect": inspect}
+PEERS = {"verifiers": verifiers, "inspect": inspect}
+HARNESSES = {"raw": raw, "rove": rove, "tools": tools, "inline": inline, **PEERS}
 
 
 def child(name: str, url: str, count: int, concurrency: int, turns: int) -> None:
@@ -182,17 +216,17 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {list(HARNESSES)[2:]}"
-    )
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {list(PEERS)}")
+    parser.add_argument("--tools", action="store_true", help="a ToolEnv, too")
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         name, url, *numbers = given.child
         child(name, url, *map(int, numbers))
         return
-    pythons = {"raw": sys.executable, "rove": sys.executable, **dict(peer.split("=", 1) for peer in given.peer)}
-    sizes = dict.fromkeys(list(HARNESSES)[2:], given.peer_rollouts)
+    ours = ["raw", "rove", *(["tools", "inline"] if given.tools else [])]
+    pythons = {**dict.fromkeys(ours, sys.executable), **dict(peer.split("=", 1) for peer in given.peer)}
+    sizes = dict.fromkeys(PEERS, given.peer_rollouts)
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     with mock_server(given.latency) as url:
         for _ in range(given.rounds):
@@ -208,6 +242,10 @@ def main() -> None:
     for name, rounds in seen.items():
         cpu, rate, rss = (statistics.median(round[key] for round in rounds) for key in ("cpu", "rate", "rss"))
         print(f"{name:12}{cpu:15.3f}{cpu / floor:9.2f}{rate:15.0f}{rss:11.0f}")
+    if given.tools:
+        for name in ("tools", "inline"):
+            ratio = statistics.median(a["cpu"] / b["cpu"] for a, b in zip(seen[name], seen["rove"], strict=True))
+            print(f"{name} / rove: {ratio:.2f} ×")
 
 
 if __name__ == "__main__":

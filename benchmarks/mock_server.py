@@ -2,7 +2,8 @@
 
     python benchmarks/mock_server.py [LATENCY_SECONDS] [ADMITTED]
 
-prints its base URL and serves until it is killed. ADMITTED: requests beyond so many at once get a 429.
+prints its base URL and serves until it is killed. ADMITTED: requests beyond so many at once get a 429. Under /v1/tools/TURNS
+instead of /v1 every answer but that to TURNS - 1 tool messages has a tool call besides, `add(a=1, b=2)`.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from collections.abc import Iterator
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix potions in old jars".split()
 REPLY = " ".join(WORDS[i % len(WORDS)] for i in range(60))
-_MESSAGE = {"role": "assistant", "content": REPLY}
-_BODY = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "mock",
-        "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "stop", "logprobs": None}],
-        "usage": {"prompt_tokens": 130, "completion_tokens": 80, "total_tokens": 210},
-    }
-).encode()
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
+def _body(finish_reason: str, **more: object) -> bytes:
+    message = {"role": "assistant", "content": REPLY, **more}
+    return json.dumps(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "mock",
+            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}],
+            "usage": {"prompt_tokens": 130, "completion_tokens": 80, "total_tokens": 210},
+        }
+    ).encode()
 
 
 def _reply(status: bytes, body: bytes) -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
 
 
-_OK = _reply(b"200 OK", _BODY)
+_OK = _reply(b"200 OK", _body("stop"))
+_CALLING = _reply(b"200 OK", _body("tool_calls", tool_calls=[_CALL]))
 _BUSY = _reply(b"429 Too Many Requests", b'{"error": {"message": "busy"}}')
 
 
@@ -59,23 +65,30 @@ class Server(asyncio.Protocol):
             length = int(head[at + 15 : (head + b"\r\n").find(b"\r\n", at)]) if at >= 0 else 0
             if len(self.received) < end + 4 + length:
                 return
+            body = self.received[end + 4 : end + 4 + length]
             self.received = self.received[end + 4 + length :]
-            self.answer()
+            self.answer(_CALLING if b"/tools/" in head and _calls(head, body) else _OK)
 
-    def answer(self) -> None:
+    def answer(self, reply: bytes) -> None:
         """Now, later, or not at all."""
         if Server.under_way >= Server.admitted:
             self.transport.write(_BUSY)
         elif Server.latency:
             Server.under_way += 1
-            asyncio.get_running_loop().call_later(Server.latency, self.done)
+            asyncio.get_running_loop().call_later(Server.latency, self.done, reply)
         else:
-            self.transport.write(_OK)
+            self.transport.write(reply)
 
-    def done(self) -> None:
+    def done(self, reply: bytes) -> None:
         """The time is up."""
         Server.under_way -= 1
-        self.transport.write(_OK)
+        self.transport.write(reply)
+
+
+def _calls(head: bytes, body: bytes) -> bool:
+    """Whether there is a turn for another call."""
+    turns = int(head.split(b"/tools/", 1)[1].split(b"/", 1)[0])
+    return body.count(b'"role":"tool"') < turns - 1
 
 
 async def _serve(latency: float, admitted: int) -> None:

@@ -7,6 +7,9 @@ Error
 │   ├── InvalidModelResponseError
 │   │   └── EmptyModelResponseError
 │   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
+├── ToolError               a tool call went wrong, and the environment wants the rollout to end
+│   ├── ToolParseError      the call cannot be read, or does not fit the tool
+│   └── ToolCallError       the tool failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
@@ -50,6 +53,18 @@ class EmptyModelResponseError(InvalidModelResponseError):
 
 class OverlongPromptError(ModelError):
     """The prompt does not fit the model's context; the rollout ends as truncated and is scored as it stands."""
+
+
+class ToolError(Error):
+    """A tool call went wrong."""
+
+
+class ToolParseError(ToolError):
+    """A tool call cannot be read, names no tool there is, or does not fit its arguments."""
+
+
+class ToolCallError(ToolError):
+    """A tool failed; its own error is the cause."""
 
 
 class InfraError(Error):

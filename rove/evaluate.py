@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -25,6 +26,7 @@ from rove.records import Outcome, RolloutRecord, Usage
 from rove.rollout import Allowance, Job, plan
 from rove.runs import Run, in_one_piece
 from rove.statistics import Price, Tally
+from rove.tool_calls import FORMATS, calls_of
 
 OnRecord = Callable[[RolloutRecord | Outcome], None]
 SHARE_FROM = 20
@@ -338,5 +340,13 @@ def make_dataset(
 
 
 def all_text(records: Iterable[RolloutRecord]) -> list[str]:
-    """Every message of the rollouts as text: what a tokenizer is trained on."""
-    return [text_of(message) for record in records for message in [*record.prompt, *record.completion]]
+    """Every message of the rollouts as text, tools and calls as new models see and write them: what a tokenizer is trained on."""
+    hermes = next(one for one in FORMATS if one.name == "hermes")
+    texts: list[str] = []
+    for record in records:
+        texts += [json.dumps(tool, ensure_ascii=False) for tool in record.tools or ()]
+        for message in [*record.prompt, *record.completion]:
+            texts.append(text_of(message))
+            if calls := calls_of(message):
+                texts.append(hermes.write(calls))
+    return texts

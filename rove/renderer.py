@@ -228,7 +228,9 @@ class Renderer:
         whole = self.decode([*prompt_ids, *ids])
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
-    def training_branches(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[bool]]]:
+    def training_branches(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None
+    ) -> list[tuple[list[int], list[bool]]]:
         """A finished conversation as (ids, mask) pairs, the mask true on what the assistant said and its end of turn.
 
         The ids are those that sampling the conversation turn by turn would have produced. A turn whose prompt does not
@@ -239,8 +241,8 @@ class Renderer:
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = self.text(messages[:i])
-            answer = self._answer_text(prompt, messages[: i + 1])
+            prompt = self.text(messages[:i], tools)
+            answer = self._answer_text(prompt, messages[: i + 1], tools)
             if not branches or not prompt.startswith(said):
                 branches.append(([], []))
                 said = ""
@@ -292,9 +294,9 @@ class Renderer:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
         return list(completion_ids[:-1] if ended else completion_ids)
 
-    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
         """What the model would have to sample to say the last message: its text and the end-of-turn token."""
-        whole = self.text(messages, generation_prompt=False)
+        whole = self.text(messages, tools, generation_prompt=False)
         answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
         eos = self.tokenizer.eos_token_id
         ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]

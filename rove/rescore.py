@@ -21,7 +21,8 @@ from rove.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.groups import run_groups
 from rove.messages import Message, text_of
 from rove.protocols import Request, Response, Sampling
-from rove.records import ErrorInfo, Outcome, RolloutRecord, Timing, decode_record, encode_record
+from rove.record_lines import decode_record, encode_record
+from rove.records import ErrorInfo, Outcome, RolloutRecord, Timing
 from rove.rollout import Job, make_turn, plan
 from rove.runs import Run, in_one_piece
 from rove.state import State

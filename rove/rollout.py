@@ -256,6 +256,7 @@ def make_record(
         step=step,
         env_id=state.get("env_id", ""),
         seats=state.get("seats") or {},
+        tools=state.get("tools") or None,
     )
 
 

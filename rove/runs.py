@@ -31,7 +31,8 @@ import tomli_w
 from rove.digest import differences, plain
 from rove.errors import RunError
 from rove.files import heal, put_in_place, recover_folders, write_whole
-from rove.records import Outcome, RolloutRecord, Usage, decode_outcome, decode_place, decode_record, encode_record
+from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
+from rove.records import Outcome, RolloutRecord, Usage
 
 try:
     import fcntl
@@ -117,20 +118,18 @@ class Run:
         if fresh:
             self._clear()
         mine = {"kind": kind, "identity": plain(identity), "config": plain(config)}
-        continued = file.exists()
-        if continued:
+        changes = []
+        if continued := file.exists():
             theirs = msgspec.toml.decode(file.read_bytes())
             changes = differences(
                 {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
             )
-            continued = not changes
             if changes and not self._is_unused():
                 self.close()
                 raise RunError(
                     f"{self.path} holds a different run; what differs:\n  "
                     + "\n  ".join(changes)
-                    + "\nGive another --run-dir, "
-                    "or --fresh to throw the old one away"
+                    + "\nGive another --run-dir, or --fresh to throw the old one away"
                 )
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
         self._add_versions()
@@ -138,15 +137,12 @@ class Run:
             heal(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
-        return continued
+        return continued and not changes
 
     def _is_unused(self) -> bool:
-        """Whether nothing was kept here but the settings of a run that came to nothing."""
-        return not any(
-            (path := self.path / name).exists() and (path.is_dir() or path.stat().st_size)
-            for name in OWNED
-            if name not in ("config.toml", "versions.json")
-        )
+        """Whether nothing but settings was kept here."""
+        kept = [self.path / name for name in OWNED if name not in ("config.toml", "versions.json")]
+        return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:
         """Never write into, or empty, a folder that somebody else fills."""

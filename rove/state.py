@@ -12,9 +12,9 @@ class State(dict[str, Any]):
 
     `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. Set by rove:
     `trajectory` (steps so far, whose `reward` may be set), `seats` (steps of others than the model, by seat; see `rove.ask`),
-    `completion` (messages after the prompt; in completion mode a text), `seed` (this rollout's), `env_seed` (shared by the
-    siblings of its group), `stop_condition`, `is_truncated`, `error`.
-    Environments add any key.
+    `completion` (messages after the prompt; in completion mode a text), `tools` (what the model is shown of them, in a
+    `ToolEnv`), `seed` (this rollout's), `env_seed` (shared by the siblings of its group), `stop_condition`, `is_truncated`,
+    `error`. Environments add any key.
     """
 
     def __missing__(self, key: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import Rove, in_this_process
-from test_records import make_record
+from test_record_lines import make_record
 
 from rove.records import ErrorInfo, RolloutRecord, Scores
 from rove.runs import Run

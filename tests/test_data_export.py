@@ -63,6 +63,15 @@ def test_rows_come_back_as_they_were(tmp_path: Path, form: str, monkeypatch: pyt
     assert [path.name for path in target.parent.iterdir()] == ["rows"]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_have_the_tools_that_the_model_was_shown(tmp_path: Path, form: str):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    rows = RunRows(made_run(tmp_path / "run", [record(0, tools=tools)]))
+    write_rows(rows, tmp_path / "rows", form)
+    [row] = read(tmp_path / "rows", form)
+    assert (row["tools"] if form == "jsonl" else json.loads(row["tools"])) == tools
+
+
 def test_parquet_is_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "ROW_GROUP", 2)
     write_rows(RunRows(made_run(tmp_path / "run", VARIED)), tmp_path / "rows.parquet", "parquet")

@@ -129,6 +129,15 @@ def test_evaluation_page_prints_what_it_says(example_runs: Path) -> None:
     assert not failed, report.getvalue()
 
 
+def test_tools_page_prints_what_it_says() -> None:
+    examples = "\n".join(blocks("docs/tools.md", "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "tools", "docs/tools.md", 0)
+    assert len(test.examples) > 25
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
     [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
     command = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import Talk, roll, says
 
 import rove as vf
-from rove.records import decode_record, encode_record
+from rove.record_lines import decode_record, encode_record
 
 
 def speaking(messages, state, rng):

@@ -14,7 +14,7 @@ from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 import rove as vf
 from rove.digest import derive_seed
 from rove.groups import RolloutError, run_groups
-from rove.records import encode_record
+from rove.record_lines import encode_record
 from rove.rollout import Job, plan
 
 

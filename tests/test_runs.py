@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_records import make_record
+from test_record_lines import make_record
 
 from rove.digest import fingerprint
 from rove.errors import RunError
@@ -211,7 +211,7 @@ def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
 
 def test_a_process_that_dies_leaves_its_rollouts_and_no_lock(tmp_path):
     code = f"""
-from test_records import make_record
+from test_record_lines import make_record
 run.start("eval", {{}}, {IDENTITY!r})
 run.append_rollout(make_record(example_id=1))
 os.write(run._files["rollouts.jsonl"].fileno(), b'{{"record": {{"exam')

@@ -12,7 +12,7 @@ from toys import roll, rows, says, timeless
 
 import rove as vf
 from rove.errors import ConfigError, phase_of
-from rove.records import decode_outcome, decode_record, encode_record
+from rove.record_lines import decode_outcome, decode_record, encode_record
 from rove.statistics import Price, Tally
 
 

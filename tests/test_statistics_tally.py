@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_records import make_record
+from test_record_lines import make_record
 
 from rove.errors import ConfigError
 from rove.records import ErrorInfo, Outcome, Scores, Timing, TrajectoryStep, Usage

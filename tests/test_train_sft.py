@@ -15,7 +15,7 @@ from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.train.samples import samples_from_messages
-from rove.train.sft import SFTConfig, conversations, split, train_sft
+from rove.train.sft import SFTConfig, Talk, conversations, split, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -191,8 +191,8 @@ def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
         record("e", "5", reward=0.9),
     ]
     kept = conversations(records, settings(min_reward=0.9))
-    assert [talk[0]["content"] for talk in kept] == ["a", "e"]
-    assert [talk[0]["content"] for talk in conversations(records, settings(max_examples=2))] == ["a", "b"]
+    assert [talk.messages[0]["content"] for talk in kept] == ["a", "e"]
+    assert [t.messages[0]["content"] for t in conversations(records, settings(max_examples=2))] == ["a", "b"]
     with pytest.raises(ConfigError, match="1 of 5 rollouts in runs/data pass min_reward = 1"):
         conversations(records, settings(min_reward=1.0))
 
@@ -201,10 +201,10 @@ def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
 def test_something_is_always_held_out_and_something_always_trained(fraction: float):
     renderer = tiny_model().renderer
     for count in (2, 5):
-        talks: list[Any] = [[*r.prompt, *r.completion] for r in lawless(count)]
+        talks = [Talk([*r.prompt, *r.completion]) for r in lawless(count)]
         training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
         assert len(training) >= 1 and len(held_out) >= 1
-        every = sorted(samples_from_messages(renderer, talk)[0].ids for talk in talks)
+        every = sorted(samples_from_messages(renderer, *talk)[0].ids for talk in talks)
         assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
 
 

@@ -31,3 +31,11 @@ def test_tool_calls_and_failures_are_told_and_long_texts_cut():
     assert '→ add({"a": 2})' in text
     assert "characters left out" in text
     assert len(text) < 2500
+
+
+def test_calls_that_are_none_are_shown_as_they_are():
+    message = AssistantMessage(
+        "so", tool_calls=[None, {"function": "f"}, {"function": {"name": "f", "arguments": "x" * 9999}}]
+    )
+    text = rollout_text(record_of(completion=[message, AssistantMessage("", tool_calls="f(1)")]))
+    assert "so → None → {'function': 'f'} → f(xxx" in text and len(text) < 3000

@@ -39,8 +39,8 @@ COLUMNS = (
 def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
     """Write rows to a file, or a folder, that appears once it is whole; returns how many there were.
 
-    In parquet and hf-dir `info` is JSON text, since columns have one type and every row's info may look different; rove
-    reads it back as a dict.
+    In parquet and hf-dir `info` (and `tools`, where there are any) is JSON text, since columns have one type and every row's
+    info may look different; rove reads it back as a dict.
 
     Args:
         rows: can be iterated several times.
@@ -132,7 +132,7 @@ def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
     count = 0
     with draft.open("wb") as file:
         for row in rows:
-            file.write(msgspec.json.encode({name: row[name] for name in COLUMNS}) + b"\n")
+            file.write(msgspec.json.encode(_columns(row)) + b"\n")
             count += 1
     return count
 
@@ -189,7 +189,13 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def _flat(row: Row) -> Row:
     """A row whose columns have the same types in every other row."""
     messages = {name: [_with_text(m) for m in row[name]] for name in ("prompt", "completion")}
-    return {name: row[name] for name in COLUMNS} | messages | {"info": msgspec.json.encode(row["info"]).decode()}
+    as_text = {name: msgspec.json.encode(row[name]).decode() for name in ("info", "tools") if name in row}
+    return _columns(row) | messages | as_text
+
+
+def _columns(row: Row) -> Row:
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    return {name: row[name] for name in COLUMNS} | tools
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ Row = dict[str, Any]
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
-    """A scored rollout as a dataset row; `metrics` has every function of the rubric, whatever its weight."""
+    """A scored rollout as a dataset row; `metrics` has every function of the rubric, whatever its weight, `tools` what
+    the model was shown, if anything."""
     return {
         "prompt": [dict(m) for m in record.prompt],
         "completion": [dict(m) for m in record.completion],
@@ -26,6 +27,7 @@ def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
         "answer": record.answer,
         "info": record.info,
         "metrics": merged_metrics(scores),
+        **({"tools": record.tools} if record.tools else {}),
     }
 
 

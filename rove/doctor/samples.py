@@ -158,9 +158,9 @@ def check_history(records: Sequence[RolloutRecord], played: Sequence[RolloutReco
     """Whether each turn's prompt extends the turn before it, as the model's chat template writes it."""
     long = [r for r in records if len(r.steps) > 1 and all(s.tokens is not None for s in r.steps)]
     forks = sum(len(samples_from_record(record, 0.0)) > 1 for record in long)
-    turns = [[*r.prompt, *r.completion] for r in played if len(r.steps) > 1]
+    turns = [([*r.prompt, *r.completion], r.tools) for r in played if len(r.steps) > 1]
     try:
-        told = sum(len(renderer.training_branches(conversation)) > 1 for conversation in turns)
+        told = sum(len(renderer.training_branches(*conversation)) > 1 for conversation in turns)
     except Error as error:
         return Finding(WARN, "history", str(error), "the model cannot read this environment's conversations")
     if not long and not turns:
@@ -198,13 +198,13 @@ def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
 def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
     """Lengths of rollouts: of their exact tokens, else as the model would read and write them."""
     prompts, answers = [], []
-    for step in (step for record in records for step in record.steps):
+    for step, tools in ((step, record.tools) for record in records for step in record.steps):
         if step.tokens is not None:
             prompts.append(len(step.tokens.prompt_ids))
             answers.append(len(step.tokens.completion_ids))
             continue
         try:
-            prompts.append(len(renderer.prompt_ids(step.prompt)))
+            prompts.append(len(renderer.prompt_ids(step.prompt, tools=tools)))
         except Error:  # `check_history` tells what the template refuses
             continue
         answers.append(sum(len(renderer.encode(text_of(message))) for message in step.completion) + 1)

@@ -30,7 +30,8 @@ from rove.groups import run_groups
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads, load_model
 from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord, encode_record
+from rove.record_lines import encode_record
+from rove.records import RolloutRecord
 from rove.rollout import Job
 from rove.train.batch import can_pack, micro_batches
 from rove.train.playing import step_groups

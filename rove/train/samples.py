@@ -74,9 +74,11 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     ]
 
 
-def samples_from_messages(renderer: Renderer, messages: Sequence[dict[str, object]]) -> list[Sample]:
-    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said."""
+def samples_from_messages(
+    renderer: Renderer, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None = None
+) -> list[Sample]:
+    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it."""
     return [
         Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
-        for ids, mask in renderer.training_branches(messages)
+        for ids, mask in renderer.training_branches(messages, tools)
     ]

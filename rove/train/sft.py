@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -121,14 +122,22 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
-def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[list[dict[str, object]]]:
-    """The messages of the rollouts that pass the filter.
+class Talk(NamedTuple):
+    """A finished conversation."""
+
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None = None
+    """What the model was shown beside them."""
+
+
+def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Talk]:
+    """The conversations of the rollouts that pass the filter.
 
     Raises:
         ConfigError: fewer than two are left.
     """
     seen = 0
-    kept: list[list[dict[str, object]]] = []
+    kept: list[Talk] = []
     for record in records:
         seen += 1
         if record.scores is None or (config.min_reward is not None and record.scores.reward < config.min_reward):
@@ -137,7 +146,7 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[l
             continue
         if 0 <= config.max_examples <= len(kept):
             break
-        kept.append([*record.prompt, *record.completion])
+        kept.append(Talk([*record.prompt, *record.completion], record.tools))
     if len(kept) < 2:
         raise ConfigError(
             f"{len(kept)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"
@@ -145,14 +154,12 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[l
     return kept
 
 
-def split(
-    renderer: Renderer, talks: Sequence[list[dict[str, object]]], config: SFTConfig
-) -> tuple[list[list[Sample]], list[Sample]]:
+def split(renderer: Renderer, talks: Sequence[Talk], config: SFTConfig) -> tuple[list[list[Sample]], list[Sample]]:
     """Training conversations (each a list of samples) and validation samples, whole conversations apart."""
     order = list(range(len(talks)))
     random.Random(config.seed).shuffle(order)
     held_out = min(max(1, round(len(talks) * config.validation_fraction)), len(talks) - 1)
-    samples = [samples_from_messages(renderer, talks[i]) for i in order]
+    samples = [samples_from_messages(renderer, *talks[i]) for i in order]
     return samples[held_out:], [sample for talk in samples[:held_out] for sample in talk]
 
 

@@ -93,7 +93,8 @@ def _message(message: Mapping[str, Any], limit: int) -> str:
         inside.append(block(cut(content, limit)))
     if message.get("refusal"):
         inside.append(tag("p", "refusal: " + text(cut(str(message["refusal"]), limit)), "bad"))
-    inside += [_tool_call(call, limit) for call in message.get("tool_calls") or []]
+    calls = message.get("tool_calls") or []
+    inside += [_tool_call(call, limit) for call in (calls if isinstance(calls, list) else [calls])]
     who = tag("div", text(role) + (" " + tag("small", text(name)) if name else ""), "who")
     return tag("div", who + tag("div", "".join(inside), "said"), f"message {role if role in ROLES else 'other'}")
 

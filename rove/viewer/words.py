@@ -30,6 +30,13 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    calls = [call.get("function", {}) for call in message.get("tool_calls") or []]
-    text = cut(text_of(message), MESSAGE_LIMIT)
-    return " ".join([text, *(f"→ {call.get('name')}({call.get('arguments')})" for call in calls)])
+    calls = message.get("tool_calls")
+    told = [_called(call) for call in calls] if isinstance(calls, list) else []
+    return " ".join([cut(text_of(message), MESSAGE_LIMIT), *told])
+
+
+def _called(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):  # models, and servers, write anything
+        return f"→ {cut(str(call), MESSAGE_LIMIT)}"
+    return f"→ {function.get('name')}({cut(str(function.get('arguments')), MESSAGE_LIMIT)})"

@@ -1,0 +1,6 @@
+"""Rooms for code that nobody trusts: what a model writes runs here, and harms nothing."""
+
+from rove.sandbox.backend import Backend, Description, Result, SandboxLimits, Session
+from rove.sandbox.local import LocalBackend
+
+__all__ = ["Backend", "Description", "LocalBackend", "Result", "SandboxLimits", "Session"]

@@ -1,0 +1,193 @@
+"""One process per backend that has imported what sessions need and forks them, in milliseconds.
+
+It is the first process of a namespace that holds all sessions: when it ends, whatever the reason, the kernel ends them.
+It speaks with the host over a socket of packets, each a JSON object:
+
+    host → zygote   settings (first) · {"open": id, "uid", "limits"} with the session's socket and files of control groups
+                    · {"kill": id}
+    zygote → host   {"missing": {feature: reason}} (first) · {"failed": id, "error"} · {"ended": id}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from . import kernel
+from .frames import write_frame
+from .room import Room
+from .supervisor import Supervisor
+
+PRELOADED = [
+    *("asyncio", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("functools", "glob", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "pathlib", "pickle"),
+    *("random", "re", "shutil", "sqlite3", "statistics", "string", "subprocess", "textwrap", "threading", "time"),
+    *("typing", "uuid"),
+]
+"""Imported before the first fork, so that sessions share them."""
+
+
+def main(control: int) -> None:
+    """Serve the host at the other end of a socket until it is gone."""
+    host = socket.socket(fileno=control)
+    settings = json.loads(host.recv(1 << 20))
+    room = Room(settings["paths"], settings["without"])
+    try:
+        room.enter_namespaces()
+        pid = os.fork()
+        if pid:
+            host.close()
+            os.waitpid(pid, 0)
+            os._exit(0)
+        kernel.prctl(kernel.SET_PDEATHSIG, signal.SIGKILL)
+        room.move_in(settings["uid"])
+        sys.path[:] = [*sys.path[1:], *settings["python_path"]]  # the first one is where these modules are
+        os.environ.clear()
+        os.environ.update(settings["environment"])
+        for name in (*PRELOADED, *settings["preload"]):
+            importlib.import_module(name)
+    except BaseException:
+        host.send(json.dumps({"broken": traceback.format_exc()[-8000:]}).encode())
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that all share
+    host.send(json.dumps({"missing": room.missing}).encode())
+    Zygote(host, room).serve()
+    os._exit(0)
+
+
+class Zygote:
+    """Forks and kills sessions."""
+
+    def __init__(self, host: socket.socket, room: Room):
+        self.host, self.room = host, room
+        self.sessions: dict[int, tuple[int, int | None, str]] = {}
+        """Process → session, its user, its folder."""
+
+    def serve(self) -> None:
+        """Until the host is gone."""
+        wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
+        while True:
+            ready, _, _ = select.select([self.host, wake], [], [])
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self._reap()
+            if self.host in ready:
+                data, fds, _, _ = socket.recv_fds(self.host, 1 << 16, 8)
+                if not data:
+                    break
+                message = json.loads(data)
+                if "open" in message:
+                    self._open(message, fds)
+                else:
+                    self._kill(message["kill"])
+        for session in [session for session, _, _ in self.sessions.values()]:
+            self._kill(session)
+
+    def _open(self, message: dict[str, Any], fds: list[int]) -> None:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(reading)
+            self._separate(message, fds, writing)
+        for fd in (writing, *fds):
+            os.close(fd)
+        with open(reading, encoding="utf-8") as report:
+            told = json.loads(report.read() or '{"error": "the process that starts a session died"}')
+        os.waitpid(pid, 0)
+        if "error" in told:
+            self._tell({"failed": message["open"], "error": told["error"]})
+        else:
+            self.sessions[told["pid"]] = (message["open"], message["uid"], told["folder"])
+
+    def _separate(self, message: dict[str, Any], fds: list[int], report: int) -> None:
+        """In a child: leave the namespaces, fork the session's first process, tell its number, and go."""
+        try:
+            signal.set_wakeup_fd(-1)
+            self.host.close()
+            for group in fds[1:]:  # control groups: who writes 0 joins, and so do its children
+                os.write(group, b"0")
+                os.close(group)
+            folder = self.room.separate(message["limits"], message["uid"])
+            pid = os.fork()
+            if not pid:
+                os.close(report)
+                self._session(message, fds[0], folder)
+            told: dict[str, Any] = {"pid": pid, "folder": folder}
+        except BaseException as error:
+            told = {"error": f"{type(error).__name__}: {error}"}
+        os.write(report, json.dumps(told).encode())
+        os._exit(0)
+
+    def _session(self, message: dict[str, Any], connection: int, folder: str) -> None:
+        try:
+            os.setsid()
+            kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
+            with contextlib.suppress(OSError):
+                _write_score("-500")  # where memory runs out, what the code started goes first
+            self.room.show_processes()
+            uid = message["uid"] if self.room.has("own user") else None
+            self.room.lock(uid)
+            alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)
+            Supervisor(connection, connection, message["limits"], folder, alone).serve()
+        except BaseException:
+            write_frame(connection, {"broken": traceback.format_exc()[-4000:]})
+        os._exit(0)
+
+    def _kill(self, session: int) -> None:
+        for pid, (number, uid, _) in self.sessions.items():
+            if number == session:
+                if not self.room.has("processes") and uid is not None and self.room.has("own user"):
+                    _kill_user(uid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid in self.sessions:
+                    session, uid, folder = self.sessions.pop(pid)
+                    if not self.room.has("processes") and uid is not None and self.room.has("own user"):
+                        _kill_user(uid)
+                    if folder != "/tmp":
+                        shutil.rmtree(folder, ignore_errors=True)
+                    self._tell({"ended": session})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the host is gone: the next read says so
+            self.host.send(json.dumps(message).encode())
+
+
+def _kill_user(uid: int) -> None:
+    """Kill whatever runs under a user that only one session has."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setresuid(uid, uid, uid)
+            if os.getuid() == uid != 0:
+                os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _write_score(score: str) -> None:
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(score)

@@ -20,6 +20,7 @@ class Child:
         self.output, self.output_end = os.pipe()
         self.theirs: tuple[int, ...] = ()
         self.ours: tuple[int, ...] = (self.output,)
+        self.unread = bytearray()
         if conversation:
             (asked, ask), (answer, answered) = os.pipe(), os.pipe()
             self.theirs = (asked, answered)
@@ -58,7 +59,6 @@ class Call:
         self.output = Clipped(limit)
         self.outcome = ""
         self.failed, self.text, self.cut = False, "", False
-        self._answer = bytearray()
 
     @property
     def truncated(self) -> bool:
@@ -66,7 +66,7 @@ class Call:
         return self.output.truncated or self.cut
 
     def run(self, wake: int, over: Callable[[], bool]) -> None:
-        """Sets `outcome`: "answered", "ended" or "late".
+        """Sets `outcome`: "answered", "ended", "late", or "garbled" where what came is no answer.
 
         Args:
             wake: becomes readable when a process ended.
@@ -106,17 +106,22 @@ class Call:
 
     def _read_answer(self) -> bool:
         piece = _read(self.child.ours[2])
-        if piece == b"":
-            self.outcome = self.outcome or "ended"
-        self._answer += piece or b""
-        if len(self._answer) >= repl.ANSWER.size:
-            number, failed, length = repl.ANSWER.unpack_from(self._answer)
-            said = self._answer[repl.ANSWER.size :]
-            if number != self.number or length > self.limit + 16 or len(said) > length:
-                self.outcome = "ended"  # not the protocol: whatever wrote this, Python cannot be trusted to be in step
-            elif len(said) == length:
+        self.child.unread += piece or b""
+        while not self.outcome and len(self.child.unread) >= repl.ANSWER.size:
+            number, failed, length = repl.ANSWER.unpack_from(self.child.unread)
+            if length > self.limit + 16:
+                self.outcome = "garbled"
+            if len(self.child.unread) < repl.ANSWER.size + length:
+                break
+            said = self.child.unread[repl.ANSWER.size : repl.ANSWER.size + length]
+            del self.child.unread[: repl.ANSWER.size + length]
+            if (
+                number == self.number
+            ):  # others are what code wrote itself into the pipe, or answers to calls that it answered so
                 self.outcome, self.failed = "answered", bool(failed)
                 self.text, self.cut = said.decode(errors="replace"), length > self.limit
+        if piece == b"":
+            self.outcome = self.outcome or "ended"
         return piece != b""
 
     def _drain(self) -> None:

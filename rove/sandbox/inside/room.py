@@ -140,12 +140,12 @@ class Room:
         _write(BASE + "/etc/passwd", "sandbox:x:65534:65534::/tmp:/bin/bash\n")
         _write(BASE + "/etc/hosts", "127.0.0.1 localhost\n")
         kernel.mount("none", BASE, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
+        with contextlib.suppress(OSError):  # refused where the container masks parts of /proc
+            kernel.mount("proc", BASE + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
         os.chdir(BASE)
         kernel.pivot_root(".", ".")
         kernel.detach(".")
         os.chdir("/")
-        with contextlib.suppress(OSError):  # refused where the container masks parts of /proc
-            kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
 
     def _attempt(self, feature: str, action: Callable[[], object]) -> None:
         if self.has(feature):

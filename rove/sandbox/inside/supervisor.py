@@ -71,7 +71,9 @@ class Supervisor:
         call = self._run(python, request, question)
         if call.outcome == "answered":
             return self._told(call, value=call.text, failed=call.failed, restarted=restarted)
-        cause = "" if call.outcome == "late" else _cause(self._end_of(python))
+        cause = "wrote what is no answer" if call.outcome == "garbled" else ""
+        if call.outcome == "ended":
+            cause = _cause(self._end_of(python))
         self._stop_all()
         if call.outcome == "late":
             return self._late(call, request)

@@ -1,0 +1,130 @@
+"""Every attack of the table, with what is at stake in place: a secret, a listening port, another session."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hostile import BEGIN, END, LIMITS, SNIPPETS, Snippet, outcome, table
+
+from rove.errors import ConfigError
+from rove.sandbox import LocalBackend, Session
+from rove.sandbox.containment import ESSENTIAL, FEATURES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/sandbox.md"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Host:
+    """What an attack may not touch."""
+
+    def __init__(self, folder: Path):
+        self.secret = folder / "secret"
+        self.secret.write_text("canary")
+        for path in (self.secret, *self.secret.parents[:3]):
+            if path.stat().st_uid == os.getuid() and path != Path("/"):
+                path.chmod(path.stat().st_mode | 0o755)
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.setblocking(False)
+
+    def aim(self, code: str) -> str:
+        for name, value in (
+            ("$SECRET", str(self.secret)),
+            ("$PARENT", str(os.getpid())),
+            ("$PORT", str(self.server.getsockname()[1])),
+        ):
+            code = code.replace(name, value)
+        return code
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory):
+    os.environ["ROVE_SECRET"] = "canary"
+    host = Host(tmp_path_factory.mktemp("host"))
+    yield host
+    host.server.close()
+    del os.environ["ROVE_SECRET"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(host: Host) -> AsyncIterator[LocalBackend]:
+    async with LocalBackend(LIMITS, max_sessions=4) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bystander(backend: LocalBackend) -> AsyncIterator[Session | None]:
+    """Another session, with something to lose; None on a machine that is refused."""
+    if await refused(backend):
+        yield None
+        return
+    session = await backend.open()
+    await session.put("bystander", b"canary")
+    await session.run_python("mine = 'canary'")
+    yield session
+    await session.close()
+
+
+async def refused(backend: LocalBackend) -> bool:
+    """Whether this machine lacks what it takes, in which case nothing may run at all."""
+    missing = [line.split(":")[0] for line in (await backend.describe()).missing]
+    if not set(missing) & set(ESSENTIAL):
+        return False
+    with pytest.raises(ConfigError, match="cannot contain"):
+        await backend.open()
+    return True
+
+
+@pytest.mark.parametrize("one", SNIPPETS, ids=lambda one: one.name)
+async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
+    if bystander is None:
+        return
+    groups = "memory group" not in " ".join((await backend.describe()).missing)
+    wanted = one.outcome if one.by != "memory group" or groups else "runs: False"
+    session = await backend.open()
+    try:
+        run = session.bash if one.kind == "bash" else session.run_python
+        result = await run(host.aim(one.code), one.seconds)
+        assert outcome(result) in wanted.split(" or "), result
+        assert "canary" not in result.text()
+        assert (
+            len(result.output) < LIMITS.output_chars + 100
+            and len(result.value + result.error) < LIMITS.output_chars + 400
+        )
+        after = [await session.run_python("40 + 2") for _ in range(2)]
+        assert after[1].value == "42", after
+        assert not after[0].files_lost
+    finally:
+        await session.close()
+    assert (await bystander.run_python("mine, open('/tmp/bystander').read()")).value == "('canary', 'canary')"
+    assert host.secret.read_text() == "canary"
+    with pytest.raises(BlockingIOError):
+        host.server.accept()
+    assert not [line for line in command_lines() if b"98765" in line]
+
+
+def command_lines() -> list[bytes]:
+    """Of every process of the machine."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes())
+        except OSError:
+            continue
+    return lines
+
+
+async def test_table_is_long_and_in_the_page() -> None:
+    assert len(SNIPPETS) >= 40
+    assert len({one.name for one in SNIPPETS}) == len(SNIPPETS)
+    assert {one.by for one in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
+    assert PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0] == table()
+
+
+async def test_page_tells_what_is_not_contained_without_each_feature() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert [name for name, (_, lacks) in FEATURES.items() if f"| {name} | {lacks} |" not in page] == []

@@ -1,14 +1,13 @@
 """The room that sessions live in: read-only files of this machine's Python, nothing else of its disk.
 
-The zygote moves in once (`move_in`); every session then only leaves the namespaces it shared with it (`separate`), and
-gives up its rights (`lock`). What the kernel refuses is noted, not raised: the host decides whether that will do.
+The zygote moves in once (`move_in`); every session is forked into its own namespaces (`spaces`), gets a folder
+(`furnish`), and gives up its rights (`lock`). What the kernel refuses is noted, not raised: the host decides what will do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,7 +33,6 @@ SESSION_SPACES = {
     "network": kernel.NEW_NET,
     "ipc": kernel.NEW_IPC,
     "names": kernel.NEW_UTS,
-    "cgroup names": kernel.NEW_CGROUP,
 }
 
 
@@ -68,7 +66,7 @@ class Room:
         """Build the room and make it the root. `uid`: of a session, to see whether it can be had."""
         os.umask(0o022)
         self._attempt("files", self._build)
-        for name in ("network", "ipc", "names", "cgroup names"):
+        for name in ("network", "ipc", "names"):
             self._attempt(name, lambda flag=SESSION_SPACES[name]: in_child(lambda: kernel.unshare(flag)))
         self._attempt("system calls", lambda: in_child(_filter))
         if uid is not None:
@@ -76,27 +74,34 @@ class Room:
         elif self.has("own user"):
             self._attempt("own count", lambda: in_child(self._enter_user))
 
-    def separate(self, limits: dict[str, Any], uid: int | None) -> str:
-        """In the child that forks a session: leave the zygote's namespaces. Its folder, of bounded size where it can be."""
+    @property
+    def spaces(self) -> int:
+        """The namespaces that a session gets of its own, as flags of clone(2)."""
         flags = 0
         for name, flag in SESSION_SPACES.items():
             flags |= flag if self.has(name) else 0
-        if not self.is_root and self.has("own user") and self.has("own count"):
-            self._enter_user()  # once more: the number of processes is counted per user and user namespace
-        kernel.unshare(flags)
-        owner = self.user if uid is None else (uid, uid)
-        if not self.has("files"):
-            folder = tempfile.mkdtemp(prefix="rove-sandbox-")
-            os.chown(folder, *owner)
-            return folder
-        options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner[0]},gid={owner[1]}"
-        kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, options)
-        return "/tmp"
+        nested = not self.is_root and self.has("own user") and self.has("own count")
+        return flags | (
+            kernel.NEW_USER if nested else 0
+        )  # the number of processes is counted per user and user namespace
 
-    def show_processes(self) -> None:
-        """In the first process of the session: a /proc that shows the session, and of the machine nothing."""
-        if not (self.has("files") and self.has("processes")):
-            return
+    def furnish(self, limits: dict[str, Any], uid: int | None) -> None:
+        """In the first process of a session: a folder of its own, of bounded size, and a /proc that shows nothing else."""
+        if self.spaces & kernel.NEW_USER:
+            self._map_user()
+        with contextlib.suppress(OSError):
+            kernel.unshare(
+                kernel.NEW_CGROUP
+            )  # after the session has joined its groups, which are then the root of what it sees
+        if self.has("files"):
+            owner = self.user if uid is None else (uid, uid)
+            options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner[0]},gid={owner[1]}"
+            kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, options)
+            self._show_processes()
+
+    def _show_processes(self) -> None:
+        if not self.has("processes"):
+            return kernel.mount("none", "/proc", "tmpfs", kernel.RDONLY)
         for options in ("hidepid=invisible,subset=pid", "hidepid=2", ""):
             with contextlib.suppress(OSError):
                 return kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC, options)
@@ -119,6 +124,9 @@ class Room:
 
     def _enter_user(self) -> None:
         kernel.unshare(kernel.NEW_USER)
+        self._map_user()
+
+    def _map_user(self) -> None:
         uid, gid = self.user
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")

@@ -20,8 +20,9 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from . import kernel
 from .frames import write_frame
@@ -99,51 +100,39 @@ class Zygote:
             self._kill(session)
 
     def _open(self, message: dict[str, Any], fds: list[int]) -> None:
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(reading)
-            self._separate(message, fds, writing)
-        for fd in (writing, *fds):
-            os.close(fd)
-        with open(reading, encoding="utf-8") as report:
-            told = json.loads(report.read() or '{"error": "the process that starts a session died"}')
-        os.waitpid(pid, 0)
-        if "error" in told:
-            self._tell({"failed": message["open"], "error": told["error"]})
+        session, uid = message["open"], message["uid"] if self.room.has("own user") else None
+        folder = "/tmp"
+        try:
+            if not self.room.has("files"):
+                folder = tempfile.mkdtemp(prefix="rove-sandbox-")
+                os.chown(folder, *((uid, uid) if uid is not None else self.room.user))
+            pid = kernel.clone(self.room.spaces)
+        except OSError as error:
+            self._tell({"failed": session, "error": str(error)})
         else:
-            self.sessions[told["pid"]] = (message["open"], message["uid"], told["folder"])
+            if not pid:
+                self._session(message["limits"], uid, fds, folder)
+            self.sessions[pid] = (session, uid, folder)
+        for fd in fds:
+            os.close(fd)
 
-    def _separate(self, message: dict[str, Any], fds: list[int], report: int) -> None:
-        """In a child: leave the namespaces, fork the session's first process, tell its number, and go."""
+    def _session(self, limits: dict[str, Any], uid: int | None, fds: list[int], folder: str) -> NoReturn:
+        """In the first process of a session."""
+        connection, *groups = fds
         try:
             signal.set_wakeup_fd(-1)
             self.host.close()
-            for group in fds[1:]:  # control groups: who writes 0 joins, and so do its children
+            for group in groups:  # who writes 0 joins, and so do its children
                 os.write(group, b"0")
                 os.close(group)
-            folder = self.room.separate(message["limits"], message["uid"])
-            pid = os.fork()
-            if not pid:
-                os.close(report)
-                self._session(message, fds[0], folder)
-            told: dict[str, Any] = {"pid": pid, "folder": folder}
-        except BaseException as error:
-            told = {"error": f"{type(error).__name__}: {error}"}
-        os.write(report, json.dumps(told).encode())
-        os._exit(0)
-
-    def _session(self, message: dict[str, Any], connection: int, folder: str) -> None:
-        try:
             os.setsid()
             kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
             with contextlib.suppress(OSError):
                 _write_score("-500")  # where memory runs out, what the code started goes first
-            self.room.show_processes()
-            uid = message["uid"] if self.room.has("own user") else None
+            self.room.furnish(limits, uid)
             self.room.lock(uid)
             alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)
-            Supervisor(connection, connection, message["limits"], folder, alone).serve()
+            Supervisor(connection, connection, limits, folder, alone).serve()
         except BaseException:
             write_frame(connection, {"broken": traceback.format_exc()[-4000:]})
         os._exit(0)
@@ -151,7 +140,7 @@ class Zygote:
     def _kill(self, session: int) -> None:
         for pid, (number, uid, _) in self.sessions.items():
             if number == session:
-                if not self.room.has("processes") and uid is not None and self.room.has("own user"):
+                if not self.room.has("processes") and uid is not None:
                     _kill_user(uid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -164,7 +153,7 @@ class Zygote:
                     return
                 if pid in self.sessions:
                     session, uid, folder = self.sessions.pop(pid)
-                    if not self.room.has("processes") and uid is not None and self.room.has("own user"):
+                    if not self.room.has("processes") and uid is not None:
                         _kill_user(uid)
                     if folder != "/tmp":
                         shutil.rmtree(folder, ignore_errors=True)

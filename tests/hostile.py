@@ -152,7 +152,7 @@ PROTOCOL = [
     Snippet("forges its own answer", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 1, 0, 6) + b'forged')\n    except OSError: pass", "runs: forged", "supervisor"),
     Snippet("forges answers to calls to come", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 7, 0, 6) + b'forged')\n    except OSError: pass", "runs: nothing", "supervisor"),
     Snippet("writes garbage for answers", "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass", "Python wrote what is no answer", "supervisor"),
-    Snippet("closes its pipes", "import os; os.closerange(0, 100)", "Python closed its pipes", "supervisor"),
+    Snippet("closes its pipes", "import os; os.closerange(0, 100)", "Python ended with exit status 70", "supervisor"),
     Snippet("reads the questions", "import os\nfor fd in range(3, 20):\n    try: os.read(fd, 1)\n    except OSError: pass", WALL, "supervisor"),
     Snippet("a pickle that runs code where it is loaded", "import os, pickle\nclass P:\n    def __reduce__(self): return os.system, ('id',)\npickle.dumps(P())[:4]", "runs: b'\\x80\\x04\\x95\\x1d'", "supervisor"),
     Snippet("os._exit", "import os; os._exit(0)", "Python ended with exit status 0", "supervisor"),

@@ -31,6 +31,7 @@ class Groups:
         for controller in ("memory", "pids"):
             try:
                 self._parents[controller] = _parent(controller, root, own)
+                _sweep(self._parents[controller][0])
             except OSError as error:
                 self.missing[controller] = str(error)
 
@@ -53,12 +54,13 @@ class Groups:
                     (folder / name).write_text(values[kind])
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in sorted(folders)]
 
-    def close(self) -> None:
-        """Remove the groups; those that still have processes stay."""
+    def close(self) -> bool:
+        """Remove the groups. Whether all are gone: those that still have processes stay."""
         for folder in list(self._made):
             with contextlib.suppress(OSError):
                 folder.rmdir()
                 self._made.discard(folder)
+        return not self._made
 
 
 def _parent(controller: str, root: Path, own: Path) -> tuple[Path, dict[str, str]]:
@@ -86,3 +88,11 @@ def _tried(parent: Path, files: dict[str, str]) -> tuple[Path, dict[str, str]]:
     finally:
         probe.rmdir()
     return parent, files
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes that were killed left behind."""
+    for folder in parent.glob("rove-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -26,7 +26,7 @@ GUARD_SECONDS = 2.0
 """A call is over so long after its time at the latest, should the supervisor itself not answer."""
 LENGTH = struct.Struct("<I")
 ENVIRONMENT = {
-    "HOME": "/tmp",
+    "HOME": "/session",
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "OMP_NUM_THREADS": "1",  # a thread pool in the parent could not be forked
@@ -71,12 +71,18 @@ class LocalBackend:
         self._settings = settings(packages, paths, without)
         self._parent: Parent | None = None
         self._starting: asyncio.Lock | None = None
+        self._sessions: set[LocalSession] = set()
 
     async def open(self, limits: SandboxLimits | None = None) -> LocalSession:
         """See `Backend.open`."""
         session = LocalSession(self, limits or self.limits)
         await session.start()
+        self._sessions.add(session)
         return session
+
+    def forget(self, session: LocalSession) -> None:
+        """A session is closed."""
+        self._sessions.discard(session)
 
     async def describe(self) -> Description:
         """See `Backend.describe`."""
@@ -99,6 +105,8 @@ class LocalBackend:
 
     async def close(self) -> None:
         """See `Backend.close`."""
+        for session in list(self._sessions):
+            await session.close()
         parent, self._parent = self._parent, None
         if parent is not None:
             await self._end(parent)
@@ -115,6 +123,7 @@ class LocalBackend:
         loop = asyncio.get_running_loop()
         if self._parent is not None and self._parent.loop is not loop:
             old, self._parent, self._starting = self._parent, None, None
+            self._sessions.clear()
             await self._end(old)
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
@@ -197,6 +206,7 @@ class LocalSession:
     async def close(self) -> None:
         """See `Session.close`."""
         self._closed = True
+        self.backend.forget(self)
         await self._end()
 
     async def __aenter__(self) -> LocalSession:

@@ -137,7 +137,10 @@ class Parent:
             if self.loop.time() > deadline:
                 self._process.kill()
             await asyncio.sleep(0.005)
-        self._groups.close()
+        while not self._groups.close():  # where it was killed, the last processes are ending still
+            if self.loop.time() > deadline:
+                break
+            await asyncio.sleep(0.005)
 
     def abandon(self) -> None:
         """The same for one whose event loop is over: nothing can be waited for in it."""

@@ -27,6 +27,8 @@ SYSTEM = (
 DEVICES = ("null", "zero", "full", "random", "urandom")
 BASE = "/tmp"
 """Where the room is built, in a mount namespace of its own; there is a folder of this name on every Linux."""
+FOLDER = "/session"
+"""The one place where a session can write; /tmp and /dev/shm lead there."""
 SESSION_SPACES = {
     "files": kernel.NEW_NS,
     "processes": kernel.NEW_PID,
@@ -96,7 +98,7 @@ class Room:
         if self.has("files"):
             owner = self.user if uid is None else (uid, uid)
             options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner[0]},gid={owner[1]}"
-            kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, options)
+            kernel.mount("tmpfs", FOLDER, "tmpfs", kernel.NOSUID | kernel.NODEV, options)
             self._show_processes()
 
     def _show_processes(self) -> None:
@@ -141,11 +143,13 @@ class Room:
         for path, (fd, link) in sources.items():
             _show(fd, path, link)
             os.close(fd)
-        for name in ("/tmp", "/proc", "/etc", "/dev"):
+        for name in (FOLDER, "/proc", "/etc", "/dev"):
             os.makedirs(BASE + name, exist_ok=True)
-        os.symlink("/tmp", BASE + "/dev/shm")
+        os.symlink(FOLDER, BASE + "/dev/shm")
+        if not os.path.lexists(BASE + "/tmp"):  # some of the paths may be there
+            os.symlink(FOLDER, BASE + "/tmp")
         os.symlink("/proc/self/fd", BASE + "/dev/fd")
-        _write(BASE + "/etc/passwd", "sandbox:x:65534:65534::/tmp:/bin/bash\n")
+        _write(BASE + "/etc/passwd", f"sandbox:x:65534:65534::{FOLDER}:/bin/bash\n")
         _write(BASE + "/etc/hosts", "127.0.0.1 localhost\n")
         kernel.mount("none", BASE, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
         with contextlib.suppress(OSError):  # refused where the container masks parts of /proc

@@ -20,6 +20,8 @@ from . import kernel, repl
 from .calls import Call, Child
 from .frames import read_frame, write_frame
 
+FAILED = 70
+"""Exit status of a process that could not do what it was started for."""
 GRACE = 0.5
 """Seconds that killed processes get to be gone."""
 
@@ -90,7 +92,7 @@ class Supervisor:
 
     def _end_of(self, child: Child) -> int | None:
         """Exit status of a process whose pipes are closed; None where it lives on without them."""
-        deadline = time.monotonic() + 0.05
+        deadline = time.monotonic() + GRACE / 2
         while child.pid not in self.ended and time.monotonic() < deadline:
             time.sleep(0.001)
         return self.ended.get(child.pid)
@@ -169,6 +171,7 @@ class Supervisor:
         return child
 
     def _become(self, child: Child, body: Callable[[Child], None]) -> NoReturn:
+        status = FAILED
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -177,10 +180,12 @@ class Supervisor:
             os.environ.update(HOME=self.folder, TMPDIR=self.folder)
             child.take_over()
             body(child)
+            status = 0
         except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(70)
-        os._exit(0)
+            with contextlib.suppress(OSError):
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(status)
 
     def _stop_all(self) -> None:
         """Kill every process of the session but this one, and wait until they are gone."""

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .frames import write_frame
-from .room import Room
+from .room import FOLDER, Room
 from .supervisor import Supervisor
 
 PRELOADED = [
@@ -101,7 +101,7 @@ class Zygote:
 
     def _open(self, message: dict[str, Any], fds: list[int]) -> None:
         session, uid = message["open"], message["uid"] if self.room.has("own user") else None
-        folder = "/tmp"
+        folder = FOLDER
         try:
             if not self.room.has("files"):
                 folder = tempfile.mkdtemp(prefix="rove-sandbox-")
@@ -155,7 +155,7 @@ class Zygote:
                     session, uid, folder = self.sessions.pop(pid)
                     if not self.room.has("processes") and uid is not None:
                         _kill_user(uid)
-                    if folder != "/tmp":
+                    if folder != FOLDER:
                         shutil.rmtree(folder, ignore_errors=True)
                     self._tell({"ended": session})
 

@@ -103,9 +103,7 @@ def limit(sessions: int, calls: int) -> float:
 
 def held() -> tuple[int, int, int, int]:
     """What this process has: open files, threads, children, control groups."""
-    children = sum(
-        len((task / "children").read_text().split()) for task in Path(f"/proc/{os.getpid()}/task").iterdir()
-    )
+    children = sum(len((task / "children").read_text().split()) for task in Path(f"/proc/{os.getpid()}/task").iterdir())
     groups = len(list(Path("/sys/fs/cgroup").glob(f"**/rove-{os.getpid()}-*")))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children, groups
 
@@ -127,14 +125,20 @@ def main() -> None:
         peers.append(asyncio.run(peer(args.peers, args.concurrency)) / args.peers)
         limits.append(limit(args.sessions, args.calls))
     calls, middle = args.sessions * args.calls, statistics.median
-    print(f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} at once, {os.cpu_count()} cores, {args.rounds} rounds")
+    print(
+        f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} at once, {os.cpu_count()} cores, {args.rounds} rounds"
+    )
     print(f"rove            {calls / middle(spent):8.0f} calls/s   {args.sessions / middle(spent):6.0f} sessions/s")
     print(f"python -c       {1 / middle(peers):8.0f} calls/s")
     print(f"fork and pipe   {calls / middle(limits):8.0f} calls/s")
-    print(f"first session after {middle(colds):.2f} s, opened in {1000 * middle(laps):.0f} ms ({args.concurrency} at once)")
+    print(
+        f"first session after {middle(colds):.2f} s, opened in {1000 * middle(laps):.0f} ms ({args.concurrency} at once)"
+    )
     print(f"event loop stood still for {1000 * max(stalls):.0f} ms at most")
     names = ("files", "threads", "children", "control groups")
-    print("left behind: " + (", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, held()) if a != b) or "nothing"))
+    print(
+        "left behind: " + (", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, held()) if a != b) or "nothing")
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Code that means harm, and what becomes of it in a sandbox; the table in docs/sandbox.md is made from this.
+"""Code that means harm, and what becomes of it in a sandbox; the tables in docs/sandbox.md are made from this.
 
-    python tests/hostile.py     writes the table into the page
+    python tests/hostile.py     writes the tables into the page
 
 `$SECRET` stands for a file of the host that everybody may read, `$PARENT` for the process that runs the test, `$PORT` for a
 port of the host where somebody listens.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rove.sandbox import Result, SandboxLimits
+from rove.sandbox.containment import ESSENTIAL, FEATURES
 
 LIMITS = SandboxLimits(
     seconds=0.5,
@@ -49,7 +50,7 @@ class Snippet(NamedTuple):
 def called(words: str) -> str:
     """A call of libc, and what came of it."""
     return (
-        "import ctypes, errno, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "import ctypes, errno, os\nlibc = ctypes.CDLL(None, use_errno=True)\nctypes.set_errno(0)\n"
         f"done = libc.{words}\ndone, errno.errorcode.get(ctypes.get_errno())"
     )
 
@@ -128,7 +129,7 @@ FILES = [
     Snippet("unmounts its folder", called("umount2(b'/tmp', 2)"), NUMBER_REFUSED, "system calls"),
 ]  # fmt: skip
 KERNEL = [
-    Snippet("TCP to the host", "import socket; socket.create_connection(('127.0.0.1', $PORT))", REFUSED, "system calls"),
+    Snippet("TCP to the host", "import socket; socket.create_connection(('127.0.0.1', $PORT)).close()", REFUSED, "system calls"),
     Snippet("TCP to the host, by bash", "echo hello > /dev/tcp/127.0.0.1/$PORT", "exit status 1", "system calls", "bash"),
     Snippet("Unix socket", "import socket; socket.socket(socket.AF_UNIX)", REFUSED, "system calls"),
     Snippet("asks a name server", "import socket; socket.getaddrinfo('example.org', 80)", "socket.gaierror: Temporary failure in name resolution", "network"),
@@ -169,6 +170,16 @@ PROTOCOL = [
 SNIPPETS = [*TIME, *PROCESSES, *MEMORY, *DISK, *FILES, *KERNEL, *PROTOCOL]
 
 
+WITHOUT = [
+    (("files",), "reads a file of the host", "runs: 'canary'"),
+    (("network",), "TCP to the host", REFUSED),
+    (("network", "system calls"), "TCP to the host", "runs: nothing"),
+    (("system calls",), "System V shared memory", "runs: (0, None)"),
+    (("system calls",), "mounts", NUMBER_REFUSED),
+]
+"""Features turned off, an attack that harms nobody even so, what becomes of it."""
+
+
 def outcome(result: Result) -> str:
     """What became of it, in a few words."""
     if result.restarted:
@@ -188,15 +199,41 @@ def table() -> str:
     """Rows of the page."""
     lines = ["| # | attempt | what happens | contained by |", "|---|---|---|---|"]
     for number, one in enumerate(SNIPPETS, 1):
-        lines.append(
-            f"| {number} | {one.name}{' (bash)' if one.kind == 'bash' and 'bash' not in one.name else ''} | {one.outcome} | {one.by} |"
-        )
+        name = f"{one.name} (bash)" if one.kind == "bash" and "bash" not in one.name else one.name
+        lines.append(f"| {number} | {name} | {one.outcome} | {one.by} |")
     return "\n".join(lines) + "\n"
 
 
-BEGIN, END = "<!-- made by tests/hostile.py -->\n", "<!-- end -->\n"
+def without() -> str:
+    """Rows of what happens with features turned off."""
+    return "".join(f"| {', '.join(off)} | {name} | {what} |\n" for off, name, what in WITHOUT)
+
+
+def features() -> str:
+    """Rows of what each feature is good for."""
+    rows = ((f"{name}{' *' if name in ESSENTIAL else ''}", lacks) for name, (_, lacks) in FEATURES.items())
+    return "".join(f"| {name} | {lacks} |\n" for name, lacks in rows)
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/sandbox.md"
+HEADS = {
+    "| feature | not contained without it |\n|---|---|\n": features,
+    "<!-- made by tests/hostile.py -->\n": table,
+    "| without | attempt | what happens |\n|---|---|---|\n": without,
+}
+"""What stands before each table of the page; it ends with the first line that is no row."""
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables as they have to be."""
+    for head, rows in HEADS.items():
+        before, _, rest = page.partition(head)
+        lines = rest.splitlines(keepends=True)
+        while lines and lines[0].startswith("|"):
+            del lines[0]
+        page = before + head + rows() + "".join(lines)
+    return page
+
 
 if __name__ == "__main__":
-    page = Path(__file__).resolve().parents[1] / "docs/sandbox.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

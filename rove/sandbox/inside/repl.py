@@ -43,7 +43,7 @@ def answer(code: str, name: str, space: dict[str, Any]) -> tuple[bool, str]:
     """Run code in a namespace. Whether it went wrong, and the traceback, or the last expression's value as `repr` has it."""
     try:
         body, last = compiled(code, name)
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(code), None, [f"{line}\n" for line in code.splitlines()], name)
         exec(body, space)
         value = eval(last, space) if last else None
         return False, "" if value is None else repr(value)

@@ -19,6 +19,8 @@ from rove.errors import (
     ModelError,
     OverlongPromptError,
     RunError,
+    SandboxError,
+    SandboxFileError,
     TooManyErrorsError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
@@ -92,6 +94,8 @@ __all__ = [
     "Run",
     "RunError",
     "Sampling",
+    "SandboxError",
+    "SandboxFileError",
     "Scores",
     "ScriptedClient",
     "SingleTurnEnv",

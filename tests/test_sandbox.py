@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -336,6 +337,68 @@ def test_a_backend_outlives_its_event_loop() -> None:
     assert [asyncio.run(once()), asyncio.run(last())] == ["42", "42"]
 
 
+async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None:
+    async with LocalBackend(LIMITS, without=["processes", "own user"], unsafe=True) as backend:
+        session = await backend.open()
+        call = asyncio.create_task(
+            session.run_python("import os\nos.system('sleep 54321 &')\nos.system('sleep 54321')", 60)
+        )
+        for _ in range(500):
+            if processes(b"54321"):
+                break
+            await asyncio.sleep(0.01)
+        assert processes(b"54321")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert processes(b"54321") == []
+
+
+NOBODY = """
+import asyncio, json, os, sys
+from rove.errors import ConfigError
+from rove.sandbox import LocalBackend, SandboxLimits
+from rove.sandbox.inside import kernel
+if os.getuid() == 0:  # a user namespace in which root is somebody else
+    kernel.unshare(kernel.NEW_USER)
+    for name, text in (("setgroups", "deny"), ("uid_map", "12345 0 1"), ("gid_map", "12345 0 1")):
+        open(f"/proc/self/{name}", "w").write(text)
+async def main():
+    async with LocalBackend(SandboxLimits(processes=10, seconds=20.0)) as backend:
+        session = await backend.open()
+        codes = json.loads(sys.stdin.read())
+        print(json.dumps([os.getuid(), *[(await session.run_python(code)).text().splitlines()[-1] for code in codes]]))
+try:
+    asyncio.run(main())
+except (ConfigError, OSError) as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
+    """Or, where the kernel has no user namespaces for them, a refusal."""
+    (tmp_path / "secret").write_text("canary")
+    codes = [
+        f"open('{tmp_path}/secret').read()",
+        "open('/usr/x', 'w')",
+        "import os; os.setuid(0)",
+        "os.kill(1, 9)\n7",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY], input=json.dumps(codes), capture_output=True, text=True, check=True
+    )
+    answers = json.loads(done.stdout)
+    if isinstance(answers, str):
+        assert "cannot contain code" in answers or "Operation not permitted" in answers
+        return
+    uid, secret, system, root, alive = answers
+    assert uid not in (0, "0")
+    assert secret.startswith("FileNotFoundError")
+    assert system.startswith("OSError: [Errno 30]")
+    assert root.startswith(("OSError: [Errno 22]", "PermissionError"))
+    assert alive == "7"
+
+
 @pytest.mark.parametrize("feature", ["files", "processes", "network", "ipc", "system calls"])
 async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
     async with LocalBackend(LIMITS, without=[feature]) as backend:
@@ -370,6 +433,8 @@ async def test_installed_packages_can_be_had(tmp_path: Path) -> None:
         LocalBackend(packages=["no-such-package"])
     with pytest.raises(ConfigError, match="absolute paths that exist"):
         LocalBackend(paths=["relative"])
+    with pytest.raises(ConfigError, match="none of /"):
+        LocalBackend(paths=["/proc"])
 
 
 async def test_a_package_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

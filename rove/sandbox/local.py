@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib.metadata
 import importlib.util
 import os
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from rove.config import check_positive
-from rove.errors import ConfigError, SandboxError, SandboxFileError
-from rove.sandbox.backend import Description, Result, SandboxLimits
+from rove.errors import ConfigError
+from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.containment import ESSENTIAL, describe
 from rove.sandbox.parent import Parent, python_folders
+from rove.sandbox.session import Streams, SupervisedSession
 
-START_SECONDS = 30.0
-"""For one session to say that it is ready."""
-GUARD_SECONDS = 2.0
-"""A call is over so long after its time at the latest, should the supervisor itself not answer."""
-LENGTH = struct.Struct("<I")
 ENVIRONMENT = {
     "HOME": "/session",
     "LANG": "C.UTF-8",
@@ -71,7 +63,7 @@ class LocalBackend:
         self._settings = settings(packages, paths, without)
         self._parent: Parent | None = None
         self._starting: asyncio.Lock | None = None
-        self._sessions: set[LocalSession] = set()
+        self._sessions: set[SupervisedSession] = set()
 
     async def open(self, limits: SandboxLimits | None = None) -> LocalSession:
         """See `Backend.open`."""
@@ -80,7 +72,7 @@ class LocalBackend:
         self._sessions.add(session)
         return session
 
-    def forget(self, session: LocalSession) -> None:
+    def forget(self, session: SupervisedSession) -> None:
         """A session is closed."""
         self._sessions.discard(session)
 
@@ -151,131 +143,23 @@ ELSEWHERE = (
 )
 
 
-class LocalSession:
-    """See `Session`. A session that died is made anew by the next call, and its result says that files are gone."""
+class LocalSession(SupervisedSession):
+    """A session whose processes were forked here."""
 
     def __init__(self, backend: LocalBackend, limits: SandboxLimits):
-        self.backend, self.limits = backend, limits
-        self._lock = asyncio.Lock()
+        super().__init__(limits, backend.forget)
+        self._backend = backend
         self._parent: Parent | None = None
         self._number = 0
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._closed = False
 
-    async def start(self) -> None:
-        """Fork the session's processes and wait until they are ready.
-
-        Raises:
-            ConfigError, SandboxError: see `Backend.open`.
-        """
-        parent = self._parent = await self.backend.parent()
+    async def _connect(self) -> Streams:
+        parent = self._parent = await self._backend.parent()
         self._number, connection = await parent.fork(self.limits)
-        try:
-            self._streams = await asyncio.open_unix_connection(sock=connection)
-            async with asyncio.timeout(START_SECONDS):
-                hello = await self._read()
-        except BaseException as error:
-            reason = await self._end()
-            if isinstance(error, (TimeoutError, OSError, EOFError)):
-                raise SandboxError(f"a sandbox did not start: {reason or error or 'no answer'}") from error
-            raise
-        if "broken" in hello:
-            await self._end()
-            raise SandboxError(f"a sandbox did not start:\n{hello['broken']}")
+        return await asyncio.open_unix_connection(sock=connection)
 
-    async def run_python(self, code: str, seconds: float | None = None) -> Result:
-        """See `Session.run_python`."""
-        return await self._run({"kind": "python", "code": code}, seconds)
-
-    async def bash(self, command: str, seconds: float | None = None) -> Result:
-        """See `Session.bash`."""
-        return await self._run({"kind": "bash", "command": command}, seconds)
-
-    async def put(self, path: str, data: bytes) -> None:
-        """See `Session.put`."""
-        if len(data) > self.limits.file_bytes:
-            raise SandboxFileError(
-                f"{path} has {len(data)} bytes; expected at most {self.limits.file_bytes} (file_bytes)"
-            )
-        await self._file({"kind": "put", "path": path, "data": base64.b64encode(data).decode()})
-
-    async def get(self, path: str) -> bytes:
-        """See `Session.get`."""
-        return base64.b64decode((await self._file({"kind": "get", "path": path}))["data"])
-
-    async def close(self) -> None:
-        """See `Session.close`."""
-        self._closed = True
-        self.backend.forget(self)
-        await self._end()
-
-    async def __aenter__(self) -> LocalSession:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _run(self, request: dict[str, Any], seconds: float | None) -> Result:
-        seconds = self.limits.seconds if seconds is None else seconds
-        answer = await self._call({**request, "seconds": seconds}, seconds)
-        if "lost" in answer:
-            error = f"the sandbox died: {answer['lost']}"
-            return Result(error=error, restarted=True, files_lost=True, timed_out=answer.get("timed_out", False))
-        failed = answer.pop("failed", False)
-        if failed:
-            answer["error"] = answer.pop("value")
-        return msgspec.convert(answer, Result)
-
-    async def _file(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._call(request, self.limits.seconds)
-        if "lost" in answer:
-            raise SandboxError(f"the sandbox died: {answer['lost']}")
-        if "error" in answer:
-            raise SandboxFileError(answer["error"])
-        return answer
-
-    async def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """One question to the supervisor; {"lost": why} where it did not answer, and the session is dead."""
-        async with self._lock:
-            if self._closed:
-                raise SandboxError("this session is closed")
-            if self._streams is None:
-                await self.start()
-            assert self._streams is not None
-            try:
-                async with asyncio.timeout(seconds + GUARD_SECONDS):
-                    body = msgspec.json.encode(request)
-                    self._streams[1].write(LENGTH.pack(len(body)) + body)
-                    await self._streams[1].drain()
-                    return await self._read()
-            except TimeoutError:
-                await self._end()
-                return {"lost": f"no answer after {seconds + GUARD_SECONDS:g} s", "timed_out": True}
-            except (OSError, EOFError, msgspec.DecodeError) as error:
-                await self._end()
-                return {"lost": f"{type(error).__name__}"}
-            except (
-                BaseException
-            ):  # a call that was cut off leaves its answer in the stream: what follows would be out of step
-                await self._end()
-                raise
-
-    async def _read(self) -> dict[str, Any]:
-        assert self._streams is not None
-        reader = self._streams[0]
-        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-        if length > 2 * self.limits.file_bytes + 16 * self.limits.output_chars + 65536:
-            raise EOFError(f"an answer of {length} bytes")
-        return msgspec.json.decode(await reader.readexactly(length))
-
-    async def _end(self) -> str:
-        """Kill the session, if it lives, and wait until it is gone. Why it never lived, if that is so."""
-        streams, self._streams = self._streams, None
+    async def _disconnect(self) -> str:
         parent, self._parent = self._parent, None
-        end = parent.kill(self._number) if parent is not None else None
-        if streams is not None:
-            streams[1].close()
-        return await asyncio.shield(end) if end is not None else ""
+        return "" if parent is None else await asyncio.shield(parent.kill(self._number))
 
 
 def settings(packages: Sequence[str], paths: Sequence[str], without: Sequence[str]) -> Mapping[str, Any]:
@@ -285,12 +169,17 @@ def settings(packages: Sequence[str], paths: Sequence[str], without: Sequence[st
         ConfigError: a package is not installed, or a path not absolute.
     """
     for path in paths:
-        if not os.path.isabs(path) or not os.path.exists(path):
-            raise ConfigError(f"paths has '{path}'; expected absolute paths that exist")
+        if (
+            not os.path.isabs(path)
+            or not os.path.exists(path)
+            or os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
+        ):
+            raise ConfigError(f"paths has '{path}'; expected absolute paths that exist, and none of /, /dev and /proc")
     folders = python_folders(packages)
     home = os.path.dirname(os.path.realpath(sys.executable))
+    shown = [sys.base_prefix, *folders, *paths]
     return {
-        "paths": [sys.base_prefix, *folders, *paths],
+        "paths": [*shown, *map(os.path.realpath, shown)],
         "python_path": folders,
         "preload": [module_of(package) for package in packages],
         "environment": ENVIRONMENT

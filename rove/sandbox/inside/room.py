@@ -29,6 +29,10 @@ BASE = "/tmp"
 """Where the room is built, in a mount namespace of its own; there is a folder of this name on every Linux."""
 FOLDER = "/session"
 """The one place where a session can write; /tmp and /dev/shm lead there."""
+FILES = {
+    "/etc/passwd": f"sandbox:x:65534:65534::{FOLDER}:/bin/bash\n",
+    "/etc/hosts": "127.0.0.1 localhost\n",
+}
 SESSION_SPACES = {
     "files": kernel.NEW_NS,
     "processes": kernel.NEW_PID,
@@ -137,7 +141,7 @@ class Room:
     def _build(self) -> None:
         kernel.unshare(kernel.NEW_NS)
         kernel.mount("none", "/", "", kernel.REC | kernel.PRIVATE)
-        shown = [*SYSTEM, *self.paths, *(f"/dev/{name}" for name in DEVICES)]
+        shown = sorted({*SYSTEM, *self.paths, *(f"/dev/{name}" for name in DEVICES)})  # folders before what is in them
         sources = {path: (_opened(path), _link(path)) for path in shown if os.path.lexists(path)}
         kernel.mount("room", BASE, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755")
         for path, (fd, link) in sources.items():
@@ -149,8 +153,9 @@ class Room:
         if not os.path.lexists(BASE + "/tmp"):  # some of the paths may be there
             os.symlink(FOLDER, BASE + "/tmp")
         os.symlink("/proc/self/fd", BASE + "/dev/fd")
-        _write(BASE + "/etc/passwd", f"sandbox:x:65534:65534::{FOLDER}:/bin/bash\n")
-        _write(BASE + "/etc/hosts", "127.0.0.1 localhost\n")
+        for name, text in FILES.items():
+            if not os.path.lexists(BASE + name):
+                _write(BASE + name, text)
         kernel.mount("none", BASE, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
         with contextlib.suppress(OSError):  # refused where the container masks parts of /proc
             kernel.mount("proc", BASE + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)

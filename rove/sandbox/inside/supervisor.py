@@ -48,6 +48,8 @@ class Supervisor:
         """Answer until the host is gone."""
         signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)  # a call that waits notices who ended
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        if os.getpid() != 1:  # without a namespace that ends with this process it ends the others by itself
+            signal.signal(signal.SIGTERM, lambda *_: self._leave())
         kinds: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "python": self._python,
             "bash": self._bash,
@@ -63,7 +65,11 @@ class Supervisor:
             except OSError as error:
                 answer = {"error": f"{type(error).__name__}: {error}", "kind": type(error).__name__}
             write_frame(self.answers, answer | {"seconds": time.monotonic() - began})
+        self._leave()
+
+    def _leave(self) -> NoReturn:
         self._stop_all()
+        os._exit(0)
 
     def _python(self, request: dict[str, Any]) -> dict[str, Any]:
         python, restarted = self._living_python()
@@ -174,7 +180,8 @@ class Supervisor:
         status = FAILED
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for handled in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(handled, signal.SIG_DFL)
             os.setsid()
             os.chdir(self.folder)
             os.environ.update(HOME=self.folder, TMPDIR=self.folder)
@@ -220,7 +227,7 @@ class Supervisor:
 def restrict(limits: dict[str, Any]) -> None:
     """The limits of one process and its children; and files that the code makes are its own."""
     pairs = {
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # 0 would still start a machine's program for core dumps, if it has one; 1 does not
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
@@ -232,6 +239,8 @@ def restrict(limits: dict[str, Any]) -> None:
         resource.RLIMIT_SIGPENDING: 256,
     }
     for kind, most in pairs.items():
+        if most < 0:
+            continue
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         more = (

@@ -142,8 +142,9 @@ class Zygote:
             if number == session:
                 if not self.room.has("processes") and uid is not None:
                     _kill_user(uid)
+                alone = self.room.has("processes") or uid is not None
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL if alone else signal.SIGTERM)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

@@ -125,9 +125,7 @@ def main() -> None:
         peers.append(asyncio.run(peer(args.peers, args.concurrency)) / args.peers)
         limits.append(limit(args.sessions, args.calls))
     calls, middle = args.sessions * args.calls, statistics.median
-    print(
-        f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} at once, {os.cpu_count()} cores, {args.rounds} rounds"
-    )
+    print(f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} at once, {os.cpu_count()} cores")
     print(f"rove            {calls / middle(spent):8.0f} calls/s   {args.sessions / middle(spent):6.0f} sessions/s")
     print(f"python -c       {1 / middle(peers):8.0f} calls/s")
     print(f"fork and pipe   {calls / middle(limits):8.0f} calls/s")

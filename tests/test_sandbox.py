@@ -420,12 +420,14 @@ async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
 
 async def test_installed_packages_can_be_had(tmp_path: Path) -> None:
     (tmp_path / "shown").write_text("7")
-    async with LocalBackend(LIMITS, packages=["msgspec"], paths=[str(tmp_path)], unsafe=True) as backend:
+    async with LocalBackend(
+        LIMITS, packages=["msgspec"], paths=[str(tmp_path)], environment={"MINE": "1"}, unsafe=True
+    ) as backend:
         for path in (tmp_path, *tmp_path.parents[:2]):
             path.chmod(0o755)
         session = await backend.open()
         assert (await session.run_python("import msgspec; msgspec.json.decode(b'[1]')")).value == "[1]"
-        assert (await session.bash("python3 -c 'import msgspec; print(2)'")).output == "2\n"
+        assert (await session.bash("python3 -c 'import msgspec; print(2)'; echo $MINE")).output == "2\n1\n"
         assert (await session.run_python(f"open('{tmp_path}/shown').read()")).value == "'7'"
         assert "OSError" in (await session.run_python(f"import os; os.chmod('{tmp_path}/shown', 0o777)")).error
         await session.close()
@@ -531,3 +533,11 @@ def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.M
     assert (folder / "pids.max").read_text() == str(LIMITS.processes + 8)
     assert len(files) == 1
     os.close(files[0])
+
+
+@pytest.mark.slow
+def test_the_benchmark_leaves_nothing_behind() -> None:
+    script = Path(__file__).resolve().parents[1] / "benchmarks/sandbox.py"
+    words = ["--sessions", "300", "--rounds", "2", "--peers", "8"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("left behind: nothing\n"), done.stdout

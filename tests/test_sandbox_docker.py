@@ -42,7 +42,7 @@ def engine(tmp_path: Path) -> Path:
 
 
 async def test_a_session_in_a_container(engine: Path) -> None:
-    backend: Backend = DockerBackend(limits=LIMITS, binary=str(engine))
+    backend: Backend = DockerBackend(limits=LIMITS, binary=str(engine), environment={"MINE": "1"})
     session = await backend.open()
     assert (await session.run_python("x = 20")).ok
     assert (await session.run_python("x + 1")).value == "21"
@@ -58,7 +58,7 @@ async def test_a_session_in_a_container(engine: Path) -> None:
     assert (options["--network"], options["--cap-drop"], options["--pids-limit"]) == ("none", "ALL", "20")
     assert options["--memory"] == options["--memory-swap"] == str((256 << 20) + (1 << 20))
     assert "size=1048576" in options["--tmpfs"]
-    assert {"--rm", "--read-only"} <= set(ran)
+    assert {"--rm", "--read-only", "MINE=1"} <= set(ran)
     assert removed == ["rm", "--force", options["--name"]]
 
 

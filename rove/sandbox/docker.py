@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ os.remove(path)
 sys.path.remove(path)
 main(sys.argv[2])
 """
+ENVIRONMENT = {"HOME": "/session", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 END_SECONDS = 20.0
 
 
@@ -39,6 +41,7 @@ class DockerBackend:
         image: has Python 3.11 or later as `python3`, bash, and what sessions may import. It is not pulled: `docker pull` it
             before.
         limits: of a session that is opened without its own.
+        environment: further environment variables of sessions, which the code can read.
         binary: the command; None = docker, or podman where there is none.
         max_sessions: most sessions at once; further ones wait.
 
@@ -51,10 +54,12 @@ class DockerBackend:
         image: str = "python:3.11-slim",
         limits: SandboxLimits | None = None,
         *,
+        environment: Mapping[str, str] | None = None,
         binary: str | None = None,
         max_sessions: int = 64,
     ):
         self.image, self.limits, self.max_sessions = image, limits or SandboxLimits(), max_sessions
+        self.environment = ENVIRONMENT | dict(environment or {})
         check_positive(self, "max_sessions")
         wanted = [binary] if binary else ["docker", "podman"]
         found = [path for path in map(shutil.which, wanted) if path]
@@ -114,7 +119,7 @@ class DockerSession(SupervisedSession):
     async def _connect(self) -> Streams:
         await self._backend.room.acquire()
         self._name = f"rove-{secrets.token_hex(8)}"
-        command = command_of(self._name, self._backend.image, self.limits)
+        command = command_of(self._name, self._backend.image, self.limits, self._backend.environment)
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -151,27 +156,23 @@ class DockerSession(SupervisedSession):
             self._backend.room.release()
 
 
-def command_of(name: str, image: str, limits: SandboxLimits) -> list[str]:
+def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:
     """Words that start a session's container."""
     folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},nr_inodes={limits.files},mode=1777"
     memory = limits.memory_bytes + limits.disk_bytes
+    words = f"""
+        run --rm --interactive --name {name} --label rove --pull never --network none --ipc private
+        --read-only --tmpfs {folder} --workdir /session --user 65534:65534 --cap-drop ALL --security-opt no-new-privileges
+        --memory {memory} --memory-swap {memory} --pids-limit {limits.processes}
+    """
+    variables = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
+    python = ["--entrypoint", "python3", image, "-B", "-X", "utf8", "-c", BOOT]
     return [
-        *("run", "--rm", "--interactive", "--name", name, "--label", "rove", "--pull", "never"),
-        *("--network", "none", "--read-only", "--tmpfs", folder, "--workdir", "/session", "--user", "65534:65534"),
-        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"),
-        *("--memory", str(memory), "--memory-swap", str(memory), "--pids-limit", str(limits.processes)),
-        *(
-            "--env",
-            "HOME=/session",
-            "--env",
-            "LANG=C.UTF-8",
-            "--env",
-            "OMP_NUM_THREADS=1",
-            "--env",
-            "OPENBLAS_NUM_THREADS=1",
-        ),
-        *("--entrypoint", "python3", image, "-B", "-X", "utf8", "-c", BOOT),
-        *(base64.b64encode(packed()).decode(), msgspec.json.encode(limits).decode()),
+        *words.split(),
+        *variables,
+        *python,
+        base64.b64encode(packed()).decode(),
+        msgspec.json.encode(limits).decode(),
     ]
 
 

@@ -35,6 +35,7 @@ class LocalBackend:
         packages: installed packages that sessions may import, by their name in an index or in Python; imported once, before
             the first session. Without any, sessions have the standard library.
         paths: further files and folders that sessions may read, under the same path. They must not hold secrets.
+        environment: further environment variables of sessions, which the code can read.
         unsafe: open sessions even where this machine cannot enforce what it takes; see `describe`.
         max_sessions: most sessions at once; further ones wait.
         without: features to leave off, by their names in `rove.sandbox.containment` (to see what they are good for).
@@ -49,6 +50,7 @@ class LocalBackend:
         *,
         packages: Sequence[str] = (),
         paths: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
         unsafe: bool = False,
         max_sessions: int = 64,
         without: Sequence[str] = (),
@@ -60,7 +62,7 @@ class LocalBackend:
             without,
         )
         check_positive(self, "max_sessions")
-        self._settings = settings(packages, paths, without)
+        self._settings = settings(packages, paths, environment or {}, without)
         self._parent: Parent | None = None
         self._starting: asyncio.Lock | None = None
         self._sessions: set[SupervisedSession] = set()
@@ -162,7 +164,9 @@ class LocalSession(SupervisedSession):
         return "" if parent is None else await asyncio.shield(parent.kill(self._number))
 
 
-def settings(packages: Sequence[str], paths: Sequence[str], without: Sequence[str]) -> Mapping[str, Any]:
+def settings(
+    packages: Sequence[str], paths: Sequence[str], environment: Mapping[str, str], without: Sequence[str]
+) -> Mapping[str, Any]:
     """What a zygote is told.
 
     Raises:
@@ -184,7 +188,8 @@ def settings(packages: Sequence[str], paths: Sequence[str], without: Sequence[st
         "preload": [module_of(package) for package in packages],
         "environment": ENVIRONMENT
         | {"PATH": f"{home}:{ENVIRONMENT['PATH']}"}
-        | ({"PYTHONPATH": ":".join(folders)} if folders else {}),
+        | ({"PYTHONPATH": ":".join(folders)} if folders else {})
+        | dict(environment),
         "without": list(without),
     }
 

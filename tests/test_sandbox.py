@@ -262,7 +262,7 @@ async def test_nothing_is_left_behind() -> None:
     async def round_trip() -> None:
         async with LocalBackend(LIMITS, unsafe=True, max_sessions=8) as backend:
             sessions = await asyncio.gather(*(backend.open() for _ in range(8)))
-            await asyncio.gather(*(s.bash("setsid sleep 87654 & setsid sleep 87654 &") for s in sessions))
+            await asyncio.gather(*(s.bash(f"setsid sleep 87654.{os.getpid()} &") for s in sessions))
             await asyncio.gather(*(s.close() for s in sessions[:4]))
 
     others = groups()
@@ -273,7 +273,7 @@ async def test_nothing_is_left_behind() -> None:
     await asyncio.sleep(0)
     gc.collect()
     assert held() == before
-    assert processes(b"87654") == []
+    assert processes(f"87654.{os.getpid()}") == []
     assert groups() == others
 
 
@@ -286,11 +286,12 @@ def held() -> tuple[int, int, str]:
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children
 
 
-def processes(word: bytes) -> list[bytes]:
+def processes(word: str) -> list[bytes]:
+    """Command lines with a word, of every process of the machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += [path.read_bytes()] if word in path.read_bytes() else []
+            found += [line] if word.encode() in (line := path.read_bytes()) else []
         except OSError:
             continue
     return found
@@ -312,12 +313,12 @@ def test_sessions_end_with_a_host_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
-        assert processes(b"76543")
+        assert processes("76543")
         host.kill()
     deadline = time.monotonic() + 20
-    while processes(b"76543") and time.monotonic() < deadline:
+    while processes("76543") and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert processes(b"76543") == []
+    assert processes("76543") == []
 
 
 def test_a_backend_outlives_its_event_loop() -> None:
@@ -344,14 +345,14 @@ async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None
             session.run_python("import os\nos.system('sleep 54321 &')\nos.system('sleep 54321')", 60)
         )
         for _ in range(500):
-            if processes(b"54321"):
+            if processes("54321"):
                 break
             await asyncio.sleep(0.01)
-        assert processes(b"54321")
+        assert processes("54321")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert processes(b"54321") == []
+    assert processes("54321") == []
 
 
 NOBODY = """
@@ -410,12 +411,12 @@ async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
     async with LocalBackend(LIMITS, without=[feature], unsafe=True) as backend:
         session = await backend.open()
         assert (await session.run_python("x = 2; x")).value == "2"
-        result = await session.bash("sleep 65432 & while :; do :; done", 0.3)
+        result = await session.bash(f"sleep 65432.{os.getpid()} & while :; do :; done", 0.3)
         assert (result.timed_out, result.restarted) == (True, True)
         await session.put("a", b"1")
         assert (await session.bash("cat a")).output == "1"
         await session.close()
-    assert processes(b"65432") == []
+    assert processes(f"65432.{os.getpid()}") == []
 
 
 async def test_installed_packages_can_be_had(tmp_path: Path) -> None:
@@ -455,6 +456,21 @@ async def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="needs Linux, this is darwin"):
         await LocalBackend(unsafe=True).open()
+    description = await LocalBackend().describe()
+    assert description.enforced == []
+    assert any(line.startswith("network: ") and "this is darwin" in line for line in description.missing)
+
+
+async def test_who_waits_for_a_parent_that_dies_gets_another_one() -> None:
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=1) as backend:
+        first = await backend.open()
+        waiting = asyncio.create_task(backend.open())
+        await asyncio.sleep(0.05)
+        (await backend.parent())._process.kill()
+        second = await waiting
+        assert (await second.run_python("1")).value == "1"
+        await second.close()
+        await first.close()
 
 
 @given(st.lists(st.binary(max_size=300), max_size=12), st.integers(1, 200))

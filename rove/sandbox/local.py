@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rove.config import check_positive
-from rove.errors import ConfigError
+from rove.errors import ConfigError, SandboxError
 from rove.sandbox.backend import Description, SandboxLimits
-from rove.sandbox.containment import ESSENTIAL, describe
+from rove.sandbox.containment import ESSENTIAL, FEATURES, describe
 from rove.sandbox.parent import Parent, python_folders
 from rove.sandbox.session import Streams, SupervisedSession
 
@@ -80,6 +80,8 @@ class LocalBackend:
 
     async def describe(self) -> Description:
         """See `Backend.describe`."""
+        if not sys.platform.startswith("linux"):
+            return Description(enforced=[], missing=describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing)
         return describe(self._missing(await self._started()))
 
     async def parent(self) -> Parent:
@@ -155,8 +157,15 @@ class LocalSession(SupervisedSession):
         self._number = 0
 
     async def _connect(self) -> Streams:
-        parent = self._parent = await self._backend.parent()
-        self._number, connection = await parent.fork(self.limits)
+        parent = await self._backend.parent()
+        try:
+            number, connection = await parent.fork(self.limits)
+        except SandboxError:
+            if not parent.is_gone:
+                raise
+            parent = await self._backend.parent()  # it died while this session waited for its turn: there is a new one now
+            number, connection = await parent.fork(self.limits)
+        self._parent, self._number = parent, number
         return await asyncio.open_unix_connection(sock=connection)
 
     async def _disconnect(self) -> str:

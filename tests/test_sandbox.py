@@ -438,6 +438,8 @@ async def test_installed_packages_can_be_had(tmp_path: Path) -> None:
         LocalBackend(paths=["relative"])
     with pytest.raises(ConfigError, match="none of /"):
         LocalBackend(paths=["/proc"])
+    with pytest.raises(ConfigError, match="did you mean 'files'"):
+        LocalBackend(without=["file"])
 
 
 async def test_a_package_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from rove.sandbox.backend import SandboxLimits
@@ -22,14 +23,22 @@ class Groups:
     Args:
         root: where control groups are mounted.
         own: file that tells which groups this process is in.
+        without: controllers to do without.
     """
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")):
+    def __init__(
+        self,
+        root: Path = Path("/sys/fs/cgroup"),
+        own: Path = Path("/proc/self/cgroup"),
+        without: Collection[str] = (),
+    ):
         self.missing: dict[str, str] = {}
         self._parents: dict[str, tuple[Path, dict[str, str]]] = {}
         self._made: set[Path] = set()
         for controller in ("memory", "pids"):
             try:
+                if controller in without:
+                    raise OSError("turned off")
                 self._parents[controller] = _parent(controller, root, own)
                 _sweep(self._parents[controller][0])
             except OSError as error:

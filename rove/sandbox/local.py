@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rove.config import check_positive
-from rove.errors import ConfigError, SandboxError
+from rove.errors import ConfigError, SandboxError, nearest
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.containment import ESSENTIAL, FEATURES, describe
 from rove.sandbox.parent import Parent, python_folders
@@ -41,7 +41,7 @@ class LocalBackend:
         without: features to leave off, by their names in `rove.sandbox.containment` (to see what they are good for).
 
     Raises:
-        ConfigError: a package is not installed, or `max_sessions` is not above 0.
+        ConfigError: a package is not installed, a path not absolute, a feature unknown, or `max_sessions` not above 0.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class LocalBackend:
     async def describe(self) -> Description:
         """See `Backend.describe`."""
         if not sys.platform.startswith("linux"):
-            return Description(enforced=[], missing=describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing)
+            return Description(
+                enforced=[], missing=describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing
+            )
         return describe(self._missing(await self._started()))
 
     async def parent(self) -> Parent:
@@ -163,7 +165,9 @@ class LocalSession(SupervisedSession):
         except SandboxError:
             if not parent.is_gone:
                 raise
-            parent = await self._backend.parent()  # it died while this session waited for its turn: there is a new one now
+            parent = (
+                await self._backend.parent()
+            )  # it died while this session waited for its turn: there is a new one now
             number, connection = await parent.fork(self.limits)
         self._parent, self._number = parent, number
         return await asyncio.open_unix_connection(sock=connection)
@@ -179,7 +183,7 @@ def settings(
     """What a zygote is told.
 
     Raises:
-        ConfigError: a package is not installed, or a path not absolute.
+        ConfigError: a package is not installed, a path not absolute, or a feature unknown.
     """
     for path in paths:
         if (
@@ -188,6 +192,9 @@ def settings(
             or os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
         ):
             raise ConfigError(f"paths has '{path}'; expected absolute paths that exist, and none of /, /dev and /proc")
+    for name in without:
+        if name not in FEATURES:
+            raise ConfigError(f"without has '{name}'; {nearest(name, FEATURES)}")
     folders = python_folders(packages)
     home = os.path.dirname(os.path.realpath(sys.executable))
     shown = [sys.base_prefix, *folders, *paths]

@@ -60,7 +60,8 @@ class Parent:
         with theirs:
             process = started(theirs, settings["environment"])
         ours.setblocking(False)
-        parent = Parent(ours, process, slots, Groups())
+        without = {name.removesuffix(" group") for name in settings["without"]}
+        parent = Parent(ours, process, slots, Groups(without=without))
         parent.loop.add_reader(ours.fileno(), parent._hear)
         try:
             ours.send(msgspec.json.encode({**settings, "uid": parent._first_user}))

@@ -226,6 +226,19 @@ async def test_sessions_have_nothing_in_common(backend: LocalBackend) -> None:
 
 
 @module_loop
+async def test_odd_requests_are_answered_and_the_session_goes_on(session: Session) -> None:
+    assert (await session.run_python("'\ud800' and 1")).value == "1"
+    assert "null byte" in (await session.bash("echo \0")).output
+    with pytest.raises(SandboxFileError, match="null byte"):
+        await session.get("a\0b")
+    for seconds in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="seconds is"):
+            await session.run_python("1", seconds)
+    assert (await session.run_python("open('/proc/self/oom_score_adj').read()")).value == "'500\\n'"
+    assert (await session.bash("cat /proc/self/oom_score_adj")).output == "500\n"
+
+
+@module_loop
 async def test_limits_of_a_session(backend: LocalBackend) -> None:
     session = await backend.open(SandboxLimits(cpu_seconds=1, seconds=20.0, memory_bytes=128 << 20))
     result = await session.run_python("while True: pass")

@@ -98,6 +98,7 @@ class Session(Protocol):
         """Run Python; variables stay for the next call. `seconds`: wall time, None = that of the limits.
 
         Raises:
+            ConfigError: `seconds` is not above 0.
             SandboxError: the sandbox itself failed; what the code does wrong is in the result.
         """
         ...

@@ -35,6 +35,7 @@ class LocalBackend:
         packages: installed packages that sessions may import, by their name in an index or in Python; imported once, before
             the first session. Without any, sessions have the standard library.
         paths: further files and folders that sessions may read, under the same path. They must not hold secrets.
+            Where one is below /tmp, /tmp is read-only.
         environment: further environment variables of sessions, which the code can read.
         unsafe: open sessions even where this machine cannot enforce what it takes; see `describe`.
         max_sessions: most sessions at once; further ones wait.
@@ -55,12 +56,7 @@ class LocalBackend:
         max_sessions: int = 64,
         without: Sequence[str] = (),
     ):
-        self.limits, self.unsafe, self.max_sessions, self.without = (
-            limits or SandboxLimits(),
-            unsafe,
-            max_sessions,
-            without,
-        )
+        self.limits, self.unsafe, self.max_sessions = limits or SandboxLimits(), unsafe, max_sessions
         check_positive(self, "max_sessions")
         self._settings = settings(packages, paths, environment or {}, without)
         self._parent: Parent | None = None
@@ -165,9 +161,8 @@ class LocalSession(SupervisedSession):
         except SandboxError:
             if not parent.is_gone:
                 raise
-            parent = (
-                await self._backend.parent()
-            )  # it died while this session waited for its turn: there is a new one now
+            # it died while this session waited for its turn: there is a new one now
+            parent = await self._backend.parent()
             number, connection = await parent.fork(self.limits)
         self._parent, self._number = parent, number
         return await asyncio.open_unix_connection(sock=connection)

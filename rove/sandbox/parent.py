@@ -115,17 +115,22 @@ class Parent:
                 os.close(file)
         return number, ours
 
-    def kill(self, number: int) -> asyncio.Future[str]:
-        """End every process of a session. What is returned is done when they are gone, with a reason where they never were."""
+    def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
+        """End every process of a session. What is returned is done when they are gone, with a reason where they never were.
+
+        Without a namespace of processes a supervisor is asked to do it; `hard`: no longer.
+        """
         end = self._ends.get(number)
         if end is None:
             end = self.loop.create_future()
             end.set_result("")
         elif not end.done():
             try:
-                self._control.send(msgspec.json.encode({"kill": number}))
+                self._control.send(msgspec.json.encode({"kill": number, "hard": hard}))
+                if not hard:
+                    self.loop.call_later(END_SECONDS, self.kill, number, True)
             except BlockingIOError:
-                self.loop.call_later(0.01, self.kill, number)
+                self.loop.call_later(0.01, self.kill, number, hard)
             except OSError:
                 self._lose()
         return end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from rove.errors import SandboxError, SandboxFileError
+from rove.errors import ConfigError, SandboxError, SandboxFileError
 from rove.sandbox.backend import Result, SandboxLimits
 
 START_SECONDS = 60.0
@@ -98,6 +99,8 @@ class SupervisedSession(ABC):
 
     async def _run(self, request: dict[str, Any], seconds: float | None) -> Result:
         seconds = self.limits.seconds if seconds is None else seconds
+        if not 0 < seconds < float("inf"):
+            raise ConfigError(f"seconds is {seconds}; expected more than 0, and an end")
         answer = await self._call({**request, "seconds": seconds}, seconds)
         if "lost" in answer:
             error = f"the sandbox died: {answer['lost']}"
@@ -125,10 +128,16 @@ class SupervisedSession(ABC):
             assert self._streams is not None
             try:
                 async with asyncio.timeout(seconds + GUARD_SECONDS):
-                    body = msgspec.json.encode(request)
+                    body = json.dumps(
+                        request
+                    ).encode()  # msgspec refuses half of a surrogate pair, which models do write
                     self._streams[1].write(LENGTH.pack(len(body)) + body)
                     await self._streams[1].drain()
-                    return await self._read()
+                    answer = await self._read()
+                if "broken" not in answer:
+                    return answer
+                await self._end()
+                return {"lost": answer["broken"]}
             except TimeoutError:
                 await self._end()
                 return {"lost": f"no answer after {seconds + GUARD_SECONDS:g} s", "timed_out": True}

@@ -87,18 +87,15 @@ class Room:
         for name, flag in SESSION_SPACES.items():
             flags |= flag if self.has(name) else 0
         nested = not self.is_root and self.has("own user") and self.has("own count")
-        return flags | (
-            kernel.NEW_USER if nested else 0
-        )  # the number of processes is counted per user and user namespace
+        # the number of processes is counted per user and user namespace
+        return flags | (kernel.NEW_USER if nested else 0)
 
     def furnish(self, limits: dict[str, Any], uid: int | None) -> None:
         """In the first process of a session: a folder of its own, of bounded size, and a /proc that shows nothing else."""
         if self.spaces & kernel.NEW_USER:
             self._map_user()
-        with contextlib.suppress(OSError):
-            kernel.unshare(
-                kernel.NEW_CGROUP
-            )  # after the session has joined its groups, which are then the root of what it sees
+        with contextlib.suppress(OSError):  # it has joined its groups by now: they are the root of what it sees
+            kernel.unshare(kernel.NEW_CGROUP)
         if self.has("files"):
             owner = self.user if uid is None else (uid, uid)
             options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner[0]},gid={owner[1]}"
@@ -212,9 +209,8 @@ def _show(fd: int, path: str, link: str | None) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     kernel.mount(source, target, "", kernel.BIND)
-    kept = os.statvfs(target).f_flag & (
-        os.ST_NODEV | os.ST_NOSUID | os.ST_NOEXEC
-    )  # a user namespace may not take them off
+    # what a mount forbids already may not be allowed again in a user namespace
+    kept = os.statvfs(target).f_flag & (os.ST_NODEV | os.ST_NOSUID | os.ST_NOEXEC)
     kept |= 0 if path.startswith("/dev/") else kernel.NODEV
     kernel.mount("none", target, "", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID | kept)
 

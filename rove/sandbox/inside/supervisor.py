@@ -62,8 +62,10 @@ class Supervisor:
             began = time.monotonic()
             try:
                 answer = kinds[request["kind"]](request)
-            except OSError as error:
-                answer = {"error": f"{type(error).__name__}: {error}", "kind": type(error).__name__}
+            except (
+                Exception
+            ) as error:  # no file of that name, no process to be had: said of this call, the session goes on
+                answer = {"error": f"{type(error).__name__}: {error}"}
             write_frame(self.answers, answer | {"seconds": time.monotonic() - began})
         self._leave()
 
@@ -243,11 +245,11 @@ def restrict(limits: dict[str, Any]) -> None:
             continue
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        more = (
-            1 if kind == resource.RLIMIT_CPU and most != hard else 0
-        )  # first a signal that says why, a second later the end
+        # of CPU time first a signal that says why, a second later the end
+        more = 1 if kind == resource.RLIMIT_CPU and most != hard else 0
         resource.setrlimit(kind, (most, most + more))
     kernel.prctl(kernel.SET_DUMPABLE, 1)
+    kernel.go_first("500")
 
 
 def _lives(group: int) -> bool:

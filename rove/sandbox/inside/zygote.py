@@ -4,7 +4,7 @@ It is the first process of a namespace that holds all sessions: when it ends, wh
 It speaks with the host over a socket of packets, each a JSON object:
 
     host → zygote   settings (first) · {"open": id, "uid", "limits"} with the session's socket and files of control groups
-                    · {"kill": id}
+                    · {"kill": id, "hard": whether at once}
     zygote → host   {"missing": {feature: reason}} (first) · {"failed": id, "error"} · {"ended": id}
 """
 
@@ -95,7 +95,7 @@ class Zygote:
                 if "open" in message:
                     self._open(message, fds)
                 else:
-                    self._kill(message["kill"])
+                    self._kill(message["kill"], message["hard"])
         for session in [session for session, _, _ in self.sessions.values()]:
             self._kill(session)
 
@@ -127,8 +127,7 @@ class Zygote:
                 os.close(group)
             os.setsid()
             kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
-            with contextlib.suppress(OSError):
-                _write_score("-500")  # where memory runs out, what the code started goes first
+            kernel.go_first("-500")  # what it starts takes that back for itself
             self.room.furnish(limits, uid)
             self.room.lock(uid)
             alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)
@@ -137,14 +136,14 @@ class Zygote:
             write_frame(connection, {"broken": traceback.format_exc()[-4000:]})
         os._exit(0)
 
-    def _kill(self, session: int) -> None:
+    def _kill(self, session: int, hard: bool = False) -> None:
         for pid, (number, uid, _) in self.sessions.items():
             if number == session:
                 if not self.room.has("processes") and uid is not None:
                     _kill_user(uid)
-                alone = self.room.has("processes") or uid is not None
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if alone else signal.SIGTERM)
+                hard = hard or self.room.has("processes") or uid is not None
+                with contextlib.suppress(ProcessLookupError):  # a supervisor that is asked ends the others itself
+                    os.kill(pid, signal.SIGKILL if hard else signal.SIGTERM)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -176,8 +175,3 @@ def _kill_user(uid: int) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-
-
-def _write_score(score: str) -> None:
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(score)

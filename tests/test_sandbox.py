@@ -229,7 +229,7 @@ async def test_sessions_have_nothing_in_common(backend: LocalBackend) -> None:
 async def test_odd_requests_are_answered_and_the_session_goes_on(session: Session) -> None:
     assert (await session.run_python("'\ud800' and 1")).value == "1"
     assert "null byte" in (await session.bash("echo \0")).output
-    with pytest.raises(SandboxFileError, match="null byte"):
+    with pytest.raises(SandboxFileError, match="null (byte|character)"):
         await session.get("a\0b")
     for seconds in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="seconds is"):

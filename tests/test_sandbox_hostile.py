@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import LIMITS, PAGE, SNIPPETS, WITHOUT, Snippet, outcome, rewritten
+from hostile import LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
 
 from rove.errors import ConfigError
 from rove.sandbox import LocalBackend, Session
@@ -133,3 +134,18 @@ async def test_page_is_up_to_date() -> None:
     assert {one.by for one in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
     page = PAGE.read_text(encoding="utf-8")
     assert rewritten(page) == page
+
+
+@pytest.mark.slow
+async def test_sixty_four_attacks_at_once(host: Host) -> None:
+    late = [one for one in SNIPPETS if one.outcome == WALL and one.kind == "python"]
+    async with LocalBackend(LIMITS, max_sessions=64) as backend:
+        if await refused(backend):
+            return
+        sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
+        results = await asyncio.gather(
+            *(session.run_python(late[i % len(late)].code) for i, session in enumerate(sessions))
+        )
+        assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
+        after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
+        assert {result.value for result in after} == {"42"}

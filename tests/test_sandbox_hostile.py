@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,11 +24,10 @@ class Host:
     """What an attack may not touch."""
 
     def __init__(self, folder: Path):
+        folder.chmod(0o755)
         self.secret = folder / "secret"
         self.secret.write_text("canary")
-        for path in (self.secret, *self.secret.parents[:3]):
-            if path.stat().st_uid == os.getuid() and path != Path("/"):
-                path.chmod(path.stat().st_mode | 0o755)
+        self.secret.chmod(0o644)
         self.server = socket.create_server(("127.0.0.1", 0))
         self.server.setblocking(False)
 
@@ -42,11 +42,12 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory):
+def host():
     os.environ["ROVE_SECRET"] = "canary"
-    host = Host(tmp_path_factory.mktemp("host"))
-    yield host
-    host.server.close()
+    with tempfile.TemporaryDirectory() as folder:  # everybody may enter it, which pytest's own forbid
+        host = Host(Path(folder))
+        yield host
+        host.server.close()
     del os.environ["ROVE_SECRET"]
 
 

@@ -437,7 +437,7 @@ async def test_installed_packages_can_be_had(tmp_path: Path) -> None:
     async with LocalBackend(
         LIMITS, packages=["msgspec"], paths=[str(tmp_path)], environment={"MINE": "1"}, unsafe=True
     ) as backend:
-        tmp_path.chmod(0o755)
+        os.chmod(tmp_path, 0o755)
         session = await backend.open()
         assert (await session.run_python("import msgspec; msgspec.json.decode(b'[1]')")).value == "[1]"
         assert (await session.bash("python3 -c 'import msgspec; print(2)'; echo $MINE")).output == "2\n1\n"

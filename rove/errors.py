@@ -11,6 +11,8 @@ Error
 │   ├── ToolParseError      the call cannot be read, or does not fit the tool
 │   └── ToolCallError       the tool failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
+│   └── SandboxError        a sandbox could not be started, or died and could not be made anew
+├── SandboxFileError        a file of a sandbox cannot be read or written as asked
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
 └── RunError                a run folder cannot be used as asked
@@ -73,6 +75,14 @@ class InfraError(Error):
     def __init__(self, message: str, attempts: Iterable[str] = ()):
         super().__init__(message)
         self.attempts = list(attempts)
+
+
+class SandboxError(InfraError):
+    """A sandbox failed, not the code in it: it could not be started, or died and could not be made anew."""
+
+
+class SandboxFileError(Error):
+    """A file of a sandbox cannot be read or written as asked."""
 
 
 class LimitReachedError(Error):

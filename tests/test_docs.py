@@ -138,6 +138,14 @@ def test_tools_page_prints_what_it_says() -> None:
     assert not failed, report.getvalue()
 
 
+def test_sandbox_page_prints_what_it_says() -> None:
+    examples = "\n".join(blocks("docs/sandbox.md", "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "sandbox", "docs/sandbox.md", 0)
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
     [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
     command = [

@@ -1,0 +1,64 @@
+"""What each feature of the kernel contains, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rove.sandbox.backend import Description
+
+FEATURES = {
+    "own user": (
+        "code has no privileges and no way to get any: a user of its own, or a user namespace; no capabilities, no new ones",
+        "code runs as the user that started it and can do to that user's files and processes what that user can",
+    ),
+    "files": (
+        "the file system is read-only and has the system's programs and this Python only; a session writes to a folder of"
+        " its own, of disk_bytes, which ends with it",
+        "code reads every file that its user may read, and writes wherever that user may: disk_bytes and files do not hold",
+    ),
+    "processes": (
+        "a session sees its own processes only, and all of them end with it, those that left their group as well",
+        "code sees the machine's processes; what detaches itself may outlive its session where it has no user of its own",
+    ),
+    "network": ("there is no network", "code reaches whatever the machine reaches where system calls are not filtered"),
+    "ipc": (
+        "shared memory and queues of others cannot be reached",
+        "System V and POSIX queues and segments are shared",
+    ),
+    "system calls": (
+        "system calls that reach beyond a process (tracing, mounting, namespaces, modules, sockets, clocks, keys, uncounted"
+        " memory) are refused",
+        "every system call reaches the kernel: more of it can be attacked, and memory that no limit counts can be had",
+    ),
+    "memory group": (
+        "memory_bytes and disk_bytes bound all processes of a session together",
+        "memory_bytes bounds each process by itself: a session may hold up to processes times as much",
+    ),
+    "pids group": (
+        "processes are counted by a control group as well",
+        "processes are counted by the limit of the session's user only",
+    ),
+    "own count": (
+        "each session's processes are counted by themselves",
+        "sessions of one backend are counted together: one can use up the processes of all",
+    ),
+}
+"""Name → what it gives, what is not contained without it."""
+
+ESSENTIAL = ("own user", "files", "processes", "network", "ipc", "system calls")
+"""What a session takes; without one of them a backend refuses, unless told `unsafe`."""
+
+ALWAYS = (
+    "a call is stopped after its wall time, with every process of its session",
+    "limits of each process: memory, CPU time, size of a file, open files, no core dumps",
+    "output is clipped while it is read; what comes back is text, never an object",
+    "nothing of the environment variables of who started it",
+)
+
+
+def describe(missing: Mapping[str, str]) -> Description:
+    """In sentences, from features the machine did not give and why."""
+    return Description(
+        enforced=[*ALWAYS, *(gives for name, (gives, _) in FEATURES.items() if name not in missing)],
+        missing=[f"{name}: {lacks} ({missing[name]})" for name, (_, lacks) in FEATURES.items() if name in missing],
+    )

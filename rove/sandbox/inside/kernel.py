@@ -1,0 +1,93 @@
+"""The calls of Linux that Python 3.11 has no name for. Every one raises OSError with what was tried."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+
+NEW_NS, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
+
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+DETACH = 2
+
+SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, CAPBSET_DROP = 1, 4, 22, 24
+SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS, CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+CLONE = {"x86_64": 56, "aarch64": 220}
+
+libc = ctypes.CDLL(None, use_errno=True)
+locked_libc = ctypes.PyDLL(None, use_errno=True)
+"""The same with Python's lock held through the call."""
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces in `flags` for new ones."""
+    _checked(libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def clone(flags: int) -> int:
+    """Fork into new namespaces: 0 in the child, its number in the parent.
+
+    What `os.fork` has Python do in a child is left out, at a third of the cost: there is one thread, which holds the lock on
+    both sides, so that the child's Python is the parent's as it was. What the child forks itself it forks with `os.fork`.
+    """
+    words = [ctypes.c_long(word) for word in (CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)]
+    return _checked(locked_libc.syscall(*words), f"clone({flags:#x})")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    words = [text.encode() for text in (source, target, kind)]
+    done = libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None)
+    _checked(done, f"mount {kind or source} on {target}")
+
+
+def detach(target: str) -> None:
+    """Take a mount out of the tree, whoever still uses it."""
+    _checked(libc.umount2(target.encode(), DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root; the old one is then mounted on `old`."""
+    number = PIVOT_ROOT[platform.machine()]
+    _checked(libc.syscall(ctypes.c_long(number), new.encode(), old.encode()), "pivot_root")
+
+
+def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
+    """prctl(2); arguments that are not given are 0."""
+    full = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]
+    _checked(libc.prctl(option, *full), f"prctl({option})")
+
+
+def go_first(score: str) -> None:
+    """Where the machine runs out of memory: more than 0 ends this process before others, less after them. Children likewise."""
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, score.encode())
+        finally:
+            os.close(fd)
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities, for good and for whatever is executed later."""
+    for capability in range(64):
+        try:
+            prctl(CAPBSET_DROP, capability)
+        except OSError:  # EINVAL: past the last one; EPERM: not ours to drop, and so not ours
+            break
+    prctl(CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")

@@ -120,6 +120,50 @@ def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove:
     assert contents(Path("runs/mine")) == before
 
 
+ON_ITSELF = """
+[[evaluation]]
+env = "tictactoe"
+num_examples = 8
+max_tokens = 4
+every = 100
+"""
+
+
+def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
+    Path("measured.toml").write_text(ON_ITSELF)
+    assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
+    held_out = rove(
+        *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
+    )
+    assert held_out.status == 0, held_out.err
+    assert "also trained on" not in held_out.out
+
+
+def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
+    Path("environments").mkdir()
+    Path("environments/same.py").write_text(SAME)
+    Path("measured.toml").write_text(ON_ITSELF.replace("tictactoe", "same"))
+    words = [*rl(made, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
+    words[1] = "same"
+    started = rove(*words, "1")
+    assert started.status == 0, started.err
+    assert "warning: batch_size 8: below 256" in started.out
+    assert "warning: evaluation same: 2 of 8 rows are also trained on" in started.out
+    Path("runs/mine/summary.json").unlink()
+    continued = rove(*words, "1")
+    assert "continuing runs/mine after step 1" in continued.out
+    assert "warning" not in continued.out
+
+
+SAME = """
+import rove as vf
+
+def load_environment():
+    rows = [{"question": f"say {n}"} for n in range(9)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda completion: float(len(str(completion)) % 2)], [1.0]))
+"""
+
+
 def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
     words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]

@@ -19,6 +19,7 @@ from rove.cli.common import (
     hint,
     json_object,
     print_json,
+    print_warnings,
     progress,
     run_async,
     run_folder,
@@ -26,6 +27,7 @@ from rove.cli.common import (
     tell_goal,
 )
 from rove.digest import digest_model
+from rove.envs.environment import Environment
 from rove.envs.loading import environment_version, load_environment
 from rove.records import RolloutRecord
 from rove.runs import Run
@@ -62,11 +64,11 @@ def run_rl(
                 plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
-        for warning in warnings_of(config):
-            console.print(f"[yellow]{warning}[/yellow]")
         last = run.last_checkpoint()
         if last is not None:
             console.print(f"continuing {run.path} after step {last[1].step}")
+        else:
+            print_warnings(console, warnings_of(config, env))
         loaded = load_model(config.model)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -82,8 +84,10 @@ def run_rl(
     return final, run
 
 
-def warnings_of(config: RLConfig) -> list[str]:
-    """What is allowed but rarely wise."""
+def warnings_of(config: RLConfig, env: Environment) -> list[str]:
+    """What is allowed but rarely wise; with evaluations their rows are compared with those that are trained on."""
+    from rove.train.overlap import overlaps, trained_keys
+
     found: list[str] = []
     if config.batch_size < SMALL_BATCH:
         found.append(f"batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable")
@@ -92,6 +96,9 @@ def warnings_of(config: RLConfig) -> list[str]:
         found.append(
             f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
         )
+    if config.evaluation:
+        shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)))
+        found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from rove.cli.common import (
     console_for,
     hint,
     print_json,
+    print_warnings,
     progress,
     run_folder,
     settings,
@@ -61,6 +63,8 @@ def run_sft(
         last = run.last_checkpoint()
         if last is not None:
             console.print(f"continuing {run.path} after step {last[1].step}")
+        else:
+            print_warnings(console, warnings_of(config, data))
         loaded = load_model(config.model)
         words = {"loss": "–", "validation_loss": "–"}
         with progress(console, "sft") as tell:
@@ -72,6 +76,19 @@ def run_sft(
             final = train_sft(config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console))
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
+
+
+def warnings_of(config: SFTConfig, data: Run) -> list[str]:
+    """What is allowed but rarely wise: measuring on rows that are learnt from."""
+    from rove.train.overlap import overlaps
+
+    if not config.evaluation:
+        return []
+    least = -math.inf if config.min_reward is None else config.min_reward
+    learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
+    found = [one for one in overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
+    advice = "play what is learnt from with rove eval --train"
+    return [f"evaluation {one}; {advice}" for one in found]
 
 
 def _data_identity(data: Run) -> str:

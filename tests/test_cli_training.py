@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,15 @@ def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path
     continued = rove(*words, "1")
     assert "continuing runs/mine after step 1" in continued.out
     assert "warning" not in continued.out
+
+
+def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
+    config = json.loads((made / "model/config.json").read_text())
+    context = config["max_position_embeddings"]
+    words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
+    done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
+    assert done.status == 0, done.err
+    assert f"warning: max_tokens {context}: the model takes {context} tokens, the prompt's included" in done.out
 
 
 SAME = """

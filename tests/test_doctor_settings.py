@@ -67,6 +67,10 @@ def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: 
         (5e-5, 6e8, 6e8, WARN),  # 57 to 2.4 %, as somebody has found out
         (5e-5, 6e8, 1e6, OK),  # an adapter
         (1e-3, 6e8, 1e6, WARN),
+        (1e-2, 5e5, 5e5, WARN),
+        (1.1e-2, 5e5, 5e5, FAIL),
+        (1e-1, 6e8, 1e6, WARN),
+        (10, 6e8, 1e6, FAIL),
     ],
 )
 def test_learning_rates(rate: float, parameters: float, trained: float, status: str):

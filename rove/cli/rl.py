@@ -70,6 +70,9 @@ def run_rl(
         else:
             print_warnings(console, warnings_of(config, env))
         loaded = load_model(config.model)
+        if last is None and config.max_tokens >= loaded.context:
+            cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
+            print_warnings(console, [f"{cut}; answers are cut there"])
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, _words(metrics))
@@ -109,7 +112,8 @@ def _words(metrics: Mapping[str, float]) -> str:
     ]
     measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
     parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
-    parts.append(f"entropy {metrics.get('entropy/all/mean', 0):.3f}")
+    entropy = metrics.get("entropy/all/mean")  # of trained tokens: none where no group has any spread
+    parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
     parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
 

@@ -27,6 +27,8 @@ ADAPTER = 0.2
 """Only adapters train a smaller share of a model's parameters than this."""
 ROOM = 2.0
 """Rates this many times outside of what worked are warned of."""
+ABSURD = 1e-2
+"""AdamW moves every weight by about the learning rate in a step, and weights are a few hundredths."""
 BIASED = ("top_p", "top_k", "min_p")
 """Sampling that the trainer's probabilities know nothing of."""
 
@@ -168,6 +170,9 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         low, high = low * LORA, high * LORA
     kind = "an adapter of" if is_adapter else "all of"
     seen = f"{config.learning_rate:g} for {kind} {parameters / 1e6:,.3g} M parameters"
+    if config.learning_rate > ABSURD * (LORA if is_adapter else 1):
+        advice = f"the first step would ruin any model: --learning-rate {low:g} to {high:g} worked"
+        return Finding(FAIL, "learning rate", seen, advice)
     if config.learning_rate > ROOM * high:
         advice = f"policies collapse at rates too high: --learning-rate {low:g} to {high:g} worked"
         return Finding(WARN, "learning rate", seen, advice)

@@ -96,7 +96,7 @@ def test_datasets():
         (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each played 24 times"),
         (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 20 different ones for 32 groups a step"),
         (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each played 0.8 times"),
-        (50, 40, {"steps": 30}, OK, "50 rows, only 40 different ones, each played 24 times"),
+        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each played 24 times"),
         (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 looked at"),
     ],
 )

@@ -70,7 +70,7 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
         "85% of the groups have no spread",
         {"dead_groups": 0.9},
     ),
-    "reward_collapse": (
+    "policy_collapse": (
         history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
         history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
         "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
@@ -117,7 +117,7 @@ def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
     assert words in text
     assert ALARMS[name](right, LIMITS) is None
     assert not lenient or ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
-    waits = name not in ("held_out_flat", "reward_collapse")
+    waits = name not in ("held_out_flat", "policy_collapse")
     assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
 
 
@@ -190,7 +190,7 @@ def test_a_learning_rate_far_too_high_is_named_first():
         optim__lr=[2.0] + [None] * 7,
     )
     [(step, name, text)] = told(rows, AlarmLimits())
-    assert (step, name) == (3, "reward_collapse")
+    assert (step, name) == (3, "policy_collapse")
     assert "The learning rate (up to 2 so far) is too high" in text
 
 
@@ -198,7 +198,26 @@ def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = told(rows)
     assert name == "dead_groups"
-    assert "the reward was 0.45 in the first steps and is 0.15 now. Lower the learning rate first" in text
+    assert "and the reward has fallen. Lower the learning rate first" in text
+
+
+def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise_a_little():
+    rows = history(
+        reward__mean=[0.026, 0.038, 0.035, 0.036, 0.04, 0.04],
+        entropy__all__mean=[5.8, None, 0.4, 0.02, None, None],
+        groups__zero_spread=[5.0, 8.0, 6.0, 7.0, 8.0, 8.0],
+        groups__all=[8.0] * 6,
+    )
+    first, second = told(rows, AlarmLimits())
+    assert first[:2] == (3, "policy_collapse")
+    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
+    assert second[:2] == (5, "dead_groups")
+    assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
+
+
+def test_a_certain_model_may_become_more_certain():
+    rows = history(reward__mean=[0.5, 0.6], entropy__all__mean=[0.3, 0.01])
+    assert told(rows) == []
 
 
 def test_groups_that_never_lived_have_not_collapsed():

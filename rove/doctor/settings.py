@@ -125,7 +125,7 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     if looked_at != rows:
         seen += f", the first {looked_at:,} looked at" if looked_at == MOST else f", {looked_at:,} of them played"
     if different < looked_at:
-        seen += f", only {different:,} different ones"
+        seen += f", {'only ' * (2 * different < looked_at)}{different:,} different ones"
     if different < config.groups:
         advice = "the same example several times a step: more different rows, or fewer groups"
         return Finding(WARN, "dataset", f"{seen} for {config.groups} groups a step", advice)

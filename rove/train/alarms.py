@@ -35,7 +35,7 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     entropy_share: float = 0.1
     """Entropy below this share of what it was in the first steps."""
     entropy_factor: float = 3.0
-    """Entropy above this times what it was in the first steps, and above `RESTLESS`."""
+    """Entropy above this times what it was in the first steps, and above 0.5 nats per token."""
     ratio: float = 0.1
     """Mean ratio to the sampler further than this from 1."""
     mismatch_kl: float = 0.01
@@ -51,7 +51,7 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     held_out_measurements: int = 3
     """… and that was at least so many measurements ago."""
     loss_factor: float = 2.0
-    """SFT: a loss above this times the lowest so far, and more than `RESTLESS` above it."""
+    """SFT: a loss above this times the lowest so far, and more than 0.5 nats per token above it."""
     grad_norm_factor: float = 10.0
     """A gradient longer than this times the median of the steps before."""
 
@@ -169,19 +169,18 @@ def dead_groups(history: History, limits: AlarmLimits) -> str | None:
     """Most groups teach nothing."""
     dead = _last(history, "groups/zero_spread", limits.window)
     groups = _last(history, "groups/all", limits.window)
-    if (
-        dead is None
-        or not groups
-        or dead <= limits.dead_groups * groups
-        or reward_collapse(history, limits) is not None
-    ):
+    if dead is None or not groups or dead <= limits.dead_groups * groups or _reward_crash(history) is not None:
         return None
     seen = f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing"
     rewards = _first_and_last(history, "reward/mean", limits.window)
-    if rewards is not None and rewards[1] < rewards[0]:
+    entropies = _values(history, "entropy/all/mean")
+    got_worse = rewards is not None and rewards[1] < rewards[0]
+    if got_worse:
+        return f"{seen}, and the reward has fallen. Lower the learning rate{_rate(history)} first; else look for easier examples"
+    if entropies and entropies[-1] < limits.entropy_share * entropies[0]:
         return (
-            f"{seen}; the reward was {rewards[0]:.3g} in the first steps and is {rewards[1]:.3g} now. Lower the learning rate"
-            f"{_rate(history)} first; else the examples are too hard"
+            f"{seen}, and the model has become certain of what it says. If that is not what earns the most, lower the learning "
+            f"rate{_rate(history)} first; if it is, the examples are too easy by now"
         )
     return (
         f"{seen}. The examples are too easy or too hard: change their mix, skip them (skip_at_most, skip_at_least), or fill "
@@ -189,8 +188,28 @@ def dead_groups(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def reward_collapse(history: History, limits: AlarmLimits) -> str | None:
-    """From one step to the next nothing is rewarded any more, as after an update far too large."""
+def policy_collapse(history: History, limits: AlarmLimits) -> str | None:
+    """One update was far too large: the model says always the same, or is not rewarded for anything any more."""
+    seen = _entropy_crash(history, limits) or _reward_crash(history)
+    if seen is None:
+        return None
+    return (
+        f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--fresh) with a "
+        "tenth of it; rove doctor tells which ones work"
+    )
+
+
+def _entropy_crash(history: History, limits: AlarmLimits) -> str | None:
+    values = _values(history, "entropy/all/mean")
+    if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
+        return None
+    before, now = values[-2:]
+    if now >= limits.entropy_share * before or before - now <= RESTLESS:
+        return None
+    return f"from one trained step to the next entropy fell from {before:.3g} to {now:.3g} nats per token"
+
+
+def _reward_crash(history: History) -> str | None:
     rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
     dead = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
     if len(rows) <= COLLAPSED or not all(dead[-COLLAPSED:]) or all(dead):
@@ -200,9 +219,8 @@ def reward_collapse(history: History, limits: AlarmLimits) -> str | None:
     if max(after) >= min(before):
         return None
     return (
-        f"reward collapse: since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was "
-        f"{min(before):.3g} or more before. The learning rate{_rate(history)} is too high, most likely: start again (--fresh) "
-        "with a tenth of it; rove doctor tells which ones work"
+        f"since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was {min(before):.3g} "
+        "or more before"
     )
 
 
@@ -281,7 +299,7 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
         logprob_mismatch,
         length_growth,
         dead_groups,
-        reward_collapse,
+        policy_collapse,
         loss_growth,
         format_drift,
         held_out_flat,

@@ -26,6 +26,7 @@ from rove.cli.common import (
     settings,
     tell_goal,
 )
+from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version, load_environment
@@ -134,7 +135,11 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS, options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog=all_settings("rove.train.rl", "RLConfig"),
+    context_settings=SETTINGS,
+    options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")

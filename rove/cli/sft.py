@@ -25,6 +25,7 @@ from rove.cli.common import (
     settings,
     tell_goal,
 )
+from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.runs import Run
@@ -114,7 +115,11 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS, options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog=all_settings("rove.train.sft", "SFTConfig"),
+    context_settings=SETTINGS,
+    options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("--data", help="Run folder whose rollouts are learnt from.")
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")

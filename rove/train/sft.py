@@ -46,7 +46,9 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch_size: int = 32
     """Conversations per optimizer step."""
     learning_rate: float = 1e-3
+    """Its peak; AdamW's."""
     warmup_steps: int = 20
+    """Steps over which the learning rate rises to its peak."""
     final_lr_fraction: float = 0.05
     """The learning rate falls linearly to this share of its peak at the last step of the last epoch."""
     validation_fraction: float = 0.05
@@ -81,10 +83,13 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    """Longer gradients are cut to this."""
     max_bad_steps: int = 3
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
+    """AdamW's."""
     seed: int = 0
+    """Of everything random; the same seed gives the same run."""
 
     @property
     def goal(self) -> Goal:

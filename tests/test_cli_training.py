@@ -15,7 +15,9 @@ from rich.console import Console
 
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, run_model_new
+from rove.cli.rl import print_rl
 from rove.runs import Run
+from rove.train.rl import RLConfig
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
 
@@ -318,3 +320,18 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
     assert [metrics["step"] for metrics in steps] == [2]
     assert steps[0]["eval/lines/missed"] > 0
     assert json.loads(rove(*words).out) == shown
+
+
+@pytest.mark.parametrize(("last", "curriculum", "told"), [(0.4, None, True), (0.9, None, False), (0.4, "level", False)])
+def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, curriculum: str | None, told: bool):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        for step in range(40):
+            reward = 0.4 + (last - 0.4) * step / 39 + 0.01 * (step % 3)
+            run.append_metrics({"step": step + 1, "reward/mean": reward})
+        run.finish({"steps": 40})
+    out = io.StringIO()
+    config = RLConfig(env="tictactoe", model="models/x", curriculum=curriculum)
+    print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
+    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told

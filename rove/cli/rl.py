@@ -120,13 +120,19 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
-    """The curves, and what to do next."""
+    """The curves, whether anything came of it, and what to do next."""
+    from rove.train.gains import no_gain
+
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
     held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     tell_goal(run, console)
+    picked = config.curriculum or config.skip_at_most is not None or config.skip_at_least is not None
+    flat = None if picked else no_gain([row["reward/mean"] for row in metrics])  # else examples get harder, or easier
+    if flat is not None:
+        console.print(flat, style="yellow", markup=False, soft_wrap=True)
     hint(
         console,
         f"curves: {run.path / CURVES}",

@@ -195,7 +195,7 @@ def policy_collapse(history: History, limits: AlarmLimits) -> str | None:
         return None
     return (
         f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--fresh) with a "
-        "tenth of it; rove doctor tells which ones work"
+        "tenth of it or less; rove doctor tells which ones work"
     )
 
 

@@ -400,6 +400,8 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: list[str]):
     tested = subprocess.run(pytest_run, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout
     assert "3 passed" in tested.stdout
+    games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
+    assert games["scored"] == (240 if kind else 300)
     env = load_environment("my-task")
     trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
     assert (len(trained), len(held_out)) == ((80, 20) if kind else (100, 100))

@@ -8,6 +8,7 @@ import os
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Rove, in_this_process, lines
@@ -322,8 +323,17 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
     assert json.loads(rove(*words).out) == shown
 
 
-@pytest.mark.parametrize(("last", "curriculum", "told"), [(0.4, None, True), (0.9, None, False), (0.4, "level", False)])
-def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, curriculum: str | None, told: bool):
+@pytest.mark.parametrize(
+    ("last", "over", "told"),
+    [
+        (0.4, {}, True),
+        (0.9, {}, False),
+        (0.4, {"curriculum": "level"}, False),
+        (0.4, {"skip_at_least": 1.0}, False),
+        (0.4, {"keep_best": "eval/x/reward/mean"}, False),
+    ],
+)
+def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: dict[str, Any], told: bool):
     run = Run(tmp_path / "run")
     with run:
         run.start("rl", {}, {})
@@ -332,6 +342,6 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, curric
             run.append_metrics({"step": step + 1, "reward/mean": reward})
         run.finish({"steps": 40})
     out = io.StringIO()
-    config = RLConfig(env="tictactoe", model="models/x", curriculum=curriculum)
+    config = RLConfig(env="tictactoe", model="models/x", **over)
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
     assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told

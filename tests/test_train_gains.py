@@ -29,7 +29,7 @@ def test_a_reward_that_falls_is_told():
     text = no_gain(steps(0.8, 0.3))
     assert text is not None
     assert "has fallen in 60 steps" in text
-    assert "A lower learning rate" in text
+    assert "lower the learning rate" in text
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 19])

@@ -129,8 +129,9 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     tell_goal(run, console)
-    picked = config.curriculum or config.skip_at_most is not None or config.skip_at_least is not None
-    flat = None if picked else no_gain([row["reward/mean"] for row in metrics])  # else examples get harder, or easier
+    told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
+    told_otherwise = told_otherwise or config.skip_at_most is not None or config.skip_at_least is not None
+    flat = None if told_otherwise else no_gain([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
     hint(

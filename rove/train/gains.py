@@ -41,8 +41,9 @@ def no_gain(rewards: Sequence[float]) -> str | None:
     first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
     fell = found.mean < -found.half_width
     seen = f"{first:.3f} in the first {part}, {last:.3f} in the last {part}: {found.mean:+.3f} ± {found.half_width:.3f}"
+    if fell:
+        return f"the reward has fallen in {len(rewards)} steps ({seen}); unless examples got harder, lower the learning rate"
     return (
-        f"the reward {'has fallen' if fell else 'has not risen that one could tell'} in {len(rewards)} steps ({seen}). "
-        f"{'A lower learning rate' if fell else 'More steps, a larger batch or another learning rate'} may help; rove doctor "
-        "looks for other reasons"
+        f"the reward has not risen that one could tell in {len(rewards)} steps ({seen}). Unless there is no more to gain, more "
+        "steps, a larger batch or another learning rate may help; rove doctor looks for other reasons"
     )

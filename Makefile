@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check wheel clean
+.PHONY: demo test test-slow check settings-page wheel clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -20,6 +20,9 @@ check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff check rove environments tests benchmarks
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
+	$(BIN)/python tests/settings_page.py
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

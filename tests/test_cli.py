@@ -23,6 +23,8 @@ from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
 from rove.cli.main import GARBAGE, KERNELS, cli
+from rove.envs.dataset import example_key
+from rove.envs.loading import load_environment
 from rove.runs import Run
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
@@ -397,7 +399,13 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: list[str]):
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
     tested = subprocess.run(pytest_run, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout
-    assert "2 passed" in tested.stdout
+    assert "3 passed" in tested.stdout
+    games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
+    assert games["scored"] == (240 if kind else 300)
+    env = load_environment("my-task")
+    trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
+    assert (len(trained), len(held_out)) == ((80, 20) if kind else (100, 100))
+    assert not trained & held_out
     again = rove("init", "my-task")
     assert again.status == 2
     assert "exists already" in again.err

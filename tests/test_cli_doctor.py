@@ -126,6 +126,9 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
         "learning rate",
     }
     assert rove(*words, "--batch-size", "30").status == 1
+    ruined = rove("doctor", "tictactoe", "-m", str(model), "--quick", "--learning_rate", "10")
+    assert ruined.status == 1
+    assert "put right what is marked ✗" in ruined.out and "rove rl" not in ruined.out
     shown = rove("doctor", "@", demo_settings(model), "--steps", "20", "-r", "8", "--quick")
     assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown.out
     assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err

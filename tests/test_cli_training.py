@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Rove, in_this_process, lines
@@ -14,7 +16,9 @@ from rich.console import Console
 
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, run_model_new
+from rove.cli.rl import print_rl
 from rove.runs import Run
+from rove.train.rl import RLConfig
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
 
@@ -118,6 +122,59 @@ def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove:
     assert "  learning_rate: there 0.0003, now 0.01" in other.err.splitlines()
     assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
     assert contents(Path("runs/mine")) == before
+
+
+ON_ITSELF = """
+[[evaluation]]
+env = "tictactoe"
+num_examples = 8
+max_tokens = 4
+every = 100
+"""
+
+
+def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
+    Path("measured.toml").write_text(ON_ITSELF)
+    assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
+    held_out = rove(
+        *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
+    )
+    assert held_out.status == 0, held_out.err
+    assert "also trained on" not in held_out.out
+
+
+def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
+    Path("environments").mkdir()
+    Path("environments/same.py").write_text(SAME)
+    Path("measured.toml").write_text(ON_ITSELF.replace("tictactoe", "same"))
+    words = [*rl(made, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
+    words[1] = "same"
+    started = rove(*words, "1")
+    assert started.status == 0, started.err
+    assert "warning: batch_size 8: below 256" in started.out
+    assert "warning: evaluation same: 2 of 8 rows are also trained on" in started.out
+    Path("runs/mine/summary.json").unlink()
+    continued = rove(*words, "1")
+    assert "continuing runs/mine after step 1" in continued.out
+    assert "warning" not in continued.out
+
+
+def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
+    config = json.loads((made / "model/config.json").read_text())
+    context = config["max_position_embeddings"]
+    words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
+    done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
+    assert done.status == 0, done.err
+    assert f"warning: max_tokens {context}: the model takes {context} tokens, the prompt's included" in done.out
+
+
+SAME = """
+import rove as vf
+
+def load_environment():
+    rows = [{"question": f"say {n}"} for n in range(9)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda completion: float(len(str(completion)) % 2)], [1.0]))
+"""
 
 
 def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
@@ -264,3 +321,27 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
     assert [metrics["step"] for metrics in steps] == [2]
     assert steps[0]["eval/lines/missed"] > 0
     assert json.loads(rove(*words).out) == shown
+
+
+@pytest.mark.parametrize(
+    ("last", "over", "told"),
+    [
+        (0.4, {}, True),
+        (0.9, {}, False),
+        (0.4, {"curriculum": "level"}, False),
+        (0.4, {"skip_at_least": 1.0}, False),
+        (0.4, {"keep_best": "eval/x/reward/mean"}, False),
+    ],
+)
+def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: dict[str, Any], told: bool):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        for step in range(40):
+            reward = 0.4 + (last - 0.4) * step / 39 + 0.01 * (step % 3)
+            run.append_metrics({"step": step + 1, "reward/mean": reward})
+        run.finish({"steps": 40})
+    out = io.StringIO()
+    config = RLConfig(env="tictactoe", model="models/x", **over)
+    print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
+    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told

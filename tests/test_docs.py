@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settings_page import PAGE, TABLES, page, rows
 from test_engine_lora import adapter_of, save
 
+from rove.config import load
 from rove.errors import RunError
 from rove.models.load import load_model
+from rove.train.rl import RLConfig
 from rove.wire import chat, completions, tokens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -257,8 +260,28 @@ def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
                     run(shlex.split(line, comments=True), tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+def test_settings_page_lists_every_setting_with_its_default() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make settings-page"
+    undocumented = [line for kind in TABLES.values() for line in rows(kind) if line.endswith("|  |")]
+    assert undocumented == []
+    assert "| `batch_size` | `256` | Rollouts per optimizer step" in page()
+
+
+def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
+    whole, *_ = blocks("docs/training.md", "toml")
+    (tmp_path / "rl.toml").write_text(whole)
+    config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert config.alarms.dead_groups == 0.9
+    words = "rl -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/whole @ rl.toml"
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path)
+    (tmp_path / "rl.toml").write_text(whole.replace("= 100", "= 2").replace("= 64", "= 4"))
+    run(["rove", *words.split()], tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
+
+
 def test_training_page(tmp_path: Path) -> None:
-    examples, lines = blocks("docs/training.md", "toml")
+    _, examples, lines = blocks("docs/training.md", "toml")
     tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
     (tmp_path / "measured.toml").write_text(tables)
     own, turns, bad = blocks("docs/training.md", "python")

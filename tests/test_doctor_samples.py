@@ -102,6 +102,8 @@ def test_truncation():
     [
         (Lengths(60, 9, 10), Lengths(), OK),
         (Lengths(60, 9, 10), Lengths(90, 9, 10), WARN),
+        (Lengths(68, 9, 68), Lengths(), OK),
+        (Lengths(70, 9, 69), Lengths(), FAIL),
         (Lengths(), Lengths(300, 9, 200), FAIL),
         (Lengths(), Lengths(), SKIP),
     ],

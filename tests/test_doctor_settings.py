@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import environment
 from toys import Quiz, rows
 
 from rove.doctor.findings import FAIL, OK, WARN, Finding, failed
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
+from rove.envs.loading import load_environment
+from rove.train.evaluation import EvaluationConfig
 from rove.train.rl import RLConfig
 
 
@@ -63,6 +67,10 @@ def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: 
         (5e-5, 6e8, 6e8, WARN),  # 57 to 2.4 %, as somebody has found out
         (5e-5, 6e8, 1e6, OK),  # an adapter
         (1e-3, 6e8, 1e6, WARN),
+        (1e-2, 5e5, 5e5, WARN),
+        (1.1e-2, 5e5, 5e5, FAIL),
+        (1e-1, 6e8, 1e6, WARN),
+        (10, 6e8, 1e6, FAIL),
     ],
 )
 def test_learning_rates(rate: float, parameters: float, trained: float, status: str):
@@ -78,6 +86,58 @@ def test_datasets():
     assert of(Quiz(dataset=[])) == [("dataset", FAIL)]
     assert of(Quiz(dataset=lambda: iter(rows(500)))) == [("dataset", OK)]
     assert of(Quiz(count=500, sampling_args={"top_p": 0.8}))[1] == ("environment's sampling", WARN)
+
+
+@pytest.mark.parametrize(
+    ("count", "different", "over", "status", "seen"),
+    [
+        (2000, 2000, {}, OK, "2,000 rows, each played 1.6 times"),
+        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each played 1 times"),
+        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each played 24 times"),
+        (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 20 different ones for 32 groups a step"),
+        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each played 0.8 times"),
+        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each played 24 times"),
+        (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 looked at"),
+    ],
+)
+def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):
+    env = Quiz(dataset=[{"question": f"q{i % different}", "answer": "a"} for i in range(count)])
+    [finding] = check_environment(config(**over), env)
+    assert (finding.status, finding.seen) == (status, seen)
+
+
+def test_rows_made_as_they_are_read():
+    [finding] = check_environment(config(steps=10), Quiz(dataset=lambda: iter(rows(500))))
+    assert finding.seen == "rows made as they are read, 320 of them played, each played 1 times"
+
+
+HELD_OUT = """
+import rove as vf
+
+def load_environment(first=0, count=300, apart=False):
+    def rows(start):
+        return [{"question": f"q{i}", "answer": "a"} for i in range(start, start + count)]
+
+    return vf.SingleTurnEnv(dataset=rows(first), eval_dataset=rows(first + count) if apart else None, rubric=vf.Rubric())
+"""
+
+
+@pytest.mark.parametrize(
+    ("env_args", "status", "seen"),
+    [
+        ({}, WARN, "mine: 100 of 100 rows are also trained on"),
+        ({"first": 250}, WARN, "mine: 50 of 100 rows are also trained on"),
+        ({"first": 300}, OK, "mine: none of 100 rows is trained on"),
+        ({"apart": True}, OK, "mine: none of 100 rows is trained on"),
+    ],
+)
+def test_what_is_measured_is_not_what_is_trained_on(tmp_path: Path, env_args: dict[str, Any], status: str, seen: str):
+    environment(tmp_path, "quiz_rows", HELD_OUT)
+    measured = [EvaluationConfig(env="quiz_rows", name="mine", env_args=env_args)]
+    told = config(env="quiz_rows", env_dir=str(tmp_path), evaluation=measured)
+    dataset, held_out = check_environment(told, load_environment("quiz_rows", tmp_path))
+    assert (held_out.name, held_out.status, held_out.seen) == ("held-out", status, seen)
+    assert dataset.status == OK
 
 
 def test_scripted_players_cannot_be_trained():

@@ -71,7 +71,7 @@ async def test_all_of_it(folder: Path):
 async def test_quick_samples_nothing(folder: Path):
     findings = await found(folder, groups=0)
     assert findings["samples"].status == SKIP
-    assert {"memory", "disk", "learning rate"} < findings.keys()
+    assert {"memory", "disk", "learning rate", "context"} < findings.keys()
     assert not {"time", "base reward"} & findings.keys()
 
 
@@ -100,6 +100,17 @@ async def test_a_context_too_small_for_any_prompt(folder: Path):
     assert failed(findings.values())
 
 
+@pytest.mark.parametrize("groups", [0, 2])
+async def test_answers_longer_than_the_context(folder: Path, groups: int):
+    tiny_model(context=64).save(folder / "small")
+    findings = await found(folder, groups=groups, model=str(folder / "small"), max_tokens=64)
+    assert findings["context"].status == FAIL
+    assert "of 64 tokens" in findings["context"].seen
+    assert "at most -t" in findings["context"].advice
+    fits = await found(folder, groups=0, model=str(folder / "small"), max_tokens=6)
+    assert fits["context"].status == "ok"
+
+
 async def test_raw_texts(folder: Path):
     environment(folder, "texts", SOURCE.replace("players=said", "message_type='completion', players=said"))
     source = folder / "texts" / "texts.py"
@@ -109,6 +120,7 @@ async def test_raw_texts(folder: Path):
         .replace('completion[0]["content"]', "completion")
     )
     source.write_text(text, encoding="utf-8")
+    assert (await found(folder, env="texts", groups=0))["context"].status == "ok"
     findings = await found(folder, env="texts")
     assert not failed(findings.values())
     assert "refuses" not in findings["history"].seen

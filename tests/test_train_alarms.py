@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,6 +70,18 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
         "85% of the groups have no spread",
         {"dead_groups": 0.9},
     ),
+    "policy_collapse": (
+        history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
+        history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
+        "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
+        {},
+    ),
+    "loss_growth": (
+        history(loss=[3.0, 2.0, 1.0, 1.0, 3.0, 4.0]),
+        history(loss=[3.0, 2.0, 1.0, 1.0, 1.9, 2.0]),
+        "3.5 nats per token over 2 steps, and it was 1 before",
+        {"loss_factor": 4.0},
+    ),
     "format_drift": (
         history(reward__format_reward=[0.5, 0.9, 0.9, 0.7, 0.7]),
         history(reward__format_reward=[0.5, 0.9, 0.9, 0.85, 0.8]),
@@ -89,8 +103,10 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
 }
 
 
-def test_every_alarm_has_a_case():
+def test_every_alarm_has_a_case_and_a_place_on_the_page():
     assert CASES.keys() == ALARMS.keys()
+    page = (Path(__file__).resolve().parents[1] / "docs/training.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALARMS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,8 +116,9 @@ def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
     assert text is not None
     assert words in text
     assert ALARMS[name](right, LIMITS) is None
-    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
-    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or name == "held_out_flat"
+    assert not lenient or ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
+    waits = name not in ("held_out_flat", "policy_collapse")
+    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -158,3 +175,68 @@ def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
 
 def test_sft_is_meant_to_become_certain():
     assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None
+
+
+def told(rows: list[dict[str, float]], limits: AlarmLimits = LIMITS) -> list[tuple[int, str, str]]:
+    ends = range(1, len(rows) + 1)
+    return [(one.step, one.name, one.text) for end in ends for one in started(rows[:end], limits)]
+
+
+def test_a_learning_rate_far_too_high_is_named_first():
+    rows = history(
+        reward__mean=[0.3] + [-0.1] * 7,
+        groups__zero_spread=[2.0] + [8.0] * 7,
+        groups__all=[8.0] * 8,
+        optim__lr=[2.0] + [None] * 7,
+    )
+    [(step, name, text)] = told(rows, AlarmLimits())
+    assert (step, name) == (3, "policy_collapse")
+    assert "The learning rate (up to 2 so far) is too high" in text
+
+
+def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+    rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
+    [(_, name, text)] = told(rows)
+    assert name == "dead_groups"
+    assert "and the reward has fallen. Lower the learning rate first" in text
+
+
+def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise_a_little():
+    rows = history(
+        reward__mean=[0.026, 0.038, 0.035, 0.036, 0.04, 0.04],
+        entropy__all__mean=[5.8, None, 0.4, 0.02, None, None],
+        groups__zero_spread=[5.0, 8.0, 6.0, 7.0, 8.0, 8.0],
+        groups__all=[8.0] * 6,
+    )
+    first, second = told(rows, AlarmLimits())
+    assert first[:2] == (3, "policy_collapse")
+    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
+    assert second[:2] == (5, "dead_groups")
+    assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
+
+
+def test_a_certain_model_may_become_more_certain():
+    rows = history(reward__mean=[0.5, 0.6], entropy__all__mean=[0.3, 0.01])
+    assert told(rows) == []
+
+
+def test_groups_that_never_lived_have_not_collapsed():
+    rows = history(reward__mean=[0.0] * 4, groups__zero_spread=[8.0] * 4, groups__all=[8.0] * 4)
+    assert [name for _, name, _ in told(rows)] == ["dead_groups"]
+
+
+def test_sft_that_diverges_is_told_of_at_once():
+    rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
+    [(step, name, text)] = told(rows, AlarmLimits())
+    assert (step, name) == (2, "loss_growth")
+    assert text.startswith("loss growth: 2,607 nats per token, and it was 5.8 before")
+    assert "a tenth of the learning rate (up to 10 so far)" in text
+
+
+def test_the_loss_of_rl_is_no_loss_to_be_afraid_of():
+    rows = history(loss=[0.1, 0.1, 30.0], reward__mean=[0.1, 0.2, 0.3])
+    assert ALARMS["loss_growth"](rows, LIMITS) is None
+
+
+def test_small_losses_may_move():
+    assert told(history(loss=[0.2, 0.01, 0.01, 0.02, 0.3, 0.3])) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -184,6 +184,12 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
             live.update(Group(bar, Text.from_markup(f"  {words}")))
 
         yield show
+
+
+def print_warnings(console: Console, warnings: Iterable[str]) -> None:
+    """What is allowed but rarely wise."""
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
 def alarm_printer(console: Console) -> Callable[[Any], None]:

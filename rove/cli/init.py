@@ -25,14 +25,18 @@ def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return f"<answer>{{state['answer']}}</answer>"
 
 
-def _rows(count: int, seed: int) -> list[dict[str, Any]]:
-    rng = random.Random(seed)
-    pairs = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(count)]
-    return [{{"question": f"What is {{a}} + {{b}}?", "answer": str(a + b)}} for a, b in pairs]
+# No sum is in both: what is measured must not have been trained on.
+PAIRS = random.Random("split").sample([(a, b) for a in range(100) for b in range(100)], k=10_000)
+HELD_OUT, TRAINED = PAIRS[:2_000], PAIRS[2_000:]
+
+
+def _rows(pairs: list[tuple[int, int]], count: int, seed: int) -> list[dict[str, Any]]:
+    chosen = random.Random(seed).sample(pairs, min(count, len(pairs)))
+    return [{{"question": f"What is {{a}} + {{b}}?", "answer": str(a + b)}} for a, b in chosen]
 
 
 def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
-    """Questions with one right answer."""
+    """Questions with one right answer: at most 8,000 to train on, and 2,000 others to evaluate on."""
     parser = vf.XMLParser(["answer"])
 
     def correct(completion: vf.Messages, answer: str) -> float:
@@ -41,7 +45,8 @@ def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
     rubric = vf.Rubric([correct], [1.0], parser=parser)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
     return vf.SingleTurnEnv(
-        dataset=lambda: _rows(num_examples, seed),
+        dataset=lambda: _rows(TRAINED, num_examples, seed),
+        eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt=f"Answer the question. Write it as\\n{{parser.get_format_str()}}",
         rubric=rubric,
         players={{"oracle": oracle}},
@@ -90,16 +95,22 @@ def solved(state: vf.State) -> float:
     return float(state["solved"])
 
 
-def _rows(count: int, seed: int) -> list[dict[str, Any]]:
-    rng = random.Random(seed)
-    return [{{"question": "Guess my number between 1 and 100.", "answer": str(rng.randint(1, 100))}} for _ in range(count)]
+# No number is in both: what is measured must not have been trained on.
+NUMBERS = random.Random("split").sample(range(1, 101), k=100)
+HELD_OUT, TRAINED = NUMBERS[:20], NUMBERS[20:]
+
+
+def _rows(numbers: list[int], count: int, seed: int) -> list[dict[str, Any]]:
+    chosen = random.Random(seed).sample(numbers, min(count, len(numbers)))
+    return [{{"question": "Guess my number between 1 and 100.", "answer": str(number)}} for number in chosen]
 
 
 def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8) -> vf.Environment:
-    """Numbers to guess."""
+    """Numbers to guess: at most 80 to train on, and 20 others to evaluate on."""
     parser = vf.XMLParser(["guess"], answer_field="guess")
     return GuessEnv(
-        dataset=lambda: _rows(num_examples, seed),
+        dataset=lambda: _rows(TRAINED, num_examples, seed),
+        eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Guess the number. Answer <guess>number</guess>",
         parser=parser,
         rubric=vf.Rubric([solved], [1.0], parser=parser),
@@ -130,6 +141,11 @@ Say what the model is asked to do, what it is rewarded for, and what the argumen
     rove eval {name} -m scripted:oracle
 
 `oracle` is a scripted player: it shows that the task can be solved and that the rubric says so.
+
+`rove rl` trains on the rows of `dataset`; `rove eval` and `[[evaluation]]` measure on those of `eval_dataset`: keep them apart.
+What `rove sft` learns from should be played on the former, too:
+
+    rove eval {name} -m scripted:oracle --train -n -1
 """
 
 TEST = '''"""The environment keeps its promises."""
@@ -152,6 +168,13 @@ def test_the_oracle_gets_full_marks() -> None:
 def test_the_same_seed_gives_the_same_examples() -> None:
     first, second = (load_environment("{name}", env_dir=HERE.parent, num_examples=5, seed=3) for _ in range(2))
     assert first.get_dataset() == second.get_dataset()
+
+
+def test_what_is_measured_is_not_trained_on() -> None:
+    env = load_environment("{name}", env_dir=HERE.parent)
+    trained = {{(str(row["prompt"]), row["answer"]) for row in env.get_dataset()}}
+    held_out = {{(str(row["prompt"]), row["answer"]) for row in env.get_eval_dataset()}}
+    assert trained and held_out and not trained & held_out
 '''
 
 

@@ -19,13 +19,16 @@ from rove.cli.common import (
     hint,
     json_object,
     print_json,
+    print_warnings,
     progress,
     run_async,
     run_folder,
     settings,
     tell_goal,
 )
+from rove.cli.fields import all_settings
 from rove.digest import digest_model
+from rove.envs.environment import Environment
 from rove.envs.loading import environment_version, load_environment
 from rove.records import RolloutRecord
 from rove.runs import Run
@@ -69,12 +72,15 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Pat
                 plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
             return final, run
-        for warning in warnings_of(config):
-            console.print(f"[yellow]{warning}[/yellow]")
         last = run.last_checkpoint()
         if last is not None:
             console.print(f"continuing {run.path} after step {last[1].step}")
+        else:
+            print_warnings(console, warnings_of(config, env))
         loaded = load_model(config.model)
+        if last is None and config.max_tokens >= loaded.context:
+            cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
+            print_warnings(console, [f"{cut}; answers are cut there"])
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, _words(metrics))
@@ -89,8 +95,10 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Pat
     return final, run
 
 
-def warnings_of(config: RLConfig) -> list[str]:
-    """What is allowed but rarely wise."""
+def warnings_of(config: RLConfig, env: Environment) -> list[str]:
+    """What is allowed but rarely wise; with evaluations their rows are compared with those that are trained on."""
+    from rove.train.overlap import overlaps, trained_keys
+
     found: list[str] = []
     if config.batch_size < SMALL_BATCH:
         found.append(f"batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable")
@@ -99,6 +107,9 @@ def warnings_of(config: RLConfig) -> list[str]:
         found.append(
             f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
         )
+    if config.evaluation:
+        shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)))
+        found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
 
@@ -109,19 +120,27 @@ def _words(metrics: Mapping[str, float]) -> str:
     ]
     measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
     parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
-    parts.append(f"entropy {metrics.get('entropy/all/mean', 0):.3f}")
+    entropy = metrics.get("entropy/all/mean")  # of trained tokens: none where no group has any spread
+    parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
     parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
 
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
-    """The curves, and what to do next."""
+    """The curves, whether anything came of it, and what to do next."""
+    from rove.train.gains import no_gain
+
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
     held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     tell_goal(run, console)
+    told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
+    told_otherwise = told_otherwise or config.skip_at_most is not None or config.skip_at_least is not None
+    flat = None if told_otherwise else no_gain([row["reward/mean"] for row in metrics])
+    if flat is not None:
+        console.print(flat, style="yellow", markup=False, soft_wrap=True)
     hint(
         console,
         f"curves: {run.path / CURVES}",
@@ -130,7 +149,11 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS, options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog=all_settings("rove.train.rl", "RLConfig"),
+    context_settings=SETTINGS,
+    options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from rove.cli.common import (
     console_for,
     hint,
     print_json,
+    print_warnings,
     progress,
     run_folder,
     settings,
     tell_goal,
 )
+from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.runs import Run
@@ -59,6 +62,8 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[P
         last = run.last_checkpoint()
         if last is not None:
             console.print(f"continuing {run.path} after step {last[1].step}")
+        else:
+            print_warnings(console, warnings_of(config, data))
         loaded = load_model(config.model)
         words = {"loss": "–", "validation_loss": "–"}
         with progress(console, "sft") as tell:
@@ -70,6 +75,19 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[P
             final = train_sft(config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console))
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
+
+
+def warnings_of(config: SFTConfig, data: Run) -> list[str]:
+    """What is allowed but rarely wise: measuring on rows that are learnt from."""
+    from rove.train.overlap import overlaps
+
+    if not config.evaluation:
+        return []
+    least = -math.inf if config.min_reward is None else config.min_reward
+    learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
+    found = [one for one in overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
+    advice = "play what is learnt from with rove eval --train"
+    return [f"evaluation {one}; {advice}" for one in found]
 
 
 def _data_identity(data: Run) -> str:
@@ -95,7 +113,11 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     )
 
 
-@click.command(context_settings=SETTINGS, options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog=all_settings("rove.train.sft", "SFTConfig"),
+    context_settings=SETTINGS,
+    options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("--data", help="Run folder whose rollouts are learnt from.")
 @click.option("-m", "--model", help="Model folder to start from.")
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")

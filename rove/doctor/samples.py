@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from rove.envs.environment import Environment
 from rove.errors import Error
 from rove.messages import text_of
 from rove.records import RolloutRecord
@@ -148,6 +149,11 @@ def check_context(sampled: Lengths, players: Lengths, max_tokens: int, context: 
         return Finding(SKIP, "context", "nothing was said")
     if max(sampled.shortest_prompt, players.shortest_prompt) >= context:
         return Finding(FAIL, "context", seen, "no prompt leaves room for an answer: a model with a larger context")
+    shortest = min(one.shortest_prompt for one in (sampled, players) if one.prompt)
+    if shortest + max_tokens > context:
+        less = f"at most -t {context - longest}" if longest < context else "a much smaller -t"
+        advice = f"no prompt leaves room for so long an answer, each may be cut before: {less}"
+        return Finding(FAIL, "context", seen, advice)
     if longest + max_tokens > context:
         advice = "long rollouts end as truncated: a smaller -t, fewer turns, or a model with a larger context"
         return Finding(WARN, "context", seen, advice)
@@ -209,3 +215,15 @@ def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
             continue
         answers.append(sum(len(renderer.encode(text_of(message))) for message in step.completion) + 1)
     return Lengths(max(prompts, default=0), max(answers, default=0), min(prompts, default=0))
+
+
+def first_prompts(env: Environment, renderer: Renderer, count: int = 8) -> Lengths:
+    """Lengths of the prompts of the first training examples, as the model would read them in the first turn."""
+    prompts: list[int] = []
+    for example in env.examples(count, train=True):
+        prompt = example["prompt"]
+        try:
+            prompts.append(len(renderer.text_ids(prompt) if isinstance(prompt, str) else renderer.prompt_ids(prompt)))
+        except Error:  # sampling tells what the template refuses
+            continue
+    return Lengths(max(prompts, default=0), 0, min(prompts, default=0))

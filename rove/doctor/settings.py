@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rove.doctor.findings import FAIL, OK, WARN, Finding
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
+from rove.train.overlap import MOST, Overlap, overlaps, trained_keys
 from rove.train.rl import RLConfig
 
 BATCH, TINY_BATCH = 256, 64
@@ -26,6 +27,8 @@ ADAPTER = 0.2
 """Only adapters train a smaller share of a model's parameters than this."""
 ROOM = 2.0
 """Rates this many times outside of what worked are warned of."""
+ABSURD = 1e-2
+"""AdamW moves every weight by about the learning rate in a step, and weights are a few hundredths."""
 BIASED = ("top_p", "top_k", "min_p")
 """Sampling that the trainer's probabilities know nothing of."""
 
@@ -97,21 +100,60 @@ def check_schedule(config: RLConfig) -> Finding:
 
 def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     """Findings about what there is to play."""
-    groups = config.batch_size // config.rollouts_per_example
-    rows, played = env.count_examples(train=True), groups * config.steps
-    if rows is None:
-        yield Finding(OK, "dataset", "made as it is read")
-    elif rows == 0:
-        yield Finding(FAIL, "dataset", "no rows to train on", "give the environment a dataset")
-    elif rows < groups:
-        advice = "the same example several times a step: more rows, or fewer groups"
-        yield Finding(WARN, "dataset", f"{rows:,} rows for {groups} groups a step", advice)
-    else:
-        yield Finding(OK, "dataset", f"{rows:,} rows, each played {played / rows:.2g} times")
+    trained = trained_keys(config, env)
+    yield check_dataset(config, env.count_examples(train=True), trained)
+    yield from check_held_out(overlaps(config.evaluation, config.env_dir, set(trained)), len(trained))
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
         advice = "rove rl does not use them: the trainer knows only the temperature. Evaluate without them too"
         yield Finding(WARN, "environment's sampling", ", ".join(f"{k}={v}" for k, v in ignored.items()), advice)
+
+
+def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) -> Finding:
+    """Whether there are enough different examples.
+
+    Args:
+        config: settings.
+        rows: of the dataset; None where that is not known.
+        trained: keys of the first rows that are played, at most `MOST`; equal contents have equal ones.
+    """
+    different = len(set(trained))
+    if not different:
+        return Finding(FAIL, "dataset", "no rows to train on", "give the environment a dataset")
+    looked_at = len(trained)
+    seen = "rows made as they are read" if rows is None else f"{rows:,} rows"
+    if looked_at != rows:
+        seen += f", the first {looked_at:,} looked at" if looked_at == MOST else f", {looked_at:,} of them played"
+    if different < looked_at:
+        seen += f", {'only ' * (2 * different < looked_at)}{different:,} different ones"
+    if different < config.groups:
+        advice = "the same example several times a step: more different rows, or fewer groups"
+        return Finding(WARN, "dataset", f"{seen} for {config.groups} groups a step", advice)
+    if looked_at < MOST:
+        seen += f", each played {config.groups * config.steps / different:.2g} times"
+    if 2 * different < looked_at:
+        return Finding(
+            WARN, "dataset", seen, "most rows repeat others, which are soon known by heart: more different ones"
+        )
+    return Finding(OK, "dataset", seen)
+
+
+def check_held_out(found: Sequence[Overlap], trained: int) -> Iterator[Finding]:
+    """Whether what is measured while training is not what is trained on; of an evaluation each a finding.
+
+    Args:
+        found: what evaluations share with the training rows.
+        trained: how many of those were looked at, at most `MOST`.
+    """
+    for one in found:
+        if one.shared:
+            advice = (
+                "that measures memory: give the environment an eval_dataset, or the evaluation other env_args (a seed)"
+            )
+            yield Finding(WARN, "held-out", str(one), advice)
+        else:
+            rest = f" (of which {MOST:,} were looked at)" if trained == MOST else ""
+            yield Finding(OK, "held-out", f"{one.label}: none of {one.measured:,} rows is trained on{rest}")
 
 
 def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:
@@ -128,6 +170,9 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         low, high = low * LORA, high * LORA
     kind = "an adapter of" if is_adapter else "all of"
     seen = f"{config.learning_rate:g} for {kind} {parameters / 1e6:,.3g} M parameters"
+    if config.learning_rate > ABSURD * (LORA if is_adapter else 1):
+        advice = f"the first step would ruin any model: --learning-rate {low:g} to {high:g} worked"
+        return Finding(FAIL, "learning rate", seen, advice)
     if config.learning_rate > ROOM * high:
         advice = f"policies collapse at rates too high: --learning-rate {low:g} to {high:g} worked"
         return Finding(WARN, "learning rate", seen, advice)

@@ -21,7 +21,7 @@ from rove.doctor.machine import (
     memory_needed,
     try_training,
 )
-from rove.doctor.samples import check_samples, groups_with_spread, lengths_of
+from rove.doctor.samples import Lengths, check_context, check_samples, first_prompts, groups_with_spread, lengths_of
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -113,6 +113,7 @@ async def _tried(
         longest = min(context, max(one.prompt for one in lengths) + config.max_tokens)
     else:
         yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are not known", "leave out --quick")
+        yield check_context(first_prompts(env, loaded.renderer), Lengths(), config.max_tokens, context)
     watch("one micro-batch", 1, 1)
     samples = [s for r in sampled.records if r.steps and r.error is None for s in samples_from_record(r, 1.0)]
     try:

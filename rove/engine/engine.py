@@ -26,7 +26,7 @@ from rove.engine.sampling import score
 from rove.engine.scheduler import Row
 from rove.engine.stops import Ending
 from rove.errors import ConfigError, ModelError, OverlongPromptError
-from rove.models.load import copy_weights, read_weights
+from rove.models.load import context_of, copy_weights, read_weights
 from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
 
@@ -100,7 +100,7 @@ class Engine:
         self.max_batch = max_batch
         self.policy_version = 0
         config = model.config.get_text_config()
-        self.context = int(getattr(config, "max_position_embeddings", 1 << 30))
+        self.context = context_of(model)
         self.vocab = int(config.vocab_size)
         self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
         self._adapters: dict[str, lora.Adapter] = {}

@@ -31,12 +31,22 @@ class LoadedModel(NamedTuple):
     name: str = ""
     """What tells its weights from others (see `digest_model`); "" when it was not loaded from anywhere."""
 
+    @property
+    def context(self) -> int:
+        """Tokens that the model takes, prompt and answer together."""
+        return context_of(self.model)
+
     def save(self, path: Path) -> None:
         """Write an ordinary Hugging Face folder."""
         self.model.save_pretrained(path)
         for file in path.glob("*.safetensors"):  # written so that nobody else can read them
             file.chmod((path / "config.json").stat().st_mode & 0o777)
         self.tokenizer.save_pretrained(path)
+
+
+def context_of(model: Any) -> int:
+    """Tokens that a model takes, as its config says; very many where that says nothing."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30))
 
 
 def pick_device(name: str = "auto") -> torch.device:

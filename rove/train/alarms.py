@@ -17,6 +17,10 @@ from rove.errors import ConfigError
 History = Sequence[Mapping[str, float]]
 
 
+LOST = 20.0
+"""Nats per token that no model loses which has learnt anything: a guess among 250,000 tokens loses 12.4."""
+COLLAPSED = 2
+"""Steps in a row without a living group, after ones that had some, that are no accident any more."""
 QUIET = 20
 """Steps that an alarm is silent for before it is told again: some come and go around their limit."""
 RESTLESS = 0.5
@@ -31,7 +35,7 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     entropy_share: float = 0.1
     """Entropy below this share of what it was in the first steps."""
     entropy_factor: float = 3.0
-    """Entropy above this times what it was in the first steps, and above `RESTLESS`."""
+    """Entropy above this times what it was in the first steps, and above 0.5 nats per token."""
     ratio: float = 0.1
     """Mean ratio to the sampler further than this from 1."""
     mismatch_kl: float = 0.01
@@ -46,6 +50,8 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The reward in training has risen by more than this since the held-out reward was last at its best …"""
     held_out_measurements: int = 3
     """… and that was at least so many measurements ago."""
+    loss_factor: float = 2.0
+    """SFT: a loss above this times the lowest so far, and more than 0.5 nats per token above it."""
     grad_norm_factor: float = 10.0
     """A gradient longer than this times the median of the steps before."""
 
@@ -88,6 +94,17 @@ def _first_and_last(history: History, name: str, window: int) -> tuple[float, fl
     if len(values) < 2 * window:
         return None
     return statistics.fmean(values[:window]), statistics.fmean(values[-window:])
+
+
+def _window_means(values: Sequence[float], window: int) -> list[float]:
+    """Means of every `window` values in a row; none when there are fewer."""
+    return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
+
+
+def _rate(history: History) -> str:
+    """The highest learning rate so far (with warm-up, less than the setting); "" when it was not kept."""
+    rates = _values(history, "optim/lr")
+    return f" (up to {max(rates):g} so far)" if rates else ""
 
 
 def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
@@ -152,11 +169,77 @@ def dead_groups(history: History, limits: AlarmLimits) -> str | None:
     """Most groups teach nothing."""
     dead = _last(history, "groups/zero_spread", limits.window)
     groups = _last(history, "groups/all", limits.window)
-    if dead is None or not groups or dead <= limits.dead_groups * groups:
+    if dead is None or not groups or dead <= limits.dead_groups * groups or _reward_crash(history) is not None:
+        return None
+    seen = f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing"
+    rewards = _first_and_last(history, "reward/mean", limits.window)
+    entropies = _values(history, "entropy/all/mean")
+    got_worse = rewards is not None and rewards[1] < rewards[0]
+    if got_worse:
+        return f"{seen}, and the reward has fallen. Lower the learning rate{_rate(history)} first; else look for easier examples"
+    if entropies and entropies[-1] < limits.entropy_share * entropies[0]:
+        return (
+            f"{seen}, and the model has become certain of what it says. If that is not what earns the most, lower the learning "
+            f"rate{_rate(history)} first; if it is, the examples are too easy by now"
+        )
+    return (
+        f"{seen}. The examples are too easy or too hard: change their mix, skip them (skip_at_most, skip_at_least), or fill "
+        "the batch (resample_zero_spread)"
+    )
+
+
+def policy_collapse(history: History, limits: AlarmLimits) -> str | None:
+    """One update was far too large: the model says always the same, or is not rewarded for anything any more."""
+    seen = _entropy_crash(history, limits) or _reward_crash(history)
+    if seen is None:
         return None
     return (
-        f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing. The examples are too easy or too "
-        "hard: change their mix, skip them (skip_at_most, skip_at_least), or fill the batch (resample_zero_spread)"
+        f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--fresh) with a "
+        "tenth of it or less; rove doctor tells which ones work"
+    )
+
+
+def _entropy_crash(history: History, limits: AlarmLimits) -> str | None:
+    values = _values(history, "entropy/all/mean")
+    if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
+        return None
+    before, now = values[-2:]
+    if now >= limits.entropy_share * before or before - now <= RESTLESS:
+        return None
+    return f"from one trained step to the next entropy fell from {before:.3g} to {now:.3g} nats per token"
+
+
+def _reward_crash(history: History) -> str | None:
+    rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
+    dead = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
+    if len(rows) <= COLLAPSED or not all(dead[-COLLAPSED:]) or all(dead):
+        return None
+    last = len(dead) - dead[::-1].index(False)  # steps up to the last one with a living group
+    before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
+    if max(after) >= min(before):
+        return None
+    return (
+        f"since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was {min(before):.3g} "
+        "or more before"
+    )
+
+
+def loss_growth(history: History, limits: AlarmLimits) -> str | None:
+    """SFT diverges. In RL the loss says nothing of how well things go."""
+    if "loss" not in history[-1] or "reward/mean" in history[-1]:
+        return None
+    values = _values(history, "loss")
+    last, best, steps = values[-1], min(values), 1
+    if last <= LOST:
+        means = _window_means(values, limits.window)
+        if len(means) < 2:
+            return None
+        last, best, steps = means[-1], min(means), limits.window
+    if last <= max(limits.loss_factor * best, best + RESTLESS):
+        return None
+    return (
+        f"loss growth: {last:,.4g} nats per token{f' over {steps} steps' if steps > 1 else ''}, and it was {best:.3g} before. "
+        f"Training diverges: start again (--fresh) with a tenth of the learning rate{_rate(history)}, or more warmup_steps"
     )
 
 
@@ -165,7 +248,7 @@ def format_drift(history: History, limits: AlarmLimits) -> str | None:
     names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
     for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
         values = _values(history, name)
-        means = [statistics.fmean(values[i : i + limits.window]) for i in range(len(values) - limits.window + 1)]
+        means = _window_means(values, limits.window)
         if means and means[-1] < max(means) - limits.format_drop:
             return (
                 f"format drift: {name} is {means[-1]:.3g}, and was {max(means):.3g}. Give the format more weight, or lower the "
@@ -216,6 +299,8 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
         logprob_mismatch,
         length_growth,
         dead_groups,
+        policy_collapse,
+        loss_growth,
         format_drift,
         held_out_flat,
         grad_norm_spike,

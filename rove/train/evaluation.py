@@ -39,9 +39,11 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: str = ""
     """What its metrics are called: `eval/NAME/…`. The environment's name when not given."""
     env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
     num_examples: int = 100
     """The first so many evaluation rows; -1 = all."""
     rollouts_per_example: int = 1
+    """Rollouts of each of them."""
     temperature: float = 0.0
     """0 = greedy."""
     max_tokens: int = 512

@@ -110,14 +110,19 @@ class Player:
         return records
 
 
-def _examples(config: RLConfig, env: Environment) -> list[dict[str, Any]]:
-    """As many training rows as can be needed in the dataset's order; for any other order all, where their number is known."""
+def rows_needed(config: RLConfig, env: Environment) -> int:
+    """How many training rows a run may play: as many as its steps take in the dataset's order; for any other order all of
+    them (-1), where their number is known."""
     most = config.steps * config.groups * (1 + config.resample_zero_spread)
     picks = config.shuffle or config.stratify or config.curriculum
     picks = picks or config.skip_at_most is not None or config.skip_at_least is not None
     if picks and env.count_examples(-1, train=True) is not None:
         most = -1
-    examples = env.get_dataset(most)
+    return most
+
+
+def _examples(config: RLConfig, env: Environment) -> list[dict[str, Any]]:
+    examples = env.get_dataset(rows_needed(config, env))
     if not examples:
         raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
     return examples

@@ -35,6 +35,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str
     """Model folder to start from."""
     env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
     steps: int = 100
     """Optimizer steps."""
     batch_size: int = 256
@@ -42,6 +43,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rollouts_per_example: int = 8
     """Siblings in a group; `batch_size` must be a multiple."""
     learning_rate: float = 3e-4
+    """Its peak; AdamW's. `rove doctor` tells which ones have worked for a model of this size."""
     warmup_steps: int = 5
     """Steps over which the learning rate rises to its peak."""
     final_lr_fraction: float = 0.1
@@ -74,6 +76,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     entropy_bonus: float = 0.0
     """Weight of the mean entropy of the trained tokens, added to the objective."""
     temperature: float = 1.0
+    """Of sampling, more than 0."""
     max_tokens: int = 512
     """Most tokens in one model turn."""
     shuffle: bool = False
@@ -114,15 +117,19 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    """Longer gradients are cut to this."""
     max_bad_steps: int = 3
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
+    """AdamW's."""
     env_dir: str | None = None
+    """Where environments are looked for first."""
     run_dir: str | None = None
     """The run folder of `rove rl`; runs/ and a name made of the settings when not given."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
+    """How many of the newest are kept."""
     evaluation: list[EvaluationConfig] = []
     """What is measured on held-out examples while training: `[[evaluation]]` tables."""
     keep_best: str | None = None
@@ -139,6 +146,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     show_every: int = 0
     """Steps between two rollouts that are shown; 0 = none."""
     seed: int = 0
+    """Of everything random; the same seed gives the same run."""
 
     @property
     def goal(self) -> Goal:

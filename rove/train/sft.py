@@ -47,7 +47,9 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch_size: int = 32
     """Conversations per optimizer step."""
     learning_rate: float = 1e-3
+    """Its peak; AdamW's."""
     warmup_steps: int = 20
+    """Steps over which the learning rate rises to its peak."""
     final_lr_fraction: float = 0.05
     """The learning rate falls linearly to this share of its peak at the last step of the last epoch."""
     validation_fraction: float = 0.05
@@ -67,9 +69,9 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     alarms: AlarmLimits = AlarmLimits()
     """From where on something is alarming: the `[alarms]` table."""
     env_dir: str | None = None
+    """Where the environments of evaluations are looked for first."""
     run_dir: str | None = None
     """The run folder of `rove sft`; runs/ and a name made of the settings when not given."""
-    """Where the environments of evaluations are looked for first."""
     micro_batch_tokens: int = 8192
     """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the
     gradient."""
@@ -84,10 +86,13 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
+    """Longer gradients are cut to this."""
     max_bad_steps: int = 3
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
+    """AdamW's."""
     seed: int = 0
+    """Of everything random; the same seed gives the same run."""
 
     @property
     def goal(self) -> Goal:

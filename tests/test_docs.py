@@ -141,7 +141,7 @@ def test_tools_page_prints_what_it_says() -> None:
     assert not failed, report.getvalue()
 
 
-def test_sandbox_page_prints_what_it_says() -> None:
+def test_sandbox_page_prints_what_it_says(contained: None) -> None:
     examples = "\n".join(blocks("docs/sandbox.md", "python"))
     test = doctest.DocTestParser().get_doctest(examples, {}, "sandbox", "docs/sandbox.md", 0)
     report = io.StringIO()

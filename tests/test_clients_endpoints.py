@@ -103,8 +103,8 @@ REFUSED = {
     "an unknown key": (table(modle="x"), r"endpoint 1 \(qwen\): unknown setting 'modle'; did you mean 'model'\?"),
     "no model": ("[[endpoint]]\nendpoint_id = 'a'", r"endpoint 1 \(a\): missing setting: model"),
     "no name": (table() + "[[endpoint]]\nmodel = 'a'", r"endpoint 2 \(unnamed\): missing setting: endpoint_id"),
-    "an empty name": (table(endpoint_id=""), "length >= 1 - at `\\$.endpoint_id`"),
-    "a wrong type": (table(url=8000), "Expected `str | null`, got `int` - at `\\$.url`"),
+    "an empty name": (table(endpoint_id=""), "endpoint_id is '': expected `str` of length >= 1"),
+    "a wrong type": (table(url=8000), r"url is 8000: expected `str \| null`, got `int`"),
     "an unknown API": (
         table(api_client_type="antropic"),
         r"api_client_type is 'antropic'; did you mean 'anthropic'\?.*openai_responses",

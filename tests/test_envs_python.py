@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_envs_sandbox import Counting, held, nothing_new
 from test_envs_tool import call, calls, in_turn, play, told
-from toys import correct, roll, rows
+from toys import correct, roll, rows, says
 
 import rove as vf
 
@@ -104,6 +104,29 @@ def test_more_rollouts_than_sandboxes_wait_for_their_turn():
     env = vf.PythonEnv(dataset=rows(6), unsafe=True, max_sandboxes=2)
     records = roll(env, in_turn(calls(python("6 * 7"))), max_concurrent=6)
     assert [told(record) for record in records] == [["42"]] * 6
+
+
+def test_code_that_never_ends_does_not_hold_up_the_others():
+    env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        if state["trajectory"]:
+            return "done"
+        return calls(python("while True: pass" if int(state["answer"]) % 4 == 0 else "1 + 1"))
+
+    for record in roll(env, says(player), max_concurrent=16):
+        endless = int(record.answer) % 4 == 0
+        said = "stopped after 1 s\n[the sandbox was restarted: variables are gone]" if endless else "2"
+        assert (told(record), record.error) == ([said], None)
+
+
+def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_take_none_away():
+    options = {"dataset": rows(3), "unsafe": True, "max_sandboxes": 1, "timeout_seconds": 0.7}
+    env = vf.PythonEnv(**options)
+    records = roll(env, in_turn(calls(python("import time; time.sleep(60)"))), max_concurrent=3)
+    assert [(record.stop_condition, record.error) for record in records] == [("timeout_reached", None)] * 3
+    env.timeout_seconds = None
+    assert [told(record) for record in roll(env, in_turn(calls(python("1 + 1"))))] == [["2"]] * 3
 
 
 def test_an_environment_can_be_used_again():

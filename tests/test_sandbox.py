@@ -353,6 +353,20 @@ def test_a_backend_outlives_its_event_loop() -> None:
     assert [asyncio.run(once()), asyncio.run(last())] == ["42", "42"]
 
 
+def test_a_closed_backend_can_be_used_in_another_event_loop() -> None:
+    backend = LocalBackend(LIMITS, unsafe=True, max_sessions=2)
+
+    async def one() -> str:
+        async with await backend.open() as session:
+            return (await session.run_python("6 * 7")).value
+
+    async def many() -> list[str]:
+        async with backend:
+            return await asyncio.gather(*(one() for _ in range(5)))
+
+    assert [asyncio.run(many()) for _ in range(2)] == [["42"] * 5] * 2
+
+
 async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None:
     async with LocalBackend(LIMITS, without=["processes", "own user"], unsafe=True) as backend:
         session = await backend.open()

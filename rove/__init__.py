@@ -61,15 +61,20 @@ if TYPE_CHECKING:
     from rove.clients.openai import OpenAIClient, as_client
     from rove.clients.responses import ResponsesClient
     from rove.engine.client import EngineClient as EngineClient
+    from rove.envs.python import CodeMathEnv, PythonEnv
+    from rove.envs.sandbox import SandboxEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "AnthropicClient": "rove.clients.anthropic",
+    "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
+    "PythonEnv": "rove.envs.python",
     "ResponsesClient": "rove.clients.responses",
+    "SandboxEnv": "rove.envs.sandbox",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
@@ -86,6 +91,7 @@ __all__ = [
     "AnthropicClient",
     "AssistantMessage",
     "Client",
+    "CodeMathEnv",
     "ConfigError",
     "EmptyModelResponseError",
     "EnvGroup",
@@ -110,6 +116,7 @@ __all__ = [
     "OverlongPromptError",
     "Parser",
     "Price",
+    "PythonEnv",
     "Request",
     "Response",
     "ResponsesClient",
@@ -119,6 +126,7 @@ __all__ = [
     "Run",
     "RunError",
     "Sampling",
+    "SandboxEnv",
     "SandboxError",
     "SandboxFileError",
     "Scores",

@@ -141,12 +141,15 @@ def test_tools_page_prints_what_it_says() -> None:
     assert not failed, report.getvalue()
 
 
-def test_sandbox_page_prints_what_it_says(contained: None) -> None:
+def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     examples = "\n".join(blocks("docs/sandbox.md", "python"))
     test = doctest.DocTestParser().get_doctest(examples, {}, "sandbox", "docs/sandbox.md", 0)
     report = io.StringIO()
     failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
     assert not failed, report.getvalue()
+    for block in blocks("docs/sandbox.md", "bash"):
+        for command in commands(block):
+            assert "reward" in run(command, tmp_path).stdout
 
 
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from rove.envs.loading import environment_file, example_environments
 from rove.envs.multi_turn import MultiTurnEnv
 
 NAMES = sorted(example_environments())
-REWARDS = {"double_check": (0.0, 1.0), "reverse_text": (0.0, 1.2), "tictactoe": (-0.1, 1.2)}
+REWARDS = {"double_check": (0.0, 1.0), "math_python": (0.0, 1.0), "reverse_text": (0.0, 1.2), "tictactoe": (-0.1, 1.2)}
 """The least and the most reward a rollout of each environment can get."""
 PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
 
@@ -233,6 +234,71 @@ def test_double_checks_answers_are_right():
 )
 def test_double_check_reads_numbers(text, number):
     assert module("double_check").whole_number(text) == number
+
+
+# math_python
+
+
+def problems(**options) -> Any:
+    return vf.load_environment("math_python", **{"unsafe": True, **options})
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
+    env = problems(num_examples=12, min_level=level, max_level=level)
+    assert {example["info"]["level"] for example in env.get_dataset()} == {level}
+    for record in roll(env, says(env.players["solver"])):
+        assert record.error is None, record.error
+        [said] = [m["content"] for m in record.completion if m["role"] == "tool"]
+        assert (said, record.reward) == (record.answer, 1.0)
+
+
+def test_math_python_has_all_levels():
+    examples = problems(num_examples=100).get_dataset()
+    assert {example["info"]["level"] for example in examples} == {1, 2, 3, 4, 5}
+
+
+def test_math_pythons_guesses_cost_no_sandbox_and_earn_little():
+    env = problems(num_examples=100)
+    records = roll(env, says(env.players["guesser"]))
+    assert sum(record.reward for record in records) < 5
+    assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
+
+
+def test_math_python_lets_a_model_try_again():
+    def persistent(messages, state, rng):
+        program = state["info"]["program"]
+        code = ["1 / 0", "found = None", f"exec({program!r})\nfound = 1", program, "found"][len(state["trajectory"])]
+        if code == "found":
+            return f"<think>\\boxed{{1}}</think>\\boxed{{{int(messages[-1].content):,}}}"
+        function = {"name": "python", "arguments": json.dumps({"code": code})}
+        return vf.AssistantMessage(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
+
+    for record in roll(problems(num_examples=5), says(persistent)):
+        assert (record.reward, len(record.steps)) == (1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("\\boxed{42}", 42),
+        ("\\boxed{1} no, \\boxed{ -7 }", -7),
+        ("\\boxed{1,024}", 1024),
+        ("42", None),
+        ("\\boxed{7 ways}", None),
+        ("\\boxed{4.0}", None),
+        ("\\boxed{}", None),
+        (f"\\boxed{{{'9' * 5000}}}", None),
+    ],
+)
+def test_math_python_reads_numbers(text, number):
+    assert module("math_python").boxed_number(text) == number
+
+
+@pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 6)])
+def test_math_python_refuses_levels_there_are_not(levels):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 5"):
+        problems(min_level=levels[0], max_level=levels[1])
 
 
 # tictactoe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import json
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 from hypothesis import given
@@ -351,6 +353,20 @@ def test_a_backend_outlives_its_event_loop() -> None:
     assert [asyncio.run(once()), asyncio.run(last())] == ["42", "42"]
 
 
+def test_a_closed_backend_can_be_used_in_another_event_loop() -> None:
+    backend = LocalBackend(LIMITS, unsafe=True, max_sessions=2)
+
+    async def one() -> str:
+        async with await backend.open() as session:
+            return (await session.run_python("6 * 7")).value
+
+    async def many() -> list[str]:
+        async with backend:
+            return await asyncio.gather(*(one() for _ in range(5)))
+
+    assert [asyncio.run(many()) for _ in range(2)] == [["42"] * 5] * 2
+
+
 async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None:
     async with LocalBackend(LIMITS, without=["processes", "own user"], unsafe=True) as backend:
         session = await backend.open()
@@ -511,6 +527,41 @@ def test_frames_come_back_as_they_were(message: dict[str, object]) -> None:
         os.close(writing)
         assert read_frame(reading) is None
         os.close(reading)
+
+
+HASTY = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[1])
+from inside.frames import read_frame, write_frame
+from inside.supervisor import Supervisor
+fork = os.fork
+def slow_fork():
+    pid = fork()
+    if pid:
+        time.sleep(0.3)
+    return pid
+(asked, ask), (answer, answered) = os.pipe(), os.pipe()
+for _ in range(2):
+    write_frame(ask, {"kind": "bash", "command": "echo here; exit 3", "seconds": 5})
+os.close(ask)
+os.fork = slow_fork
+if fork() == 0:
+    os.close(answer)
+    Supervisor(asked, answered, json.loads(sys.argv[2]), sys.argv[3], alone=False).serve()
+os.close(answered)
+while message := read_frame(answer):
+    print(message)
+"""
+
+
+def test_a_command_that_ends_before_its_supervisor_knows_of_it_is_not_waited_for(tmp_path: Path) -> None:
+    folder = Path(seccomp.__file__).parents[1]
+    limits = json.dumps({**msgspec.structs.asdict(LIMITS), "processes": -1})
+    words = [sys.executable, "-c", HASTY, str(folder), limits, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    ready, *answers = map(ast.literal_eval, done.stdout.splitlines())
+    assert ready == {"ready": True}
+    assert [(one["output"], one["exit_code"]) for one in answers] == [("here\n", 3)] * 2
 
 
 @pytest.mark.parametrize("code", ["", "# nothing", "x = 1", "None", "print"])

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_envs_tool import call, calls, in_turn, told
+from toys import roll, rows
 
+import rove as vf
 from rove.errors import ConfigError, SandboxError
 from rove.sandbox import Backend, DockerBackend, SandboxLimits
 
@@ -69,6 +72,17 @@ async def test_a_container_that_dies_is_made_anew(engine: Path) -> None:
         session._process.kill()
         assert (await session.run_python("1")).files_lost
         assert (await session.run_python("2")).value == "2"
+
+
+def test_an_environment_in_containers_run_after_run(engine: Path) -> None:
+    backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=1)
+    env = vf.PythonEnv(dataset=rows(3), backend=backend)
+    assert env.limits == LIMITS
+    for _ in range(2):
+        records = roll(env, in_turn(calls(call("python", {"code": "x = 6"})), calls(call("python", {"code": "x * 7"}))))
+        assert [told(record) for record in records] == [["[no output]", "42"]] * 3
+    lines = [json.loads(line) for line in (engine.parent / "log").read_text().splitlines()]
+    assert [words[0] for words in lines].count("run") == [words[0] for words in lines].count("rm") == 6
 
 
 async def test_an_engine_that_refuses_is_told(tmp_path: Path) -> None:

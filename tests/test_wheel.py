@@ -63,7 +63,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     names = zipfile.ZipFile(machine.wheel).namelist()
-    for env in ("tictactoe", "reverse_text", "double_check"):
+    for env in ("tictactoe", "reverse_text", "double_check", "math_python"):
         assert f"rove/_environments/{env}/{env}.py" in names
     assert "rove/_environments/tictactoe/demo.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -95,9 +95,12 @@ def test_the_first_rollout_is_scored_within_two_cpu_seconds(machine: Machine, tm
     assert seconds < 2.0
 
 
-@pytest.mark.parametrize("env", ["reverse-text", "double_check"])
-def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env: str):
-    done, _ = machine.run("rove", "eval", env, "-m", "scripted:oracle", "-n", "2", "-r", "1", "--json", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("env", "player"), [("reverse-text", "oracle"), ("double_check", "oracle"), ("math-python", "solver")]
+)
+def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env: str, player: str):
+    words = ("rove", "eval", env, "-m", f"scripted:{player}", "-n", "2", "-r", "1", "--json")
+    done, _ = machine.run(*words, cwd=tmp_path)
     assert json.loads(done.stdout)["scored"] == 2
 
 

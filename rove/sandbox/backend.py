@@ -135,6 +135,9 @@ class Session(Protocol):
 class Backend(Protocol):
     """Where sessions come from. Use it as `async with`, or close it."""
 
+    limits: SandboxLimits
+    """Of a session that is opened without its own."""
+
     async def open(self, limits: SandboxLimits | None = None) -> Session:
         """A new session; waits where as many as allowed are open. `limits` None = those of the backend.
 

@@ -95,6 +95,7 @@ class DockerBackend:
     async def close(self) -> None:
         """See `Backend.close`."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
+        self.room = asyncio.Semaphore(self.max_sessions)  # one that was waited for belongs to its event loop
 
     def forget(self, session: SupervisedSession) -> None:
         """A session is closed."""
@@ -112,12 +113,12 @@ class DockerSession(SupervisedSession):
 
     def __init__(self, backend: DockerBackend, limits: SandboxLimits):
         super().__init__(limits, backend.forget)
-        self._backend = backend
+        self._backend, self._room = backend, backend.room
         self._name = ""
         self._process: asyncio.subprocess.Process | None = None
 
     async def _connect(self) -> Streams:
-        await self._backend.room.acquire()
+        await self._room.acquire()
         self._name = f"rove-{secrets.token_hex(8)}"
         command = command_of(self._name, self._backend.image, self.limits, self._backend.environment)
         pipe = asyncio.subprocess.PIPE
@@ -126,7 +127,7 @@ class DockerSession(SupervisedSession):
                 self._backend.binary, *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
             )
         except BaseException:
-            self._backend.room.release()
+            self._room.release()
             raise
         self._process = process
         assert process.stdout is not None
@@ -153,7 +154,7 @@ class DockerSession(SupervisedSession):
             await process.wait()
             return said.decode(errors="replace").strip()
         finally:
-            self._backend.room.release()
+            self._room.release()
 
 
 def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:

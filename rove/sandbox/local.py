@@ -60,7 +60,8 @@ class LocalBackend:
         check_positive(self, "max_sessions")
         self._settings = settings(packages, paths, environment or {}, without)
         self._parent: Parent | None = None
-        self._starting: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
         self._sessions: set[SupervisedSession] = set()
 
     async def open(self, limits: SandboxLimits | None = None) -> LocalSession:
@@ -115,11 +116,11 @@ class LocalBackend:
         if not sys.platform.startswith("linux"):
             raise ConfigError(f"the local sandbox needs Linux, this is {sys.platform}: {ELSEWHERE}")
         loop = asyncio.get_running_loop()
-        if self._parent is not None and self._parent.loop is not loop:
-            old, self._parent, self._starting = self._parent, None, None
+        if self._loop is not loop:  # a parent, its sessions and locks belong to the loop they were made in
+            old, self._parent, self._loop, self._starting = self._parent, None, loop, asyncio.Lock()
             self._sessions.clear()
-            await self._end(old)
-        self._starting = self._starting or asyncio.Lock()
+            if old is not None:
+                await self._end(old)
         async with self._starting:
             if self._parent is None or self._parent.is_gone:
                 if self._parent is not None:

@@ -42,12 +42,13 @@ class Supervisor:
         self.calls = 0
         self.ended: dict[int, int] = {}
         self.groups: set[int] = set()
+        self.starting = False
         self.wake, self._alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
         """Answer until the host is gone."""
         signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)  # a call that waits notices who ended
-        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        signal.signal(signal.SIGCHLD, lambda *_: self.starting or self._reap())
         if os.getpid() != 1:  # without a namespace that ends with this process it ends the others by itself
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
         kinds: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -165,17 +166,20 @@ class Supervisor:
 
     def _start(self, body: Callable[[Child], None], conversation: bool) -> Child:
         child = Child(conversation)
+        self.starting = True  # one that ends before it is known would be taken for a grandchild, and waited for in vain
         try:
             pid = os.fork()
+            if not pid:
+                self._become(child, body)
+            child.pid = pid
+            self.groups = {group for group in self.groups if _lives(group)} | {pid}
         except OSError:
             child.close()
-            child.hand_over()
             raise
-        if not pid:
-            self._become(child, body)
-        child.pid = pid
-        child.hand_over()
-        self.groups = {group for group in self.groups if _lives(group)} | {pid}
+        finally:
+            child.hand_over()
+            self.starting = False
+            self._reap()
         return child
 
     def _become(self, child: Child, body: Callable[[Child], None]) -> NoReturn:

@@ -1,0 +1,165 @@
+"""Math with Python: problems whose answer is a whole number, and a sandboxed Python that may find it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import rove as vf
+
+SYSTEM_PROMPT = (
+    "Solve the problem. The tool `python` runs Python for you: it shows what is printed and the value of the last expression, "
+    "and variables stay from call to call. The answer is a whole number; put it in \\boxed{}."
+)
+WHOLE = re.compile(r"[-+]?\d+")
+
+Problem = tuple[str, int, str]
+"""Question, answer, and a program that finds the answer another way than we did."""
+
+
+def arithmetic(rng: random.Random) -> Problem:
+    """Level 1: one expression."""
+    a, b, c, d = (rng.randint(1_000, 99_999) for _ in "abcd")
+    return f"What is {a} * {b} - {c} * {d}?", a * b - c * d, f"{a} * {b} - {c} * {d}"
+
+
+def multiples(rng: random.Random) -> Problem:
+    """Level 2: a sum over a range."""
+    a, b = rng.sample(range(3, 30), 2)
+    limit = rng.randint(1_000, 50_000)
+
+    def total(step: int) -> int:
+        count = (limit - 1) // step
+        return step * count * (count + 1) // 2
+
+    question = f"What is the sum of all positive whole numbers below {limit} that are divisible by {a} or by {b}?"
+    answer = total(a) + total(b) - total(math.lcm(a, b))
+    return question, answer, f"sum(n for n in range({limit}) if n % {a} == 0 or n % {b} == 0)"
+
+
+def coprimes(rng: random.Random) -> Problem:
+    """Level 3: a little number theory."""
+    n = rng.randint(5_000, 60_000)
+    answer, rest, factor = n, n, 2
+    while rest > 1:  # Euler's totient
+        if rest % factor == 0:
+            answer -= answer // factor
+            while rest % factor == 0:
+                rest //= factor
+        factor += 1
+    question = f"How many of the whole numbers from 1 to {n} have no common divisor with {n} except 1?"
+    return question, answer, f"import math\nsum(math.gcd(k, {n}) == 1 for k in range(1, {n} + 1))"
+
+
+def circle(rng: random.Random) -> Problem:
+    """Level 4: a process to be simulated."""
+    people, step = rng.randint(50, 2_000), rng.randint(3, 40)
+    survivor = 0
+    for size in range(2, people + 1):
+        survivor = (survivor + step) % size
+    question = (
+        f"{people} people stand in a circle, numbered from 1 to {people}. Counting starts at person 1; every time the count "
+        f"reaches {step} that person leaves, and it starts again at 1 with the next one. Who is left at the end?"
+    )
+    code = (
+        f"people = list(range(1, {people} + 1))\nat = 0\nwhile len(people) > 1:\n"
+        f"    at = (at + {step} - 1) % len(people)\n    del people[at]\npeople[0]"
+    )
+    return question, survivor + 1, code
+
+
+def paths(rng: random.Random) -> Problem:
+    """Level 5: counting what cannot be listed."""
+    width, height = rng.randint(6, 12), rng.randint(6, 12)
+    inner = [(x, y) for x in range(1, width) for y in range(1, height)]
+    closed = sorted(rng.sample(inner, rng.randint(4, 10)))
+    ways = {(x, y): 0 for x in range(-1, width + 1) for y in range(-1, height + 1)} | {(0, -1): 1}
+    for y in range(height + 1):
+        for x in range(width + 1):
+            ways[x, y] = 0 if (x, y) in closed else ways[x - 1, y] + ways[x, y - 1]
+    question = (
+        f"In a grid of streets you walk from (0, 0) to ({width}, {height}), always one step to the right (x + 1) or up (y + 1). "
+        f"These crossings are closed: {', '.join(map(str, closed))}. How many ways are there?"
+    )
+    code = (
+        f"from functools import cache\nclosed = {closed}\n@cache\ndef ways(x, y):\n"
+        f"    if x > {width} or y > {height} or (x, y) in closed:\n        return 0\n"
+        f"    return 1 if (x, y) == ({width}, {height}) else ways(x + 1, y) + ways(x, y + 1)\nways(0, 0)"
+    )
+    return question, ways[width, height], code
+
+
+LEVELS: list[Callable[[random.Random], Problem]] = [arithmetic, multiples, coprimes, circle, paths]
+
+
+def boxed_number(text: str) -> int | None:
+    """The whole number in the last `\\boxed{…}`, None if there is none: "1,024" is a number, "7 ways" is not."""
+    boxed = vf.extract_boxed_answer(text, strict=True).replace(",", "").strip()
+    return int(boxed) if WHOLE.fullmatch(boxed) and len(boxed) < 100 else None
+
+
+def correct(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
+    """1 when the boxed number is right."""
+    return float(parser.parse_answer(completion) == int(answer))
+
+
+def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """Lets Python find the answer, and believes it."""
+    if state["trajectory"]:
+        return f"It is \\boxed{{{messages[-1].content}}}."
+    function = {"name": "python", "arguments": json.dumps({"code": state["info"]["program"]})}
+    return vf.AssistantMessage(None, tool_calls=[{"id": "call_1", "type": "function", "function": function}])
+
+
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Has a feeling how long the number is."""
+    return f"\\boxed{{{rng.randrange(10 ** len(state['answer']))}}}"
+
+
+def _rows(count: int, seed: str, levels: range) -> list[dict[str, Any]]:
+    rows = []
+    for index in range(count):
+        rng = random.Random(f"{seed}:{index}")
+        level = rng.choice(levels)
+        question, answer, program = LEVELS[level - 1](rng)
+        rows.append({"question": question, "answer": str(answer), "info": {"level": level, "program": program}})
+    return rows
+
+
+def load_environment(
+    num_examples: int = 1000,
+    seed: int = 0,
+    min_level: int = 1,
+    max_level: int = 5,
+    max_turns: int = 6,
+    unsafe: bool = False,
+) -> vf.Environment:
+    """Problems with a Python at hand.
+
+    Args:
+        num_examples: problems in the dataset.
+        seed: of the dataset; the evaluation problems are drawn apart from the training problems.
+        min_level, max_level: difficulty, from 1 (an expression) to 5 (a count that takes dynamic programming).
+        max_turns: most answers of the model, calls included.
+        unsafe: run code even where this machine cannot contain it, see docs/sandbox.md.
+    """
+    if not 1 <= min_level <= max_level <= len(LEVELS):
+        raise vf.ConfigError(
+            f"min_level is {min_level}, max_level {max_level}; need 1 <= min_level <= max_level <= {len(LEVELS)}"
+        )
+    levels = range(min_level, max_level + 1)
+    return vf.PythonEnv(
+        dataset=lambda: _rows(num_examples, f"{seed}:train", levels),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", levels),
+        system_prompt=SYSTEM_PROMPT,
+        parser=vf.MaybeThinkParser(boxed_number),
+        rubric=vf.Rubric([correct]),
+        players={"solver": solver, "guesser": guesser},
+        timeout_per_command_seconds=10.0,
+        max_turns=max_turns,
+        unsafe=unsafe,
+    )

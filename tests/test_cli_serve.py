@@ -82,6 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Path, model: Path):
     with server(tmp_path, str(model), "--name", "tiny", "--max-batch", "4") as (url, process):
         done = rove("eval", "reverse_text", "-m", "tiny", "-b", url, "-n", "3", "-r", "2", "-t", "8", "--json")
@@ -215,6 +216,7 @@ def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
     assert "anybody who can reach 203.0.113.1" in done.out + done.err
 
 
+@pytest.mark.slow
 def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: Path):
     from test_engine_lora import adapter_of, save
 

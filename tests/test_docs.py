@@ -214,6 +214,7 @@ def test_serving_page_lists_all_fields() -> None:
     assert [name for asked in bodies for name in asked.fields if f"`{name}`" not in fields] == []
 
 
+@pytest.mark.slow
 def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:
     env = {"NO_PROXY": "*", "SERVER_KEY": "sk-something", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
     said = {}
@@ -251,6 +252,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
         assert not failed, report.getvalue()
 
 
+@pytest.mark.slow
 def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     [settings] = blocks("docs/doctor.md", "toml")
     (tmp_path / settings.split(":")[0].lstrip("# ")).write_text(settings)
@@ -270,6 +272,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert "| `batch_size` | `256` | Rollouts per optimizer step" in page()
 
 
+@pytest.mark.slow
 def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     whole, *_ = blocks("docs/training.md", "toml")
     (tmp_path / "rl.toml").write_text(whole)
@@ -283,6 +286,7 @@ def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_training_page(tmp_path: Path) -> None:
     _, examples, lines = blocks("docs/training.md", "toml")
     tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")

@@ -24,6 +24,7 @@ from rove.mcp import ServerSettings
 from rove.mcp.connection import Connection
 
 SERVER = str(Path(mcp_server.__file__))
+MUTE = "echo waiting for a database >&2; cat"
 ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
@@ -317,6 +318,7 @@ def test_calls_in_flight_hear_of_the_end() -> None:
     assert time.monotonic() - started < 40
 
 
+@pytest.mark.slow
 def test_an_http_server_that_ends_and_comes_back() -> None:
     port = free_port()
     servers = [start_http(port)]
@@ -348,14 +350,17 @@ def test_an_http_server_that_ends_and_comes_back() -> None:
         ({"name": "a", "command": "no-such-program"}, "MCP server 'a' cannot be started: .*No such file"),
         ({"name": "a", "command": sys.executable, "args": ["-c", "import no_such"]}, "exit code 1.*no_such"),
         ({"name": "a", "command": "true"}, "MCP server 'a' could not be started"),
-        ({"name": "a", "command": "yes"}, "has not told its tools within 1 s; its last lines:\n  y"),
-        (command("mute"), "has not told its tools within 1 s; its last lines:\n  waiting for a database"),
+        ({"name": "a", "command": "yes"}, "has not told its tools within 2 s; its last lines:\n  y"),
+        (
+            {"name": "a", "command": "sh", "args": ["-c", MUTE]},
+            "has not told its tools within 2 s; its last lines:\n  waiting for a database",
+        ),
         ({"name": "a", "url": "http://127.0.0.1:9/mcp"}, "MCP server 'a' could not be started"),
     ],
     ids=["missing", "crash", "true", "yes", "mute", "http"],
 )
 def test_a_server_that_does_not_start(server: dict[str, Any], said: str, scope: str) -> None:
-    env = env_of(server, scope=scope, start_timeout=1 if "within" in said else 30)
+    env = env_of(server, scope=scope, start_timeout=2 if "within" in said else 30)
     error = play(env, "x").error
     assert error is not None
     assert (error.type, error.phase) == ("MCPServerError", "mcp servers")
@@ -411,8 +416,9 @@ async def test_a_cancelled_start_leaves_none() -> None:
     assert servers_left() == []
 
 
+@pytest.mark.slow
 def test_a_rollout_in_time_trouble_ends_its_server() -> None:
-    record = play(env_of(command(), scope="rollout", timeout_seconds=3), calls(call("wait", {"seconds": 60})))
+    record = play(env_of(command(), scope="rollout", timeout_seconds=8), calls(call("wait", {"seconds": 60})))
     assert record.stop_condition == "timeout_reached"
 
 
@@ -436,6 +442,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize(("scope", "sleeping"), [("shared", 2), ("rollout", 2)])
 def test_none_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits: bool) -> None:
@@ -465,6 +472,7 @@ def _words(process: Path) -> bytes:
 # Many at once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["command", "http"])
 async def test_two_hundred_rollouts_at_once(way: str, request: pytest.FixtureRequest) -> None:
     server = command() if way == "command" else request.getfixturevalue("http")
@@ -476,6 +484,7 @@ async def test_two_hundred_rollouts_at_once(way: str, request: pytest.FixtureReq
     assert sorted(int(told(record)[2].split()[0]) for record in records) == list(range(1, 201))
 
 
+@pytest.mark.slow
 async def test_a_server_for_each_of_many_rollouts() -> None:
     env = env_of(command(), dataset=rows(12), scope="rollout", max_servers=4)
     most = 0

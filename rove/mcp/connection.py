@@ -75,7 +75,8 @@ class Connection:
         """
         if self.lost:
             raise await self._loss("is gone")
-        assert self._session is not None and self._owner is not None
+        assert self._session is not None
+        assert self._owner is not None
         call = asyncio.create_task(self._session.call(tool, arguments))
         try:
             await asyncio.wait({call, self._owner}, timeout=self.call_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -105,7 +106,7 @@ class Connection:
         if self._owner is None:
             return
         try:
-            await asyncio.wait({self._owner})
+            await asyncio.gather(self._owner, return_exceptions=True)
         except asyncio.CancelledError:
             await self._abandon()
             raise
@@ -130,7 +131,7 @@ class Connection:
     async def _abandon(self) -> None:
         if self._owner is not None:
             self._owner.cancel()
-            await asyncio.wait({self._owner})
+            await asyncio.gather(self._owner, return_exceptions=True)
 
     async def _loss(self, what: str, error: BaseException | None = None) -> Error:
         """The error that a connection which broke, or never came about, is told with."""

@@ -91,7 +91,8 @@ class Servers:
                 return connection  # a call through a lost one says how it ended
             if self._restarts[server] >= self.max_restarts:
                 raise MCPServerError(
-                    f"MCP server '{server}' ended after each of {self.max_restarts} restarts, and is not started again"
+                    f"MCP server '{server}' has ended, and is not started again: {self.max_restarts} restarts in a row "
+                    "did not help (max_restarts)"
                 )
             self._restarts[server] += 1
             await connection.close()

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check settings-page wheel clean
+.PHONY: demo test test-slow test-mcp check settings-page wheel clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -24,6 +24,12 @@ check: $(STAMP)  ## format, lint, types, layers
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/settings_page.py
 
+test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
+	for sdk in "mcp==1.24.*" "mcp<2" "mcp<3"; do \
+		rm -rf build/mcp && $(BIN)/python -m pip install --quiet --target build/mcp "$$sdk" && \
+		PYTHONPATH=$(CURDIR)/build/mcp $(BIN)/python -m pytest -q tests/test_mcp.py tests/test_envs_mcp.py || exit 1; \
+	done
+
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
@@ -35,4 +41,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) dist runs models .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist runs models .pytest_cache .ruff_cache .hypothesis

@@ -11,7 +11,8 @@ Error
 │   ├── ToolParseError      the call cannot be read, or does not fit the tool
 │   └── ToolCallError       the tool failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
-│   └── SandboxError        a sandbox could not be started, or died and could not be made anew
+│   ├── SandboxError        a sandbox could not be started, or died and could not be made anew
+│   └── MCPServerError      an MCP server could not be started, or ended
 ├── SandboxFileError        a file of a sandbox cannot be read or written as asked
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
@@ -79,6 +80,10 @@ class InfraError(Error):
 
 class SandboxError(InfraError):
     """A sandbox failed, not the code in it: it could not be started, or died and could not be made anew."""
+
+
+class MCPServerError(InfraError):
+    """An MCP server could not be started or reached, or ended; the message has the last lines it wrote."""
 
 
 class SandboxFileError(Error):

@@ -8,18 +8,19 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Find the number, then answer."
-NAMES = "Ada Ben Cleo Dora Emil Finn Gus Hana Ivo Jill Kim Lena Max Nora Otto Pia".split()  # noqa: SIM905
+SYSTEM_PROMPT = "Look the room up, then answer."
+NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
+LETTERS, DIGITS = "BCDGKLMP", "12345678"
 
 
 def look_up(name: str, state: vf.State) -> str:
-    """Somebody's number."""
-    numbers = state["info"]["numbers"]
-    if name not in numbers:
+    """Somebody's room."""
+    rooms = state["info"]["rooms"]
+    if name not in rooms:
         raise ValueError("nobody has that name")
     if "answered" not in state:  # calls of the turn that answered may follow
         state["looked_up"].append(name)
-    return numbers[name]
+    return rooms[name]
 
 
 def answer(value: str, state: vf.State) -> str:
@@ -29,12 +30,12 @@ def answer(value: str, state: vf.State) -> str:
 
 
 def correct(state: vf.State, answer: str) -> float:
-    """1 for the right number, if it was looked up before."""
+    """1 for the right room, if it was looked up before."""
     return looked_up(state) * float(state.get("answered") == answer)
 
 
 def looked_up(state: vf.State) -> float:
-    """1 when the number asked for was looked up, whatever came of it."""
+    """1 when the room asked for was looked up, whatever came of it."""
     return float(state["info"]["of"] in state["looked_up"])
 
 
@@ -48,8 +49,8 @@ def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
     return vf.AssistantMessage(None, tool_calls=[{"id": tool, "type": "function", "function": function}])
 
 
-def _number(rng: random.Random) -> str:
-    return f"{rng.randrange(1000):03}"
+def _room(rng: random.Random) -> str:
+    return rng.choice(LETTERS) + rng.choice(DIGITS)
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
@@ -60,12 +61,13 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Guesses (60 %), or looks up, but mostly (70 %) the number of the one who asks; right in 12 of 100."""
+    """Looks up the room of the one who asks (75 %) or the right one (15 %), or guesses."""
     if state["trajectory"]:
         return _call("answer", value=messages[-1].content)
-    if rng.random() < 0.6:
-        return _call("answer", value=_number(rng))
-    return _call("look_up", name=state["info"]["by" if rng.random() < 0.7 else "of"])
+    plan = rng.random()
+    if plan < 0.1:
+        return _call("answer", value=_room(rng))
+    return _call("look_up", name=state["info"]["of" if plan < 0.25 else "by"])
 
 
 class LookupEnv(vf.StatefulToolEnv):
@@ -78,6 +80,8 @@ class LookupEnv(vf.StatefulToolEnv):
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state["looked_up"] = []
+        functions = [tool["function"] for tool in state["tools"]]  # their names say it all; a tiny model reads fewer tokens
+        state["tools"] = [{"type": "function", "function": {"name": function["name"]}} for function in functions]
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: vf.Messages, state: vf.State, **kwargs: Any
@@ -95,9 +99,9 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         by, of = rng.sample(NAMES, 2)
-        numbers = {name: _number(rng) for name in NAMES}
-        info = {"by": by, "of": of, "numbers": numbers}
-        rows.append({"question": f"{by} asks: what is the number of {of}?", "answer": numbers[of], "info": info})
+        rooms = {name: _room(rng) for name in NAMES}
+        info = {"by": by, "of": of, "rooms": rooms}
+        rows.append({"question": f"{by} asks: where is {of}?", "answer": rooms[of], "info": info})
     return rows
 
 

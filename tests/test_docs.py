@@ -325,7 +325,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
-FEWER = {"6000": "120", '{"num_examples": 6000}': '{"num_examples": 120}', "4": "1", "200": "8"}
+FEWER = {"6000": "120", '{"num_examples": 6000}': '{"num_examples": 120}', "2": "1", "200": "8"}
 SMALL_RL = ["--steps", "1", "--batch-size", "8", "-t", "8", "--rollouts-per-example", "4", "--evaluation", "[]"]
 
 

@@ -1,4 +1,4 @@
-"""A tiny model learns by RL to look up before it answers: from random weights, the commands of docs/tools.md in one script.
+"""Does a tiny model learn by RL whom to look up before it answers? From random weights, all stages in one script.
 
     python benchmarks/two_tools.py [--seeds 0,1] [--plots docs/study]
 
@@ -36,7 +36,7 @@ RL = "rl.toml"
 GAMES = 6000
 """Of the novice, to warm up with."""
 ARCH = "lfm2"
-"""With its short convolutions copying from a tool's message is learnt within 500 steps; see docs/tools.md."""
+"""It learns to copy from a tool's message sooner than the others, see LOG.md."""
 SFT = {"epochs": 2, "batch_size": 16, "learning_rate": 2e-3, "validate_every": 100}
 HELD_OUT = 200
 SHOWN = ("correct", "looked_up", "answered")

@@ -308,9 +308,9 @@ def test_training_page(tmp_path: Path) -> None:
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})
 
 
-def test_study_page_shows_plots_that_are_there() -> None:
-    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
-    shown = re.findall(r"!\[.*?\]\((study/.*?)\)", page)
+def test_pages_show_the_plots_that_are_there() -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "tools.md")]
+    shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
     assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
     assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
 
@@ -329,4 +329,4 @@ def test_study_page_commands(tmp_path: Path) -> None:
     rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
     assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
     drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
-    assert drawn == {path.name for path in (ROOT / "docs/study").iterdir()}
+    assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}

@@ -7,10 +7,12 @@ import functools
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +26,13 @@ from rove.envs.loading import environment_file, example_environments
 from rove.envs.multi_turn import MultiTurnEnv
 
 NAMES = sorted(example_environments())
-REWARDS = {"double_check": (0.0, 1.0), "math_python": (0.0, 1.0), "reverse_text": (0.0, 1.2), "tictactoe": (-0.1, 1.2)}
+REWARDS = {
+    "double_check": (0.0, 1.0),
+    "lookup": (0.0, 1.0),
+    "math_python": (0.0, 1.0),
+    "reverse_text": (0.0, 1.2),
+    "tictactoe": (-0.1, 1.2),
+}
 """The least and the most reward a rollout of each environment can get."""
 PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
 
@@ -299,6 +307,80 @@ def test_math_python_reads_numbers(text, number):
 def test_math_python_refuses_levels_there_are_not(levels):
     with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 5"):
         problems(min_level=levels[0], max_level=levels[1])
+
+
+# lookup
+
+
+def calls(*wanted: tuple[str, dict[str, str]]) -> vf.AssistantMessage:
+    made = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in wanted]
+    return vf.AssistantMessage(
+        None, tool_calls=[{"id": str(i), "type": "function", "function": function} for i, function in enumerate(made)]
+    )
+
+
+def looks(*turns: Callable[[dict[str, Any], str], vf.AssistantMessage], **options: Any) -> list[vf.RolloutRecord]:
+    """Rollouts of a player whose turns are made of (info, what was told last)."""
+
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
+        return turns[len(state["trajectory"])](state["info"], messages[-1].content)
+
+    return roll(vf.load_environment("lookup", **{"num_examples": 20, **options}), says(player))
+
+
+def test_lookup_shows_no_room_before_it_is_looked_up():
+    env: Any = vf.load_environment("lookup", num_examples=300)
+    tables = set()
+    for example in env.get_dataset():
+        assert not any(letter.isdigit() for message in example["prompt"] for letter in message.content)
+        info = example["info"]
+        assert example["prompt"][-1].content == f"{info['by']} asks: where is {info['of']}?"
+        assert (example["answer"], info["by"] != info["of"]) == (info["rooms"][info["of"]], True)
+        tables.add(tuple(info["rooms"].values()))
+    assert len(tables) == 300
+    tables &= {tuple(example["info"]["rooms"].values()) for example in env.get_eval_dataset()}
+    assert not tables
+    said = str(env.tool_defs)
+    assert "state" not in said and not any(letter.isdigit() for letter in said)
+
+
+def test_lookups_players_are_as_good_as_they_say():
+    env = vf.load_environment("lookup", num_examples=1000)
+    for record in roll(env, says(env.players["solver"])):
+        assert scores_of(record)["correct"] == 1
+        assert [message["role"] for message in record.completion] == ["assistant", "tool"] * 2
+        assert record.completion[1]["content"] == record.answer
+        assert record.stop_condition == "has_answered"
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["novice"])):
+        totals.update(scores_of(record))
+    assert 290 < totals["correct"] < 410
+    assert 860 < totals["look_up_calls"] < 940
+    assert totals["answer_calls"] == totals["answered"] == 1000
+
+
+def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():
+    asked = {"of": lambda info: ("look_up", {"name": info["of"]}), "by": lambda info: ("look_up", {"name": info["by"]})}
+    known = lambda info: ("answer", {"value": info["rooms"][info["of"]]})  # noqa: E731
+
+    def score(*turns: Any) -> set[tuple[float, float]]:
+        return {(scores_of(r)["correct"], scores_of(r)["looked_up"]) for r in looks(*turns)}
+
+    assert score(lambda info, told: calls(known(info))) == {(0, 0)}
+    assert score(lambda info, told: calls(known(info), asked["of"](info))) == {(0, 0)}
+    assert score(lambda info, told: calls(asked["by"](info)), lambda info, told: calls(known(info))) == {(0, 0)}
+    wrong = lambda info, told: calls(("answer", {"value": told + "0"}))  # noqa: E731
+    assert score(lambda info, told: calls(asked["of"](info)), wrong) == {(0, 1)}
+    right = lambda info, told: calls(("answer", {"value": told}), ("answer", {"value": "?"}))  # noqa: E731
+    assert score(lambda info, told: calls(asked["by"](info), asked["of"](info)), right) == {(1, 1)}
+
+
+def test_lookup_tells_of_names_that_nobody_has_and_ends():
+    nobody = lambda info, told: calls(("look_up", {"name": "Zoe"}))  # noqa: E731
+    for record in looks(*[nobody] * 3, max_turns=3):
+        told = [message["content"] for message in record.completion if message["role"] == "tool"]
+        assert told == ["nobody has that name"] * 3
+        assert (record.stop_condition, record.reward) == ("max_turns_reached", 0)
 
 
 # tictactoe

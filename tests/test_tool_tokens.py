@@ -13,9 +13,10 @@ from test_renderer_tools import TEMPLATES
 from toys import roll, rows
 
 import rove as vf
+from rove.cli.model import ModelConfig, environment_text
 from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
-from rove.models.new import CHAT_TEMPLATE
+from rove.models.new import CHAT_TEMPLATE, new_model
 from rove.record_lines import decode_record, encode_record
 from rove.renderer import Renderer
 from rove.tool_calls import Call
@@ -94,3 +95,39 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "model")
     assert "shows no way to call them" in record.error.message
+
+
+async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_tools_said():
+    texts = await environment_text(ModelConfig(env="lookup", games=20))
+    loaded = new_model(texts)
+    renderer = loaded.renderer
+    env = vf.load_environment("lookup", num_examples=8, max_turns=3)
+    form = r'<tool_call>\n\{"name": "look_up", "arguments": \{"name": "(Ada|Ben|Kim|Nobody)"\}\}\n</tool_call>'
+    records = await vf.generate(
+        env,
+        EngineClient.of(loaded),
+        rollouts_per_example=4,
+        sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 60},
+    )
+    assert len(records) == 32
+    for record in records:
+        assert record.error is None and len(record.steps) == 3
+        [sample] = samples_from_record(record, 1.0)
+        turns = [step.tokens for step in record.steps if step.tokens is not None]
+        expected = list(turns[0].prompt_ids)
+        mask = [False] * len(expected)
+        for turn, said in zip(turns, record.completion[1::2], strict=True):
+            assert turn.prompt_ids == expected  # what the next turn is shown begins with the very ids of the last
+            expected += turn.completion_ids
+            mask += [True] * len(turn.completion_ids)
+            if turn is turns[-1]:  # what the tool said then, nobody has read
+                break
+            told = renderer.encode(f"<|tool|>{said['content']}<|end|><|assistant|>")
+            ended = [] if turn.completion_ids[-1] == renderer.encode("<|end|>")[0] else renderer.encode("<|end|>")
+            expected += ended + told
+            mask += [False] * len(ended + told)
+        assert (list(sample.ids), list(sample.mask)) == (expected, mask)
+        logprobs = [p for turn in turns for p in turn.logprobs]
+        assert [p for p, own in zip(sample.logprobs, sample.mask, strict=True) if own] == logprobs
+    said = {message["content"] for record in records for message in record.completion[1::2]}
+    assert len(said) > 10 and "nobody has that name" in said

@@ -21,6 +21,7 @@ Error
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import traceback
@@ -141,6 +142,18 @@ class phase:
 def phase_of(error: BaseException) -> str:
     """The part of a rollout an exception came from, as marked by `phase`; "rollout" when nothing marked it."""
     return getattr(error, "rove_phase", "rollout")
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether an exception has to leave the code that keeps a rollout's failures inside of it.
+
+    Those are KeyboardInterrupt, GeneratorExit and the cancellation of this very task, not of something that it waited for.
+    Anything else is a failure of the rollout, exit() and the panics of extension modules included.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
 def traceback_text(error: BaseException, limit: int = 8000) -> str:

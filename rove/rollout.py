@@ -14,7 +14,16 @@ import msgspec
 from rove.digest import derive_seed
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of
-from rove.errors import Error, InfraError, LimitReachedError, OverlongPromptError, phase, phase_of, traceback_text
+from rove.errors import (
+    Error,
+    InfraError,
+    LimitReachedError,
+    OverlongPromptError,
+    ends_task,
+    phase,
+    phase_of,
+    traceback_text,
+)
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
@@ -187,12 +196,11 @@ def _shorter(*limits: float | None) -> float | None:
 
 @contextmanager
 def _contained(*states: State) -> Iterator[None]:
-    """Turn what goes wrong in this block into the states' error. Only a cancellation of this very task goes on."""
+    """Turn what goes wrong in this block into the states' error, unless it `ends_task`."""
     try:
         yield
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # code under test may call exit()
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+    except BaseException as error:
+        if ends_task(error):
             raise
         for state in states:
             state["error"] = state["error"] or error_info(error)

@@ -18,6 +18,7 @@ from typing import Any, NotRequired, Optional, Required, TypedDict
 
 import msgspec
 
+from rove.digest import digest_code, fingerprint
 from rove.docstrings import read_docstring
 from rove.errors import ConfigError, ToolParseError, nearest
 
@@ -71,7 +72,7 @@ class Tool:
             if name not in arguments:
                 raise ToolParseError(f"{self.name} needs the argument '{name}'; expected at least {', '.join(needed)}")
         try:
-            return dict(msgspec.convert(arguments, self.type))
+            return dict(msgspec.convert(arguments, self.type, str_keys=True))
         except msgspec.ValidationError as error:
             raise ToolParseError(f"{self.name}: {self._complaint(str(error))}") from error
         except RecursionError as error:
@@ -167,6 +168,23 @@ def make_tool(
     )
 
 
+def tool_identity(tool: Tool) -> str:
+    """A tool in one line: name and hashes of its code, and of what the model is told, what is hidden and what is bound."""
+    func = tool.func
+    bound = {**dict(enumerate(func.args)), **func.keywords} if isinstance(func, functools.partial) else {}
+    words = {str(name): _in_words(value) for name, value in bound.items()}
+    seen = {"told": tool.definition, "hidden": sorted(tool.hidden), "bound": words}
+    return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(seen)}"
+
+
+def _in_words(value: Any) -> str:
+    """JSON of what is plain; of all else only the type, which is the same in every process."""
+    try:
+        return msgspec.json.encode(value, order="deterministic").decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return type(value).__qualname__
+
+
 def unwrapped(func: Any) -> Any:
     """The function inside of functools.partial."""
     while isinstance(func, functools.partial):
@@ -208,7 +226,7 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
-        known = typing.get_type_hints(target, include_extras=True)
+        known = typing.get_type_hints(_only(target, parameters), include_extras=True)
     except Exception as error:  # an annotation is an expression: it may raise anything
         raise ConfigError(
             f"an annotation of tool '{name}' cannot be read ({type(error).__name__}: {error}); expected types that can be "
@@ -222,6 +240,19 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
         )
     hints = {key: known.get(key, Any) for key in parameters}
     return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  of anything
+
+
+def _only(target: Any, names: Iterable[str]) -> Any:
+    """A function with the annotations of some of its parameters, as far as typing looks: others need not be found."""
+    if inspect.isclass(target):
+        return target
+    inner = inspect.unwrap(target)
+    annotations = getattr(target, "__annotations__", {})
+    return types.SimpleNamespace(
+        __annotations__={name: annotations[name] for name in names if name in annotations},
+        __globals__=getattr(inner, "__globals__", {}),
+        __type_params__=getattr(inner, "__type_params__", ()),
+    )
 
 
 def _schema(arguments: Any, hints: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -276,7 +307,7 @@ def _explained(schema: dict[str, Any], parameter: inspect.Parameter, said: str |
         more["description"] = own or said
     if parameter.default is not parameter.empty:
         try:
-            more["default"] = msgspec.to_builtins(parameter.default)
+            more["default"] = msgspec.to_builtins(parameter.default, order="deterministic")
             msgspec.json.encode(more["default"])
         except (TypeError, ValueError):  # no JSON: a sentinel, say
             more.pop("default", None)
@@ -351,8 +382,13 @@ def _are_parts(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
         and bool(value)
-        and all(isinstance(part, Mapping) and part.get("type") in PART_TYPES for part in value)
+        and all(isinstance(part, Mapping) and _is_part(part) for part in value)
     )
+
+
+def _is_part(part: Mapping[Any, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in PART_TYPES and kind in part  # other things are "file" and "text", too
 
 
 def _cut(text: str) -> str:

@@ -131,12 +131,13 @@ class Hooked(Quiz):
     def __init__(self, failing: tuple[str, ...] = (), **kwargs):
         super().__init__(count=1, **kwargs)
         self.failing = failing
+        self.kind: type[BaseException] = RuntimeError
         self.log: list[str] = []
 
     def note(self, name: str) -> None:
         self.log.append(name)
         if name in self.failing:
-            raise RuntimeError(f"{name} failed")
+            raise self.kind(f"{name} failed")
 
     @vf.cleanup
     async def b_bare(self, state):
@@ -176,6 +177,17 @@ def test_a_failing_hook_does_not_keep_the_others_from_running():
     env = Hooked(failing=("z_first", "b_bare", "down_c"))
     with pytest.raises(RuntimeError, match="down_c failed"):
         roll(env, says("0"))
+    assert env.log == [*CLEANUPS, "down_c", "down_b"]
+
+
+def test_a_hook_that_panics_does_not_either():
+    class PanicException(BaseException):
+        """As extension modules raise."""
+
+    env = Hooked(failing=("z_first",))
+    env.kind = PanicException
+    [record] = roll(env, says("0"))
+    assert record.error is not None and record.error.type == "PanicException"
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 

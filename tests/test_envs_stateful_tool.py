@@ -12,6 +12,7 @@ from test_envs_tool import call, calls, in_turn, play, told
 from toys import rows, says
 
 import rove as vf
+from rove.envs import tool as tool_module
 
 
 def query(sql: str, db: sqlite3.Connection, limit: int = 5) -> list[Any]:
@@ -175,11 +176,14 @@ def test_closed_after_a_timeout(threads: int):
             """Block a thread."""
             release.wait(60)
 
+        async def clean_up(self, state: vf.State) -> None:
+            release.set()
+            await super().clean_up(state)
+
     env = Slow(timeout_seconds=0.1, max_threads=threads)
     if threads:
         env.add_tool(env.block, args_to_skip=["db"])
     record = play(env, calls(*(call(tool) for tool in ("wait", "block") if tool in env.tool_map)))
-    release.set()
     assert (record.stop_condition, record.error) == ("timeout_reached", None)
     assert env.opened == env.closed and env.opened
 
@@ -199,6 +203,133 @@ async def test_closed_after_a_cancellation():
     with pytest.raises(asyncio.CancelledError):
         await run
     assert set(env.opened) == set(env.closed) and env.opened
+
+
+class Busy(vf.StatefulToolEnv):
+    """Has a tool that no timeout ends, and tells what happens when."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"dataset": rows(1), "timeout_seconds": 0.1, **options})
+        self.add_tool(self.work, args_to_skip=["state"])
+        self.release = threading.Event()
+        self.begun, self.freed = threading.Semaphore(0), threading.Semaphore(0)
+        self.log: list[str] = []
+
+    def work(self, state: Any) -> None:
+        """Work on."""
+        self.log.append("begin")
+        self.begun.release()
+        self.release.wait(60)
+        self.log.append("end")
+
+    def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+        return {**tool_args, "state": state}
+
+    @vf.cleanup
+    def free(self, state: vf.State) -> None:
+        self.log.append("free")
+        self.freed.release()
+
+    @vf.teardown
+    def leave(self) -> None:
+        self.log.append("leave")
+
+
+WORK = calls(call("work"))
+
+
+async def test_nothing_is_freed_while_a_tool_is_at_work_but_soon_after():
+    class Releasing(Busy):
+        async def clean_up(self, state: vf.State) -> None:
+            self.log.append("clean up")
+            asyncio.get_running_loop().call_later(0.05, self.release.set)
+            await super().clean_up(state)
+
+    env = Releasing()
+    [record] = await vf.generate(env, in_turn(WORK))
+    assert (record.stop_condition, record.error) == ("timeout_reached", None)
+    assert env.log == ["begin", "clean up", "end", "free", "leave"]
+
+
+async def test_a_cleanup_waits_for_a_tool_and_the_rollout_not_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tool_module, "GRACE_SECONDS", 0.05)
+    env = Busy(dataset=rows(2))
+    with pytest.warns(UserWarning, match=r"a sync tool of 2 rollout\(s\) has not returned"):
+        records = await vf.generate(env, says(lambda messages, state, rng: WORK))
+    assert [record.stop_condition for record in records] == ["timeout_reached"] * 2
+    assert env.log == ["begin", "begin", "leave"]
+    env.release.set()
+    for _ in range(2):
+        assert await asyncio.to_thread(env.freed.acquire, timeout=10)
+    assert sorted(env.log[3:]) == ["end", "end", "free", "free"]
+
+
+async def test_a_cleanup_that_is_late_and_fails_says_so(monkeypatch: pytest.MonkeyPatch):
+    class Failing(Busy):
+        @vf.cleanup
+        def free(self, state: vf.State) -> None:
+            super().free(state)
+            raise OSError("gone")
+
+        async def tear_down(self) -> None:
+            monkeypatch.setattr(tool_module, "GRACE_SECONDS", 10)
+            self.release.set()
+            await super().tear_down()
+
+    monkeypatch.setattr(tool_module, "GRACE_SECONDS", 0.05)
+    with pytest.warns(UserWarning, match="a cleanup that waited for a tool failed: OSError: gone"):
+        await vf.generate(Failing(), in_turn(WORK))
+
+
+async def test_a_cleanup_that_is_cut_short_still_waits_for_the_tool():
+    env = Busy(timeout_seconds=None)
+    run = asyncio.ensure_future(vf.generate(env, in_turn(WORK)))
+    await asyncio.to_thread(env.begun.acquire, timeout=10)
+    for _ in range(3):  # the rollout, then its cleanup, then the teardown
+        run.cancel()
+        await asyncio.sleep(0.05)
+    assert "free" not in env.log
+    env.release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await asyncio.to_thread(env.freed.acquire, timeout=10)
+    assert env.log.index("end") < env.log.index("free")
+
+
+class Counting(vf.StatefulToolEnv):
+    """A counter per rollout."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"dataset": rows(1), **options})
+        self.add_tool(self.count, args_to_skip=["state"])
+        self.meeting: threading.Barrier | None = None
+
+    async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+        state["n"] = 0
+
+    def count(self, state: Any) -> int:
+        """Count one more."""
+        n = state["n"]
+        if self.meeting is not None and n == 0:
+            self.meeting.wait(10)
+        threading.Event().wait(0.01)  # others' turn, if they may
+        state["n"] = n + 1
+        return state["n"]
+
+    def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+        return {**tool_args, "state": state}
+
+
+def test_sync_tools_of_a_rollout_run_one_at_a_time_in_their_order():
+    assert told(play(Counting(), calls(*[call("count")] * 5))) == ["1", "2", "3", "4", "5"]
+
+
+async def test_those_of_other_rollouts_run_beside_them():
+    env = Counting(dataset=rows(3))
+    env.meeting = threading.Barrier(3)  # all three rollouts, or nobody gets on
+    answer = calls(*[call("count")] * 2)
+    records = await vf.generate(env, says(lambda messages, state, rng: "done" if state["trajectory"] else answer))
+    assert [told(record) for record in records] == [["1", "2"]] * 3
 
 
 async def test_siblings_do_not_share():

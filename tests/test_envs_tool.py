@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
 import sys
@@ -101,6 +102,30 @@ def test_the_model_is_shown_the_tools_and_setup_state_may_choose_among_them():
     assert [record.tools for record in records] == [[env.tool_defs[0]], None]
 
 
+def test_a_tool_that_is_not_shown_cannot_be_called():
+    class Choosy(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == "add"]
+
+    numbers = {"a": 1, "b": 2}
+    record = play(Choosy(tools=[add, double], dataset=rows(1)), calls(call("double", {"n": 1}), call("add", numbers)))
+    assert told(record) == ["there is no tool 'double'; known: add", "3"]
+
+
+def test_what_a_rollout_does_to_its_tools_no_other_sees():
+    class Chatty(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            function = state["tools"][0]["function"]
+            function["description"] += state["answer"]
+            function["parameters"]["properties"].clear()
+
+    env = Chatty(tools=[add], dataset=[{"question": "q", "answer": str(i)} for i in range(3)])
+    records = roll(env, says(lambda messages, state, rng: "done"), max_concurrent=1)
+    told_of = [record.tools[0]["function"]["description"] for record in records if record.tools]
+    assert told_of == [f"Add two numbers.{i}" for i in range(3)]
+    assert env.tool_defs == [make_tool(add).definition]
+
+
 def test_turns_are_limited_to_ten_unless_told():
     env = env_of(add)
     assert env.max_turns == 10
@@ -145,6 +170,36 @@ def test_tools_are_part_of_what_an_environment_is():
     identity = env_of(add).identity
     assert identity["tools"] != env_of(double).identity["tools"]
     assert identity == env_of(add).identity
+
+
+def test_so_are_their_words_and_what_is_bound_or_hidden():
+    class Stateful(vf.StatefulToolEnv):
+        def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+            return tool_args
+
+    def hiding(*names: str) -> vf.ToolEnv:
+        env = Stateful(dataset=rows(1))
+        env.add_tool(make_tool(add, name="t", hidden=names))
+        return env
+
+    def bound(*values: Any, **named: Any) -> vf.ToolEnv:
+        return env_of(make_tool(functools.partial(add, *values, **named), name="t"))
+
+    some = [
+        env_of(make_tool(add, name="t")),
+        env_of(make_tool(add, name="t", description="Add.")),
+        bound(1),
+        bound(2),
+        bound(b=1),
+        bound(b="1"),
+        bound(b=Panic()),
+        hiding("a"),
+        hiding("a", "b"),
+    ]
+    seen = [env.identity["tools"][0] for env in some]
+    assert len(set(seen)) == len(seen)
+    assert bound(b={"x": [1, None]}).identity == bound(b={"x": [1, None]}).identity
+    assert bound(b=Panic()).identity == bound(b=Panic()).identity  # whatever its address
 
 
 # What can be wrong with a call
@@ -260,6 +315,20 @@ async def cancel() -> None:
     raise asyncio.CancelledError
 
 
+class Panic(BaseException):
+    """As extension modules raise."""
+
+
+def panic() -> None:
+    """Panics."""
+    raise Panic("index out of bounds")
+
+
+async def panic_later() -> None:
+    """Panics on the loop."""
+    raise Panic("overflow")
+
+
 def silent() -> None:
     """Fails without a word."""
     raise ValueError
@@ -284,6 +353,8 @@ def unspeakable() -> Any:
         (exit_now, "exit(3)"),
         (stop_iteration, "StopIteration"),
         (cancel, "the tool was cancelled"),
+        (panic, "Panic: index out of bounds"),
+        (panic_later, "Panic: overflow"),
         (silent, "ValueError()"),
         (unspeakable, "no words"),
     ],
@@ -307,13 +378,14 @@ def test_an_error_is_told_in_the_environments_words():
         (call("fail"), [ValueError], "ToolCallError", "ValueError: it went badly"),
         (call("fail"), [Exception], "ToolCallError", "ValueError: it went badly"),
         (call("exit_now"), [SystemExit], "ToolCallError", "exit(3)"),
+        (call("panic"), [Panic], "ToolCallError", "Panic: index out of bounds"),
         (call("nothing"), [vf.ToolParseError], "ToolParseError", "there is no tool 'nothing'"),
         (call("add", "{"), [ValueError], "ToolParseError", "no JSON"),
         (call("add", {"a": "1", "b": 2}), [vf.ToolError], "ToolParseError", "Expected `int`"),
     ],
 )
 def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, said: str, parallel: bool):
-    env = env_of(add, fail, exit_now, stop_errors=stop_errors, parallel_calls=parallel)
+    env = env_of(add, fail, exit_now, panic, stop_errors=stop_errors, parallel_calls=parallel)
     record = play(env, calls(wrong, call("add", {"a": 1, "b": 2})))
     assert record.error is not None and record.scores is None
     assert record.error.type == kind and said in record.error.message

@@ -542,17 +542,32 @@ def test_records_name_the_training_step():
     assert record.step == 7
 
 
-def test_code_that_calls_exit_fails_its_own_rollout_only() -> None:
+class PanicException(BaseException):
+    """As extension modules raise."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, PanicException])
+def test_code_that_exits_or_panics_fails_its_own_rollout_only(kind: type[BaseException]) -> None:
     def leaves(answer: str) -> float:
         if answer == "1":
-            raise SystemExit(3)
+            raise kind(3)
         return 1.0
 
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": str(n)} for n in range(3)], rubric=vf.Rubric([leaves]))
     records = env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
     assert [record.reward for record in records] == [1.0, None, 1.0]
     assert records[1].error is not None
-    assert (records[1].error.type, records[1].error.phase) == ("SystemExit", "reward leaves")
+    assert (records[1].error.type, records[1].error.phase) == (kind.__name__, "reward leaves")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
+def test_what_must_end_the_program_does(kind: type[BaseException]) -> None:
+    def leaves() -> float:
+        raise kind
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "?"}], rubric=vf.Rubric([leaves]))
+    with pytest.raises(kind):
+        env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
 
 
 def test_a_record_survives_what_an_environment_puts_into_its_state() -> None:

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from rove import threads
-from rove.threads import Threads
+from rove.errors import InfraError
+from rove.threads import Threads, UnderWay
 
 
 async def test_results_and_errors_come_back():
@@ -96,3 +97,67 @@ def test_a_loop_that_is_gone_is_not_told():
     release.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+async def test_a_call_is_under_way_until_it_has_ended_or_never_begins():
+    pool, release, under_way = Threads(1), threading.Event(), UnderWay()
+    hanging, queued = (asyncio.ensure_future(pool.run(release.wait, under_way)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    assert len(under_way) == 2
+    for task in (queued, hanging):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(under_way) == 1
+    release.set()
+    await asyncio.wait(under_way)
+    assert not under_way
+    assert await pool.run(lambda: len(under_way), under_way) == 1
+    assert not under_way
+
+
+class Scarce:
+    """A machine that starts so many threads more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, left: int):
+        self.left = left
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            if thread.name.startswith("rove-tool"):
+                if self.left == 0:
+                    raise RuntimeError("can't start new thread")
+                self.left -= 1
+            start(thread)
+
+        patch.setattr(threading.Thread, "start", start_if_any)
+
+
+async def test_without_a_thread_a_call_fails_and_the_next_may_not(monkeypatch: pytest.MonkeyPatch):
+    machine, pool, ran = Scarce(monkeypatch, 0), Threads(2), []
+    for _ in range(3):
+        with pytest.raises(InfraError, match=r"no thread can be started .*max_threads=0"):
+            await pool.run(lambda: ran.append(0))
+    machine.left = 2
+    assert await asyncio.wait_for(pool.run(lambda: ran), 10) == []
+
+
+async def test_calls_share_the_threads_there_are(monkeypatch: pytest.MonkeyPatch):
+    Scarce(monkeypatch, 1)
+    pool = Threads(4)
+    calls = asyncio.gather(*(pool.run(lambda i=i: i) for i in range(6)))
+    assert await asyncio.wait_for(calls, 10) == list(range(6))
+
+
+async def test_calls_that_will_get_no_thread_any_more_fail(monkeypatch: pytest.MonkeyPatch):
+    machine, pool, release = Scarce(monkeypatch, 1), Threads(1), threading.Event()
+    hanging = asyncio.ensure_future(pool.run(release.wait))
+    await asyncio.sleep(0.05)
+    queued = asyncio.ensure_future(pool.run(lambda: "never"))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(InfraError):
+        await asyncio.wait_for(queued, 10)
+    machine.left = 1
+    assert await asyncio.wait_for(pool.run(lambda: "next"), 10) == "next"
+    release.set()

@@ -234,6 +234,28 @@ def test_what_cannot_be_a_tool_is_refused_at_once(func: Any, said: str):
         make_tool(func)
 
 
+def test_keys_that_are_numbers_are_texts_in_json():
+    def rename(names: dict[int, str], weights: dict[float, list[int]]) -> None:
+        """Rename."""
+
+    read = make_tool(rename).read(json.loads('{"names": {"1": "a"}, "weights": {"0.5": [2]}}'))
+    assert read == {"names": {1: "a"}, "weights": {0.5: [2]}}
+    with pytest.raises(ToolParseError, match="argument"):
+        make_tool(rename).read({"names": {"one": "a"}, "weights": {}})
+
+
+def test_only_annotations_of_what_is_shown_have_to_be_found():
+    def search(query: str, db: Connection, limit: int = 3) -> Rows:  # type: ignore[name-defined]  # noqa: F821
+        """Search."""
+        return (query, db, limit)
+
+    with pytest.raises(ConfigError, match=r"an annotation of tool 'search' cannot be read .*Connection"):
+        make_tool(search)
+    for tool in (make_tool(search, hidden=["db"]), make_tool(functools.partial(search, db=1), name="search")):
+        assert tool.parameters["properties"]["query"] == {"type": "string"}
+        assert tool.read({"query": "a"}) == {"query": "a"}
+
+
 def test_hidden_arguments_are_neither_told_nor_taken():
     def find(db: Callable[[], int], query: str, limit: int = 3) -> None:
         """Find."""
@@ -307,6 +329,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         ([IMAGE, {"type": "text", "text": "a cat"}], [IMAGE, {"type": "text", "text": "a cat"}]),
         ([], "[]"),
         ([{"type": "cat"}], '[{"type":"cat"}]'),
+        ([{"type": "file", "name": "a"}], '[{"type":"file","name":"a"}]'),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], '[{"type":"text","text":"a"},{"type":"text"}]'),
+        ([{"type": ["text"]}], '[{"type":["text"]}]'),
         ({"é": [1, None]}, '{"é":[1,null]}'),
         (Point(1, 2), '{"x":1,"y":2}'),
         (Color.RED, '"red"'),

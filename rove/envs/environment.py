@@ -13,7 +13,7 @@ from typing import Any
 
 from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
-from rove.errors import ConfigError, nearest
+from rove.errors import ConfigError, ends_task, nearest
 from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.parsers import Parser
 from rove.records import TrajectoryStep
@@ -243,11 +243,13 @@ def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 
 
 async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     for method in methods:
         try:
             await maybe_await(method(*args))
-        except Exception as error:
+        except BaseException as error:
+            if ends_task(error):
+                raise
             failures.append(error)
     if failures:
         raise failures[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from rove.envs.tool import ToolEnv
 from rove.errors import ConfigError, phase
 from rove.messages import Messages
 from rove.state import State
+from rove.threads import Threads, UnderWay
 from rove.tools import Arguments, Tool, make_tool
 
 
@@ -19,6 +21,7 @@ class StatefulToolEnv(ToolEnv):
 
     What a rollout needs is opened in `setup_state`, kept in the state and closed in a method marked with `@cleanup`, which
     runs whatever happens in the rollout. Tools added with `add_tool` may hide arguments; those given as `tools` hide none.
+    What they share they share within a rollout, whose sync tools therefore run one at a time, beside those of other rollouts.
     Arguments: see `ToolEnv`.
     """
 
@@ -52,3 +55,8 @@ class StatefulToolEnv(ToolEnv):
                 )
             tool.check_call(updated)
             return dict(updated)
+
+    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: UnderWay | None) -> Any:
+        while under_way:  # whoever goes on first is the next: the others find it under way
+            await asyncio.wait(under_way)
+        return await super()._in_thread(threads, call, under_way)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-from rove.digest import digest_code
 from rove.envs.environment import Turn, maybe_await, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.errors import (
@@ -17,13 +19,14 @@ from rove.errors import (
     ToolCallError,
     ToolError,
     ToolParseError,
+    ends_task,
     nearest,
     phase,
 )
 from rove.messages import Message, Messages, ToolMessage, as_message
 from rove.rubrics import Rubric
 from rove.state import State
-from rove.threads import Threads
+from rove.threads import Threads, UnderWay
 from rove.tools import (
     QUOTED,
     Arguments,
@@ -34,8 +37,14 @@ from rove.tools import (
     call_name,
     is_async,
     make_tool,
-    unwrapped,
+    tool_identity,
 )
+
+GRACE_SECONDS = 1.0
+"""So long a cleanup waits for sync tools that are still at work, before it is left to run after them."""
+
+_sync_calls: ContextVar[UnderWay | None] = ContextVar("rove_sync_calls", default=None)
+"""The sync calls under way of the rollout that is played here."""
 
 
 class ToolMonitorRubric(Rubric):
@@ -73,10 +82,15 @@ def total_tool_calls(completion: Messages) -> int:
     return len(called_names(completion))
 
 
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether this very task is being cancelled, and not something inside that it waited for."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+def _as_exception(error: BaseException) -> Exception:
+    """An error that a model can be told of."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return RuntimeError("the tool was cancelled")
+    return RuntimeError(
+        f"exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    )
 
 
 def _classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
@@ -135,6 +149,7 @@ class ToolEnv(MultiTurnEnv):
         self.tool_defs: list[dict[str, Any]] = []
         """What the model is told of them, in the OpenAI wire form."""
         self._known: dict[str, Tool] = {}
+        self._late: set[asyncio.Task[None]] = set()
         self.tool_monitor_rubric = ToolMonitorRubric()
         self.add_rubric(self.tool_monitor_rubric)
         if callable(tools):
@@ -183,19 +198,64 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; the code of the tools counts, too."""
-        return {
-            **super().identity,
-            "tools": [f"{n} #{digest_code(unwrapped(tool.func))}" for n, tool in self._known.items()],
-        }
+        """See `Environment.identity`; the tools count, too: their code and what the model is told of them."""
+        return {**super().identity, "tools": [tool_identity(tool) for tool in self._known.values()]}
 
     async def run(self, state: State, turn: Turn) -> None:
         """Show the model the tools, then as `MultiTurnEnv`.
 
-        `state["tools"]` is this rollout's own list of them: `setup_state` may change it.
+        `state["tools"]` is this rollout's own list of them: `setup_state` may change it. The model can call those in it.
         """
-        state["tools"] = list(self.tool_defs)
-        await super().run(state, turn)
+        state["tools"] = copy.deepcopy(self.tool_defs)
+        state["sync_calls"] = UnderWay()
+        token = _sync_calls.set(state["sync_calls"])
+        try:
+            await super().run(state, turn)
+        finally:
+            _sync_calls.reset(token)
+
+    async def clean_up(self, state: State) -> None:
+        """See `Environment.clean_up`; no method runs while a sync tool of the rollout may use what it frees.
+
+        Nothing can stop a thread, so that a time limit may leave a tool at work. After `GRACE_SECONDS` the rollout goes on
+        without its cleanup, which then runs as soon as the tool has returned, but not once the event loop has ended. To make
+        a tool return, stop what it waits for in an override of this method.
+        """
+        calls: UnderWay = state.get("sync_calls") or UnderWay()
+        late = bool(calls)
+        try:
+            if calls:
+                await asyncio.wait(calls, timeout=GRACE_SECONDS)
+                late = bool(calls)
+        finally:  # cancelled, too
+            if late:
+                task = asyncio.ensure_future(self._clean_up_late(state, calls))
+                self._late.add(task)
+                task.add_done_callback(self._late.discard)
+        if not late:
+            await super().clean_up(state)
+
+    async def _clean_up_late(self, state: State, calls: UnderWay) -> None:
+        while calls:
+            await asyncio.wait(calls)
+        try:
+            await super().clean_up(state)
+        except BaseException as error:  # no word of it gets into the record, which is made
+            if ends_task(error):
+                raise
+            warnings.warn(f"a cleanup that waited for a tool failed: {type(error).__name__}: {error}", stacklevel=1)
+
+    async def tear_down(self) -> None:
+        """See `Environment.tear_down`; first those cleanups that wait for a sync tool, for at most `GRACE_SECONDS`."""
+        if self._late:
+            _, waiting = await asyncio.wait(self._late, timeout=GRACE_SECONDS)
+            if waiting:
+                warnings.warn(
+                    f"a sync tool of {len(waiting)} rollout(s) has not returned, so that what they hold is not freed; give what "
+                    "it waits for a time limit",
+                    stacklevel=1,
+                )
+        await super().tear_down()
 
     @stop
     def no_tools_called(self, state: State) -> bool:
@@ -235,20 +295,24 @@ class ToolEnv(MultiTurnEnv):
     async def _result(self, func: Callable[..., Any], arguments: Arguments) -> Any:
         if self._threads is None or is_async(func):
             return await maybe_await(func(**arguments))
-        return await maybe_await(await self._threads.run(functools.partial(func, **arguments)))
+        call = functools.partial(func, **arguments)
+        return await maybe_await(await self._in_thread(self._threads, call, _sync_calls.get()))
+
+    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: UnderWay | None) -> Any:
+        return await threads.run(call, under_way)
 
     async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | BaseException:
         try:
             return await self._answer(call, messages, state)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if _is_cancelled(error):
+        except BaseException as error:
+            if ends_task(error):
                 raise
             return error
 
     async def _answer(self, call: Any, messages: Messages, state: State) -> Message:
         id = call_id(call)
         try:
-            tool = self._tool(call_name(call))
+            tool = self._tool(call_name(call), state)
             arguments = tool.read(call_arguments(call))
         except ToolParseError as error:
             return self._told(error, error.__cause__ or error, ToolParseError, id)
@@ -258,25 +322,27 @@ class ToolEnv(MultiTurnEnv):
                 return as_message(await self.call_tool(tool.name, arguments, id), role="tool")
             except (InfraError, LimitReachedError):
                 raise
-            except Exception as error:
-                return self._told(error, error, ToolCallError, id)
-            except (SystemExit, asyncio.CancelledError) as error:  # code under test may call exit()
-                if _is_cancelled(error):
+            except BaseException as error:
+                if ends_task(error):
                     raise
-                said = f"exit({error.code!r})" if isinstance(error, SystemExit) else "the tool was cancelled"
-                return self._told(RuntimeError(said), error, ToolCallError, id)
+                return self._told(_as_exception(error), error, ToolCallError, id)
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         """The arguments that the tool is called with."""
         return arguments
 
-    def _tool(self, name: str | None) -> Tool:
+    def _tool(self, name: str | None, state: Mapping[str, Any] | None = None) -> Tool:
+        """The tool of that name, among those that a rollout has been shown if there is one."""
         if name is None:
             raise ToolParseError('a tool call names no function; expected {"function": {"name": …, "arguments": …}}')
-        if name not in self._known:
+        known = self._known
+        if state is not None and "tools" in state:
+            shown = {call_name(definition) for definition in state["tools"] or ()}
+            known = {one: tool for one, tool in known.items() if one in shown}
+        if name not in known:
             given = name[:QUOTED]
-            raise ToolParseError(f"there is no tool '{given}'; {nearest(given, self._known)}")
-        return self._known[name]
+            raise ToolParseError(f"there is no tool '{given}'; {nearest(given, known)}")
+        return known[name]
 
     def _told(self, error: Exception, cause: BaseException, kind: type[ToolError], id: str) -> ToolMessage:
         """The message that tells the model of an error, unless the rollout is to end with it."""

@@ -73,7 +73,7 @@ class Environment(ABC):
         eval_dataset: rows to evaluate on; `dataset` when not given.
         system_prompt: put first unless a row's prompt has its own.
         few_shot: messages between the system prompt and a row's `question`.
-        parser: the rubric's parser when not given.
+        parser: of every rubric that was given none; that of `rubric`, where it was given one, when not given.
         rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
         sampling_args: default sampling, under OpenAI's names.
         message_type: "chat", or "completion": prompt and completion are raw texts, which the model continues without a chat
@@ -118,9 +118,10 @@ class Environment(ABC):
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
-        if parser is not None:
-            self.rubric.adopt_parser(parser)
         self.parser: Parser = parser or self.rubric.parser
+        self._has_parser = parser is not None or self.rubric.has_own_parser
+        if self._has_parser:
+            self.rubric.adopt_parser(self.parser)
         self.sampling_args = dict(sampling_args or {})
         self.timeout_seconds: float | None = None
         self.players = dict(players or {})
@@ -177,9 +178,15 @@ class Environment(ABC):
         }
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score with `rubric` too: rewards add up, metrics are joined."""
+        """Score with `rubric` too: rewards add up, metrics are joined.
+
+        Raises:
+            ConfigError: as `RubricGroup`.
+        """
         mine = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
         self.rubric = RubricGroup([*mine, rubric])
+        if self._has_parser:
+            rubric.adopt_parser(self.parser)
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """See `rove.generate`."""

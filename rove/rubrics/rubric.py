@@ -166,6 +166,11 @@ class Rubric:
         return [function.name for function in self._functions]
 
     @property
+    def extras_names(self) -> list[str]:
+        """Keys of what it notes beside the scores, in their `extras`: none."""
+        return []
+
+    @property
     def identity(self) -> list[str]:
         """Name, weight and hash of the code of every function."""
         return [f"{f.name} × {f.weight:g} #{digest_code(_unwrapped(f.func))}" for f in self._functions]

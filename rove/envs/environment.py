@@ -6,8 +6,8 @@ import asyncio
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,9 @@ class Environment(ABC):
         self._cleanups = _marked(self, "rove_cleanup")
         self._teardowns = _marked(self, "rove_teardown")
 
+    use_count = 0
+    """Runs that use it now; see `held`."""
+
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
         """Play one rollout: call `turn` for every model turn, keep everything else in `state`."""
@@ -225,8 +228,31 @@ class Environment(ABC):
         await _run_all(self._cleanups, state)
 
     async def tear_down(self) -> None:
-        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure."""
-        await _run_all([*self._teardowns, self.rubric.teardown])
+        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure.
+
+        A rubric that a run in another environment uses is left to that one.
+        """
+        await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """For as long as a run uses it. Of several runs at once, in this environment or with its rubrics, the last to end
+        tears down what nobody uses any more."""
+        parts = self.held_parts  # as they are now: a rubric may be added meanwhile
+        for part in parts:
+            part.use_count += 1
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.use_count -= 1
+            if not self.use_count:
+                await self.tear_down()
+
+    @property
+    def held_parts(self) -> list[Any]:
+        """Itself and what else is torn down with it, unless somebody else uses that."""
+        return [self, *self.rubric.held_parts]
 
 
 def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

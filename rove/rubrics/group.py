@@ -61,6 +61,11 @@ class RubricGroup(Rubric):
         return [name for rubric in self.rubrics for name in rubric.names]
 
     @property
+    def held_parts(self) -> list[Rubric]:
+        """Those of all rubrics."""
+        return [part for rubric in self.rubrics for part in rubric.held_parts]
+
+    @property
     def extras_names(self) -> list[str]:
         """Keys of what all rubrics note beside the scores."""
         return [name for rubric in self.rubrics for name in rubric.extras_names]
@@ -87,7 +92,8 @@ class RubricGroup(Rubric):
         return merged
 
     async def teardown(self) -> None:
-        """Tear every rubric down, also when one of them fails."""
+        """Tear every rubric down that no run uses, also when one of them fails."""
         async with AsyncExitStack() as stack:
             for rubric in self.rubrics:
-                stack.push_async_callback(rubric.teardown)
+                if not rubric.use_count:
+                    stack.push_async_callback(rubric.teardown)

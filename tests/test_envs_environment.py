@@ -399,9 +399,9 @@ def test_the_shortcuts_do_what_the_functions_do():
 def test_the_parser_of_the_environment_reaches_every_rubric_that_has_none() -> None:
     mine, own = vf.XMLParser(["answer"]), vf.Parser()
     bare, given = vf.Rubric(), vf.Rubric(parser=own)
-    env = Quiz(rubric=vf.RubricGroup([vf.Rubric(parser=mine), bare]))
-    assert env.parser is mine and bare.parser is mine
-    for env in (Quiz(parser=mine), Quiz(rubric=vf.Rubric(parser=mine)), env):
+    grouped = Quiz(rubric=vf.RubricGroup([vf.Rubric(parser=mine), bare]))
+    assert grouped.parser is mine and bare.parser is mine
+    for env in (Quiz(parser=mine), Quiz(rubric=vf.Rubric(parser=mine)), grouped):
         later = vf.Rubric()
         env.add_rubric(later)
         env.add_rubric(given)

@@ -49,10 +49,9 @@ def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False) -> st
     """
     said = text.rpartition("</think>")[2].partition("<think>")[0].strip()
     told = _in_json(said)
-    if told is not None:
-        found = _choice(told, choices)
-    else:
-        found = None if cut_off else _in_words(said, choices)
+    found = _choice(told, choices) if told is not None else None
+    if told is None and not cut_off:
+        found = _in_words(said, choices)
     if found is not None:
         return found
     expected = ", ".join(repr(choice) for choice in choices)

@@ -26,6 +26,7 @@ YES_NO = ["yes", "no"]
         ("```\nno\n```", "no"),
         ("**Verdict:** no, as 5 is not 4.", "no"),
         ("My final answer is **no**.", "no"),
+        ("## Verdict\n\nno\n\nFor 5 is not 4.", "no"),
         ("The right answer: no. The response: no. They match.\n\nYes", "yes"),
         ("Final answer: no\nConfidence: high", "no"),
         ('The set {4} is right. Verdict: "yes"', "yes"),

@@ -16,7 +16,7 @@ from rove.errors import InvalidModelResponseError
 SHOWN = 200
 """Characters of a judge's words that an error quotes."""
 _LABEL = r"(?:(?<!\w)(?:verdict|grade|score|rating|judge?ment|final answer)|^[^\w\n]*answer)"
-_MARKS = r"[\s*_`\"']*"
+_MARKS = r"[ \t*_`\"']*"
 # "Answer: no doubt about it", "Grade: A-" and "Score: 1.5" say something else than their beginning.
 _NO_MORE = r"(?![\w+-])(?![^\S\n]+\w)(?!/\D)(?![.,]\d)"
 _EDGES = " \t\r\n.,:;!\"'`*_"
@@ -70,7 +70,7 @@ def _in_words(said: str, choices: Sequence[str]) -> str | None:
     """The choice that stands where a verdict does."""
     lines = [line for line in said.splitlines() if line.strip(_EDGES)] or [""]
     options = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
-    label = rf"{_LABEL}{_MARKS}(?::|=|\bis\b){_MARKS}({options}){_NO_MORE}"
+    label = rf"{_LABEL}{_MARKS}(?::|=|\n|\bis\b)[\s*_`\"']*({options}){_NO_MORE}"
     labelled = re.findall(label, said, flags=re.IGNORECASE | re.MULTILINE)
     places = [said, lines[-1], *reversed(labelled), lines[0]]
     return next((found for place in places if (found := _choice(place, choices)) is not None), None)

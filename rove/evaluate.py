@@ -119,16 +119,15 @@ class _Evaluation:
             limiter.on_change = lambda change: run.append_limit(change._asdict())
         try:
             with _rare_collections():
-                async with aclosing(rollouts):  # so that no rollout still runs when the environment is torn down
+                async with self.env.held(), aclosing(rollouts):  # so that no rollout still runs at the teardown
                     async for record in rollouts:
                         tell(record)
                         self._check_errors(record)
                         self._tell_kept(read, tell, most=200)  # no more: answers wait meanwhile
-                self._tell_kept(read, tell)
+                    self._tell_kept(read, tell)
         finally:
             if isinstance(limiter, AdmissionLimiter):
                 limiter.on_change = None
-            await self.env.tear_down()
 
     def _keep(self, record: RolloutRecord) -> None:
         self.spent += self.price.of(record.usage)

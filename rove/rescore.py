@@ -100,10 +100,8 @@ async def rescore(
             on_record(record)
 
     with _opened(env, source, into, fresh) as run:
-        try:
+        async with env.held():
             await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
-        finally:
-            await env.tear_down()
         left_out = {"failed": recorded.failed, "gone": recorded.gone}
         summary = {**tally.summary(), "not_run": 0, "rescored": {"run": str(source.path), **left_out}}
         run.finish(summary)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rove.digest import derive_seed
@@ -27,7 +29,8 @@ async def ask(
     """What another player says, inside `setup_state`, `env_response` or a reward function.
 
     The step is kept in `state["seats"][seat]` and in the record's `seats`: never in the trajectory, so that it is neither
-    trained on nor counted as the model's. Its random stream comes from the rollout's seed, the seat and how often it was asked.
+    trained on nor counted as the model's. Steps lie in the order in which they were asked for, also where several are under
+    way at once. Its random stream comes from the rollout's seed, the seat and how often it was asked before.
     While a rollout is played again to be rescored, `state["seat_clients"]` has who answers instead, by seat.
 
     Args:
@@ -43,24 +46,32 @@ async def ask(
         ConfigError: these are no messages, or no sampling arguments.
     """
     with phase(f"seat {seat}"):
+        conversation, sampling = list(as_messages(messages)), Sampling.from_args(sampling_args)
         before = state.setdefault("seats", {}).get(seat, [])
+        number = _next_number(state, seat)
         request = Request(
-            messages=list(as_messages(messages)),
-            sampling=Sampling.from_args(sampling_args),
+            messages=conversation,
+            sampling=sampling,
             model=model,
             tools=tools,
             previous=before[-1].tokens if before else None,
-            seed=derive_seed(state.get("seed", 0), seat, len(before)),
+            seed=derive_seed(state.get("seed", 0), seat, number),
             state=state,
         )
         started = time.perf_counter()
         response = await state.get("seat_clients", {}).get(seat, client).respond(request)
-        record_answer(state, seat, request, response, time.perf_counter() - started)
+        record_answer(state, seat, request, response, time.perf_counter() - started, number)
     return response.message
 
 
-def record_answer(state: State, seat: str, request: Request, response: Response, seconds: float) -> None:
-    """Keep an answer of another seat in the rollout's state."""
+def record_answer(
+    state: State, seat: str, request: Request, response: Response, seconds: float, number: int | None = None
+) -> None:
+    """Keep an answer of another seat in the rollout's state.
+
+    Args:
+        number: how often the seat was asked before. Default: it was asked last.
+    """
     step = TrajectoryStep(
         prompt=request.messages,
         completion=[response.message],
@@ -70,4 +81,26 @@ def record_answer(state: State, seat: str, request: Request, response: Response,
         tokens=response.tokens,
         attempts=response.attempts,
     )
-    state.setdefault("seats", {}).setdefault(seat, []).append(step)
+    kept = _numbers(state, seat).kept
+    number = _next_number(state, seat) if number is None else number
+    place = bisect(kept, number)  # an answer to an earlier question may come later
+    kept.insert(place, number)
+    state.setdefault("seats", {}).setdefault(seat, []).insert(place, step)
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """How often a seat was asked in a rollout, and which of the times it has answered, in order."""
+
+    asked: int = 0
+    kept: list[int] = field(default_factory=list)
+
+
+def _numbers(state: State, seat: str) -> _Numbers:
+    return state.setdefault("seat_numbers", {}).setdefault(seat, _Numbers())
+
+
+def _next_number(state: State, seat: str) -> int:
+    numbers = _numbers(state, seat)
+    numbers.asked += 1
+    return numbers.asked - 1

@@ -227,13 +227,78 @@ def test_teardown_runs_after_a_run_that_stopped_at_a_failure():
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
+class Holding(vf.Rubric):
+    """Counts its teardowns."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.closed = 0
+
+    async def teardown(self) -> None:
+        self.closed += 1
+
+
+class Lasting(Quiz):
+    """Counts its teardowns; its rollouts end when they are told."""
+
+    def __init__(self, **kwargs):
+        super().__init__(1, **kwargs)
+        self.downs = 0
+
+    @vf.teardown
+    def down(self) -> None:
+        self.downs += 1
+
+
+def until(event: asyncio.Event) -> vf.ScriptedClient:
+    async def wait(messages, state, rng) -> str:
+        await event.wait()
+        return "0"
+
+    return says(wait)
+
+
+async def test_the_last_of_two_runs_tears_their_environment_down():
+    rubric, end = Holding(), asyncio.Event()
+    env = Lasting(rubric=rubric)
+    longer = asyncio.create_task(env.generate(until(end)))
+    await asyncio.sleep(0)
+    await env.generate(says("0"))
+    assert (env.downs, rubric.closed) == (0, 0)
+    end.set()
+    await longer
+    assert (env.downs, rubric.closed) == (1, 1)
+    await env.generate(says("0"))
+    assert (env.downs, rubric.closed) == (2, 2)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_a_rubric_of_two_environments_goes_with_the_last_run(grouped: bool):
+    shared, own, end = Holding(), Holding(), asyncio.Event()
+    one = Lasting(rubric=vf.RubricGroup([shared, own]) if grouped else shared)
+    two = Lasting(rubric=shared)
+    longer = asyncio.create_task(two.generate(until(end)))
+    await asyncio.sleep(0)
+    await one.generate(says("0"))
+    assert (one.downs, two.downs, shared.closed, own.closed) == (1, 0, 0, int(grouped))
+    end.set()
+    await longer
+    assert (two.downs, shared.closed) == (1, 1)
+
+
+async def test_a_member_of_a_group_goes_with_the_last_run():
+    rubric, end = Holding(), asyncio.Event()
+    member, other = Lasting(rubric=rubric), Lasting()
+    longer = asyncio.create_task(vf.EnvGroup([member, other]).generate(until(end)))
+    await asyncio.sleep(0)
+    await member.generate(says("0"))
+    assert (member.downs, rubric.closed) == (0, 0)
+    end.set()
+    await longer
+    assert (member.downs, other.downs, rubric.closed) == (1, 1, 1)
+
+
 def test_the_rubrics_teardown_runs_too():
-    class Holding(vf.Rubric):
-        closed = False
-
-        async def teardown(self) -> None:
-            self.closed = True
-
     first, second = Holding(), Holding()
     env = Hooked(rubric=first, failing=("down_b",))
     env.add_rubric(second)
@@ -341,6 +406,18 @@ def test_the_shortcuts_do_what_the_functions_do():
     assert env.make_dataset(records) == vf.make_dataset(records)
     mine, theirs = env.evaluate_sync(says(right)), asyncio.run(vf.evaluate(env, says(right)))
     assert {**mine, "latency": 0} == {**theirs, "latency": 0}
+
+
+def test_the_parser_of_the_environment_reaches_every_rubric_that_has_none() -> None:
+    mine, own = vf.XMLParser(["answer"]), vf.Parser()
+    bare, given = vf.Rubric(), vf.Rubric(parser=own)
+    grouped = Quiz(rubric=vf.RubricGroup([vf.Rubric(parser=mine), bare]))
+    assert grouped.parser is mine and bare.parser is mine
+    for env in (Quiz(parser=mine), Quiz(rubric=vf.Rubric(parser=mine)), grouped):
+        later = vf.Rubric()
+        env.add_rubric(later)
+        env.add_rubric(given)
+        assert later.parser is mine and given.parser is own
 
 
 def test_the_parser_of_the_environment_reaches_a_rubric_that_has_none() -> None:

@@ -186,6 +186,19 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_line_and_leaves_noth
     assert origin(load_environment("toy", env_dir=workplace)) == "repaired"
 
 
+def test_so_is_an_installed_one_also_where_another_file_of_its_package_is_wrong(workplace, monkeypatch):
+    monkeypatch.syspath_prepend(workplace / "site")
+    site = workplace / "site" / "broken_toy"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("from broken_toy.rules import RULES\n")
+    (site / "rules.py").write_text("\n\nimport a_package_that_is_not_there\n")
+    with pytest.raises(
+        ConfigError, match=r"'broken_toy' could not be imported: .*a_package_that_is_not_there.*rules\.py, line 3\)"
+    ):
+        load_environment("broken_toy")
+    assert "broken_toy" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("annotation", "value", "wanted"),
     [

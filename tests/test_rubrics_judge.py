@@ -24,6 +24,7 @@ class Asked:
     """A judge that keeps every request and answers with what `say` makes of it."""
 
     max_concurrent = 8
+    finish_reason = "stop"
 
     def __init__(self, say="yes", name: str = ""):
         self.say = say
@@ -34,7 +35,7 @@ class Asked:
         self.requests.append(request)
         await asyncio.sleep(0)
         said = self.say(request) if callable(self.say) else self.say
-        return Response(AssistantMessage(said), vf.Usage(10, 1))
+        return Response(AssistantMessage(said), vf.Usage(10, 1), finish_reason=self.finish_reason)
 
     async def close(self) -> None:
         pass
@@ -156,6 +157,27 @@ def test_verdicts_are_asked_for_as_json_and_in_words_of_those_who_refuse() -> No
         env = Quiz(3, rubric=judging(judge))
         assert [record.reward for record in roll(env, says("1"), max_concurrent=1)] == [0.0, 1.0, 0.0]
         assert len(judge.requests) == calls  # a refusal is met once
+
+
+def test_one_refusal_that_is_not_of_the_form_does_not_change_how_the_others_are_asked() -> None:
+    def filtered(request: Request) -> str:
+        if request.sampling.response_format is not None and "\n0\n" in request.messages[-1]["content"]:
+            raise ModelError("HTTP 400: the content filter was triggered")
+        return by_answer(request)
+
+    judge = Asked(filtered)
+    env = Quiz(3, rubric=judging(judge))
+    assert [record.reward for record in roll(env, says("1"), max_concurrent=1)] == [0.0, 1.0, 0.0]
+    in_form = [request.sampling.response_format is not None for request in judge.requests]
+    assert in_form == [True, False, True, True]
+
+
+def test_a_judge_that_is_cut_off_has_not_judged() -> None:
+    judge = Asked("There is\nno")
+    judge.finish_reason = "length"
+    [record] = roll(Quiz(1, rubric=judging(judge)), says("0"))
+    assert record.scores is None and record.error is not None
+    assert record.error.type == "InvalidModelResponseError" and "cut off at max_tokens" in record.error.message
 
 
 def test_a_form_of_ones_own_is_left_alone() -> None:
@@ -283,6 +305,11 @@ def test_two_judge_rubrics_side_by_side() -> None:
     one, two = judging([Asked("yes", "a"), Asked("yes", "b")]), judging([Asked("no", "a"), Asked("no", "b")])
     with pytest.raises(ConfigError, match="judge_agreement"):
         vf.RubricGroup([vf.Rubric([correct]), one, two])
+    alike = [vf.JudgeRubric(judge_client=Asked()), vf.JudgeRubric(judge_client=Asked())]
+    with pytest.raises(ConfigError, match=r"more than one rubric is named \['judge'\]; pass name="):
+        vf.RubricGroup([alike[0], vf.RubricGroup([alike[1]])])
+    with pytest.raises(ConfigError, match="pass name="):
+        Quiz(1, rubric=alike[0]).add_rubric(alike[1])
     style = vf.JudgeRubric(
         judge_client=Asked("7"), choices={"7": 0.7, "3": 0.3}, name="style", judge_prompt="{response}"
     )

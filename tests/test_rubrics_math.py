@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -108,6 +110,35 @@ def test_a_time_out_is_an_error_and_not_a_zero() -> None:
 def test_a_right_answer_that_is_no_mathematics_is_an_error(pool: MathPool) -> None:
     with pytest.raises(Error, match="no mathematics"):
         asyncio.run(pool.equal(" ", "7"))
+
+
+def test_files_above_1023_are_no_obstacle() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held, pool = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)], MathPool(1, 5.0)
+    try:
+        assert asyncio.run(pool.equal("1/2", "0.5"))
+    finally:
+        pool.close()
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_worker_that_fails_in_an_unknown_way_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = MathPool(1, 5.0)
+    assert asyncio.run(pool.equal("1", "1"))
+    [first] = processes_of(pool)
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "loads", lambda line: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(pool.equal("1", "1"))
+        assert processes_of(pool) == [] and not is_alive(first)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(pool.equal("1", "1"))  # while it starts
+        assert processes_of(pool) == []
+    assert asyncio.run(pool.equal("1", "1"))
+    pool.close()
 
 
 def processes_of(pool: MathPool) -> list[int]:

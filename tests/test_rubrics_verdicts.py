@@ -22,7 +22,14 @@ YES_NO = ["yes", "no"]
         ('{"verdict": "yes"}', "yes"),
         ('```json\n{"reason": "no doubt", "verdict": "Yes"}\n```', "yes"),
         ("The response says 5, the answer is 4.\n\nNo", "no"),
-        ("Yes, it matches. There is not much to add.", "yes"),
+        ("Yes.\n\nIt matches. There is not much to add.", "yes"),
+        ("```\nno\n```", "no"),
+        ("**Verdict:** no, as 5 is not 4.", "no"),
+        ("My final answer is **no**.", "no"),
+        ("## Verdict\n\nno\n\nFor 5 is not 4.", "no"),
+        ("The right answer: no. The response: no. They match.\n\nYes", "yes"),
+        ("Final answer: no\nConfidence: high", "no"),
+        ('The set {4} is right. Verdict: "yes"', "yes"),
         ("It says no such thing, yet it is right. Verdict: yes", "yes"),
         ("Verdict: no … on second thought, verdict: **yes**", "yes"),
         ("<think>no, no, no</think>yes", "yes"),
@@ -42,6 +49,14 @@ def test_words_come_down_to_a_choice(said: str, verdict: str) -> None:
         '{"verdict": "perhaps yes"}',
         '{"verdict": 3}',
         "<think>yes</think>",
+        "<think>Let me see.\nVerdict: yes\nyes",
+        "<think>so</think><think>Verdict: yes",
+        "Yes, it matches. There is not much to add.",
+        "The response is correct; there is no difference between the two.",
+        "Verdict: no difference can be seen",
+        "Verdict: yes/no",
+        "The right answer is no. The response says the same.",
+        "Is the answer no? I cannot say.",
     ],
 )
 def test_anything_else_is_an_error(said: str) -> None:
@@ -51,9 +66,35 @@ def test_anything_else_is_an_error(said: str) -> None:
 
 def test_choices_may_contain_each_other() -> None:
     choices = ["correct", "not correct", "10", "1"]
-    assert read_verdict("I find it not correct", choices) == "not correct"
+    assert read_verdict("Verdict: not correct", choices) == "not correct"
     assert read_verdict("Score: 10", choices) == "10"
+    assert read_verdict("Score: 1/10", choices) == "1"
     assert read_verdict('{"verdict": 1}', choices) == "1"
+
+
+@pytest.mark.parametrize(
+    ("said", "choices"),
+    [
+        ("It is not correct.", ["correct", "incorrect"]),
+        ("I find it not correct", ["correct", "not correct"]),
+        ("The response is a partially right one", ["A", "B", "C"]),
+        ("The grade is a fair one; Grade: a", ["A", "B", "C"]),
+        ("Grade: A-", ["A", "B", "C"]),
+        ("Score: 1.5", ["1", "2"]),
+        ("Score: -1", ["1", "2"]),
+        ("Is it so?\nI think I can tell.", ["I", "II"]),
+    ],
+)
+def test_words_that_happen_to_hold_a_choice_are_no_verdict(said: str, choices: list[str]) -> None:
+    with pytest.raises(InvalidModelResponseError):
+        read_verdict(said, choices)
+
+
+def test_of_words_that_were_cut_off_only_whole_json_counts() -> None:
+    assert read_verdict('{"verdict": "yes"}\nFor the', YES_NO, cut_off=True) == "yes"
+    for said in ("no", "Verdict: no", '{"verdict": "no', "There is\nno"):
+        with pytest.raises(InvalidModelResponseError):
+            read_verdict(said, YES_NO, cut_off=True)
 
 
 @given(
@@ -64,7 +105,8 @@ def test_choices_may_contain_each_other() -> None:
 def test_every_choice_can_be_said(choices: list[str]) -> None:
     for choice in choices:
         assert read_verdict(choice, choices) == choice
-        assert read_verdict(f'{{"verdict": "{choice.upper()}"}}', choices) == choice
+        said = choice.upper() if len(choice) > 1 else choice
+        assert read_verdict(f'{{"verdict": "{said}"}}', choices) == choice
 
 
 def test_majority_and_mean() -> None:

@@ -97,9 +97,6 @@ def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
         asked.append(messages[-1].content)
         return f"answer {len(asked)}"
 
-    def length(completion: vf.Messages) -> float:
-        return float(len(completion))
-
     asyncio.run(vf.evaluate(Quarrel(says(other)), says("x"), run=tmp_path / "run"))
     before = len(asked)
     with vf.Run(tmp_path / "run") as run:
@@ -111,6 +108,42 @@ def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
         assert len(changed) == 2  # it plays, but not as those that were recorded did
         failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed"))["errors"]
         assert failed == {"replay: ReplayError": 2}
+
+
+class Crowd(vf.MultiTurnEnv):
+    """Asks one seat three things at once; they come back in another order."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(dataset=rows(1), max_turns=1, **kwargs)
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+        questions = ("3", "1", "2")
+        said = await asyncio.gather(*(vf.ask(state, text, says(late), seat="crowd") for text in questions))
+        return " ".join(str(one["content"]) for one in said)
+
+
+async def late(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    drawn = rng.random()
+    for _ in range(10 * int(messages[-1].content)):
+        await asyncio.sleep(0)
+    return f"{messages[-1].content}: {drawn}"
+
+
+def test_what_is_asked_at_once_is_kept_in_the_order_of_asking(tmp_path: Path) -> None:
+    with vf.Run(tmp_path / "run") as run:
+        asyncio.run(vf.evaluate(Crowd(), says("x"), run=tmp_path / "run"))
+        [record] = run.rollouts()
+        steps = record.seats["crowd"]
+        assert [step.prompt[0]["content"] for step in steps] == ["3", "1", "2"]
+        said = [str(step.completion[0]["content"]) for step in steps]
+        assert record.completion[1]["content"] == " ".join(said)
+        assert len({one.split(": ")[1] for one in said}) == 3  # a random stream for each
+        summary = asyncio.run(vf.rescore(Crowd(rubric=vf.Rubric([length])), run, into=tmp_path / "again"))
+    assert (summary["failed"], summary["reward"]["mean"]) == (0, 2.0)
+
+
+def length(completion: vf.Messages) -> float:
+    return float(len(completion))
 
 
 class Deaf(Quarrel):

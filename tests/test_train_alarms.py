@@ -225,6 +225,24 @@ def test_groups_that_never_lived_have_not_collapsed():
     assert [name for _, name, _ in told(rows)] == ["dead_groups"]
 
 
+@pytest.mark.parametrize(
+    ("living", "groups", "collapsed"),
+    [
+        (1, 1.0, False),  # a chance of 1/9
+        (8, 1.0, False),  # 1/100
+        (9, 1.0, True),
+        (1, 4.0, True),
+    ],
+)
+def test_two_dead_steps_are_a_collapse_only_where_they_are_no_accident(living: int, groups: float, collapsed: bool):
+    rows = history(
+        reward__mean=[0.5] * living + [0.0] * 2,
+        groups__zero_spread=[0.0] * living + [groups] * 2,
+        groups__all=[groups] * (living + 2),
+    )
+    assert ("policy_collapse" in [name for _, name, _ in told(rows)]) == collapsed
+
+
 def test_sft_that_diverges_is_told_of_at_once():
     rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
     [(step, name, text)] = told(rows, AlarmLimits())

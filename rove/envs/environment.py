@@ -6,8 +6,8 @@ import asyncio
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Environment(ABC):
         eval_dataset: rows to evaluate on; `dataset` when not given.
         system_prompt: put first unless a row's prompt has its own.
         few_shot: messages between the system prompt and a row's `question`.
-        parser: the rubric's parser when not given.
+        parser: of every rubric that was given none; that of `rubric`, where it was given one, when not given.
         rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
         sampling_args: default sampling, under OpenAI's names.
         message_type: "chat", or "completion": prompt and completion are raw texts, which the model continues without a chat
@@ -118,9 +118,10 @@ class Environment(ABC):
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
-        if parser is not None:
-            self.rubric.adopt_parser(parser)
         self.parser: Parser = parser or self.rubric.parser
+        self._has_parser = parser is not None or self.rubric.has_own_parser
+        if self._has_parser:
+            self.rubric.adopt_parser(self.parser)
         self.sampling_args = dict(sampling_args or {})
         self.timeout_seconds: float | None = None
         self.players = dict(players or {})
@@ -131,6 +132,9 @@ class Environment(ABC):
         self._stops = _marked(self, "rove_stop")
         self._cleanups = _marked(self, "rove_cleanup")
         self._teardowns = _marked(self, "rove_teardown")
+
+    use_count = 0
+    """Runs that use it now; see `held`."""
 
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
@@ -177,9 +181,15 @@ class Environment(ABC):
         }
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score with `rubric` too: rewards add up, metrics are joined."""
+        """Score with `rubric` too: rewards add up, metrics are joined.
+
+        Raises:
+            ConfigError: as `RubricGroup`.
+        """
         mine = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
         self.rubric = RubricGroup([*mine, rubric])
+        if self._has_parser:
+            rubric.adopt_parser(self.parser)
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """See `rove.generate`."""
@@ -218,8 +228,31 @@ class Environment(ABC):
         await _run_all(self._cleanups, state)
 
     async def tear_down(self) -> None:
-        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure."""
-        await _run_all([*self._teardowns, self.rubric.teardown])
+        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure.
+
+        A rubric that a run in another environment uses is left to that one.
+        """
+        await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """For as long as a run uses it. Of several runs at once, in this environment or with its rubrics, the last to end
+        tears down what nobody uses any more."""
+        parts = self.held_parts  # as they are now: a rubric may be added meanwhile
+        for part in parts:
+            part.use_count += 1
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.use_count -= 1
+            if not self.use_count:
+                await self.tear_down()
+
+    @property
+    def held_parts(self) -> list[Any]:
+        """Itself and what else is torn down with it, unless somebody else uses that."""
+        return [self, *self.rubric.held_parts]
 
 
 def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

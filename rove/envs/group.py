@@ -101,11 +101,17 @@ class EnvGroup(Environment):
             await env.clean_up(state)
 
     async def tear_down(self) -> None:
-        """Tear every environment down, also when one of them fails."""
+        """Tear every environment down that no run uses, also when one of them fails."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(super().tear_down)
             for env in {id(env): env for env in self.envs}.values():
-                stack.push_async_callback(env.tear_down)
+                if not env.use_count:
+                    stack.push_async_callback(env.tear_down)
+
+    @property
+    def held_parts(self) -> list[Any]:
+        """Itself, and those of every environment."""
+        return [*super().held_parts, *(part for env in self.envs for part in env.held_parts)]
 
     @contextmanager
     def at_member(self, state: State) -> Iterator[Environment]:

@@ -8,6 +8,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -138,7 +139,8 @@ def _import_installed(name: str) -> ModuleType | None:
         return None
     if getattr(sys.modules.get(name), "__file__", spec.origin) != spec.origin:
         del sys.modules[name]
-    return importlib.import_module(name)
+    with _importing(name, Path(spec.origin)):
+        return importlib.import_module(name)
 
 
 def _import_from(folders: list[Path], name: str) -> ModuleType | None:
@@ -162,18 +164,27 @@ def _import_file(name: str, file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _importing(name, file):
         spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _importing(name: str, file: Path) -> Iterator[None]:
+    """Leave no half of a module behind, and say in which line of the environment's own code its import failed."""
+    try:
+        yield
     except BaseException as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         if isinstance(error, Error) or not isinstance(error, Exception):
             raise
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        place = f"{file}, line {lines[-1]}" if lines else str(file)
+        frames = traceback.extract_tb(error.__traceback__)
+        inside = file.parent if file.name == "__init__.py" else file
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
+        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
         raise ConfigError(
             f"environment '{name}' could not be imported: {type(error).__name__}: {error} ({place})"
         ) from error
-    return module
 
 
 def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:

@@ -19,20 +19,24 @@ class RubricGroup(Rubric):
     Functions and class objects added to the group go to its first rubric.
 
     Args:
-        rubrics: at least one; no function name may occur in two of them.
+        rubrics: at least one; no function name may occur in two of them, nor the name of a `JudgeRubric`.
 
     Raises:
-        ConfigError: there is no rubric, or two of them share a function name.
+        ConfigError: there is no rubric, or two of them share a name.
     """
 
     def __init__(self, rubrics: Sequence[Rubric]):
         if not rubrics:
             raise ConfigError("a RubricGroup needs at least one rubric; got none")
         super().__init__(parser=rubrics[0].parser)
+        self.has_own_parser = rubrics[0].has_own_parser
         self.rubrics = list(rubrics)
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise ConfigError(f"{twice} are in more than one rubric; pass name= to add_reward_func or add_metric")
+        twice = sorted({name for name in self.extras_names if self.extras_names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"more than one rubric is named {twice}; pass name= to JudgeRubric")
 
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0, name: str | None = None) -> None:
         """Add a function to the first rubric; see `Rubric.add_reward_func`."""
@@ -57,6 +61,16 @@ class RubricGroup(Rubric):
         return [name for rubric in self.rubrics for name in rubric.names]
 
     @property
+    def held_parts(self) -> list[Rubric]:
+        """Those of all rubrics."""
+        return [part for rubric in self.rubrics for part in rubric.held_parts]
+
+    @property
+    def extras_names(self) -> list[str]:
+        """Keys of what all rubrics note beside the scores."""
+        return [name for rubric in self.rubrics for name in rubric.extras_names]
+
+    @property
     def identity(self) -> list[str]:
         """Name, weight and hash of the code of every function of every rubric."""
         return [entry for rubric in self.rubrics for entry in rubric.identity]
@@ -78,7 +92,8 @@ class RubricGroup(Rubric):
         return merged
 
     async def teardown(self) -> None:
-        """Tear every rubric down, also when one of them fails."""
+        """Tear every rubric down that no run uses, also when one of them fails."""
         async with AsyncExitStack() as stack:
             for rubric in self.rubrics:
-                stack.push_async_callback(rubric.teardown)
+                if not rubric.use_count:
+                    stack.push_async_callback(rubric.teardown)

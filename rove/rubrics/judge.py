@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,10 +87,11 @@ class JudgeRubric(Rubric):
         judge_prompt: a format text of {question}, {answer} and {response}.
         choices: what a verdict may be, and what each is worth. Default: {"yes": 1.0, "no": 0.0}.
         combine: "majority" (a tie is the mean of those in it) or "mean" of several judges' verdicts.
-        structured: ask for the verdict as JSON, and in plain words of endpoints that refuse that.
+        structured: ask for the verdict as JSON; in plain words of endpoints that do not know how, and where a question was
+            refused.
         cache: let equal questions share one call.
         timeout_seconds: wall time of one call, retries included; None = what the client allows.
-        name: of the seat, the extras and the metric.
+        name: of the seat, the extras and the metric; no two in one environment have the same.
         funcs, weights: as of `Rubric`.
 
     Raises:
@@ -185,6 +187,11 @@ class JudgeRubric(Rubric):
         return super().names + ([f"{self.name}_agreement"] if len(self.judges) > 1 else [])
 
     @property
+    def extras_names(self) -> list[str]:
+        """What its judgments are noted under."""
+        return [self.name]
+
+    @property
     def identity(self) -> list[str]:
         """Name, weight and hash of every function; who judges, and how they are asked."""
         asked = {
@@ -230,7 +237,7 @@ class JudgeRubric(Rubric):
         return [reply for reply in replies if isinstance(reply, Reply)]
 
     async def _ask(self, judge: Judge, text: str, state: State | None, structured: bool) -> Reply:
-        refused = False
+        knows_no_form = False
         if structured and judge.name not in self._plain:
             form = verdict_form(list(self.choices))
             try:
@@ -238,10 +245,10 @@ class JudgeRubric(Rubric):
                 return self._kept(reply, state)
             except (InvalidModelResponseError, OverlongPromptError):
                 raise
-            except (ConfigError, ModelError):  # what else is wrong, the question in plain words meets as well
-                refused = True
+            except (ConfigError, ModelError) as error:  # what else is wrong, the question in plain words meets as well
+                knows_no_form = _is_of_form(error)
         reply = await self._desk.ask(judge, text, self._sampling)
-        if refused:
+        if knows_no_form:
             self._plain.add(judge.name)
         return self._kept(reply, state)
 
@@ -256,10 +263,11 @@ class JudgeRubric(Rubric):
     def _read(self, replies: Sequence[Reply]) -> list[str]:
         verdicts: list[str] = []
         for judge, reply in zip(self.judges, replies, strict=True):
+            cut_off = reply.response.finish_reason == "length"
             try:
-                verdicts.append(read_verdict(text_of(reply.response.message), list(self.choices)))
+                verdicts.append(read_verdict(text_of(reply.response.message), list(self.choices), cut_off))
             except InvalidModelResponseError as error:
-                cut = "; it was cut off at max_tokens" if reply.response.finish_reason == "length" else ""
+                cut = "; it was cut off at max_tokens" if cut_off else ""
                 raise InvalidModelResponseError(f"judge '{judge.name}': {error}{cut}") from error
         return verdicts
 
@@ -319,6 +327,12 @@ def _noting(states: list[State]) -> Iterator[_Notes]:
         yield notes
     finally:
         _notes.reset(before)
+
+
+def _is_of_form(error: ConfigError | ModelError) -> bool:
+    """Whether a judge was refused for the form of its answer, not for what it was asked (which a filter may not like)."""
+    named = re.search(r"response.?format|json.?schema|structured.?output", str(error), flags=re.IGNORECASE)
+    return isinstance(error, ConfigError) or named is not None
 
 
 def _check_prompt(prompt: str) -> None:

@@ -77,8 +77,10 @@ class MathPool:
             worker.send([self.timeout_seconds, answer, response])
             said = worker.read(self.timeout_seconds + GRACE)
         except (OSError, TimeoutError, EOFError) as error:
-            self._all.discard(worker)
-            raise InfraError(f"{between} took its worker away (exit status {worker.kill()})") from error
+            raise InfraError(f"{between} took its worker away (exit status {self._lose(worker)})") from error
+        except BaseException:  # what it would say next is not known
+            self._lose(worker)
+            raise
         self._idle.append(worker)
         if said.get("timeout"):
             raise InfraError(f"{between} did not end within {self.timeout_seconds:g} s")
@@ -97,11 +99,18 @@ class MathPool:
             said = worker.read(START_SECONDS)
         except (TimeoutError, EOFError) as error:
             said = {"failed": f"it did not load ({type(error).__name__})"}
+        except BaseException:
+            self._lose(worker)
+            raise
         if "failed" in said:
-            self._all.discard(worker)
-            worker.kill()
+            self._lose(worker)
             raise InfraError(f"math-verify cannot be used: {said['failed']}; try pip install 'rove[math]'")
         return worker
+
+    def _lose(self, worker: _Worker) -> int:
+        """End a worker that cannot be used again; returns its exit status."""
+        self._all.discard(worker)
+        return worker.kill()
 
 
 class _Worker:
@@ -136,10 +145,11 @@ class _Worker:
         """
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
+        poller = select.poll()  # select.select knows no file number above 1023
+        poller.register(pipe, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             part = os.read(pipe, 65536)
             if not part:

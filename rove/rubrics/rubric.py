@@ -103,6 +103,9 @@ class Rubric:
         ConfigError: the weights do not match the functions, or a function cannot be added (see `add_reward_func`).
     """
 
+    use_count = 0
+    """Runs that use it now; see `rove.Environment.held`."""
+
     def __init__(
         self,
         funcs: Sequence[RewardFunc] | None = None,
@@ -164,6 +167,16 @@ class Rubric:
     def names(self) -> list[str]:
         """Names of all functions, in the order they were added."""
         return [function.name for function in self._functions]
+
+    @property
+    def held_parts(self) -> list[Rubric]:
+        """The rubrics that are torn down one by one: itself."""
+        return [self]
+
+    @property
+    def extras_names(self) -> list[str]:
+        """Keys of what it notes beside the scores, in their `extras`: none."""
+        return []
 
     @property
     def identity(self) -> list[str]:

@@ -15,7 +15,11 @@ from rove.errors import InvalidModelResponseError
 
 SHOWN = 200
 """Characters of a judge's words that an error quotes."""
-_LABELLED = r"(?:verdict|answer|grade|score|rating|judge?ment)\W{0,12}(%s)(?!\w)"
+_LABEL = r"(?:(?<!\w)(?:verdict|grade|score|rating|judge?ment|final answer)|^[^\w\n]*answer)"
+_MARKS = r"[ \t*_`\"']*"
+# "Answer: no doubt about it", "Grade: A-" and "Score: 1.5" say something else than their beginning.
+_NO_MORE = r"(?![\w+-])(?![^\S\n]+\w)(?!/\D)(?![.,]\d)"
+_EDGES = " \t\r\n.,:;!\"'`*_"
 
 
 def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
@@ -29,31 +33,47 @@ def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
 
 
-def read_verdict(text: str, choices: Sequence[str]) -> str:
-    """The choice that a judge's words come down to, whatever the case of its letters.
+def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False) -> str:
+    """The choice that a judge's words come down to, whatever the case of its letters; a choice of one letter is meant as
+    it is written, as "a" is a word.
 
-    Read as JSON with a "verdict" (also inside a code fence), as nothing but a choice, as a labelled one ("Verdict: no",
-    the last where there are several), and at last as the only choice that the words name at all. What stands before a
-    closing `</think>` does not count.
+    Read as JSON with a "verdict" (also inside a code fence), as nothing but a choice, as one alone on the last line, as a
+    labelled one ("Verdict: no", the last where there are several), or as one alone on the first line. Choices that other
+    words name do not count, nor what is thought: all before a closing `</think>`, and all after an opening one.
+
+    Args:
+        cut_off: the judge was stopped before its end: only a whole JSON object counts.
 
     Raises:
         InvalidModelResponseError: none of these; an unreadable judgment is not a "no".
     """
-    said = text.rpartition("</think>")[2].strip()
-    known = {choice.casefold(): choice for choice in choices}
+    said = text.rpartition("</think>")[2].partition("<think>")[0].strip()
     told = _in_json(said)
-    whole = (said if told is None else told).strip(" \t\r\n.,:;!\"'`*_").casefold()
-    if whole in known:
-        return known[whole]
-    if told is None:
-        options = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
-        labelled = re.findall(_LABELLED % options, said, flags=re.IGNORECASE)
-        named = labelled[-1:] or re.findall(rf"(?<!\w)({options})(?!\w)", said, flags=re.IGNORECASE)
-        found = {known[name.casefold()] for name in named}
-        if len(found) == 1:
-            return found.pop()
+    found = _choice(told, choices) if told is not None else None
+    if told is None and not cut_off:
+        found = _in_words(said, choices)
+    if found is not None:
+        return found
     expected = ", ".join(repr(choice) for choice in choices)
     raise InvalidModelResponseError(f"no verdict in {text[:SHOWN]!r}; expected one of {expected}")
+
+
+def _choice(words: str, choices: Sequence[str]) -> str | None:
+    """The choice that words are, and nothing else."""
+    bare = words.strip(_EDGES)
+    if bare in choices:
+        return bare
+    return next((one for one in choices if len(one) > 1 and one.casefold() == bare.casefold()), None)
+
+
+def _in_words(said: str, choices: Sequence[str]) -> str | None:
+    """The choice that stands where a verdict does."""
+    lines = [line for line in said.splitlines() if line.strip(_EDGES)] or [""]
+    options = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
+    label = rf"{_LABEL}{_MARKS}(?::|=|\n|\bis\b)[\s*_`\"']*({options}){_NO_MORE}"
+    labelled = re.findall(label, said, flags=re.IGNORECASE | re.MULTILINE)
+    places = [said, lines[-1], *reversed(labelled), lines[0]]
+    return next((found for place in places if (found := _choice(place, choices)) is not None), None)
 
 
 def _in_json(said: str) -> str | None:

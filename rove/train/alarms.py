@@ -21,6 +21,8 @@ LOST = 20.0
 """Nats per token that no model loses which has learnt anything: a guess among 250,000 tokens loses 12.4."""
 COLLAPSED = 2
 """Steps in a row without a living group, after ones that had some, that are no accident any more."""
+LUCK = 0.01
+"""What is at least as likely as that may have happened by itself."""
 QUIET = 20
 """Steps that an alarm is silent for before it is told again: some come and go around their limit."""
 RESTLESS = 0.5
@@ -216,12 +218,21 @@ def _reward_crash(history: History) -> str | None:
         return None
     last = len(dead) - dead[::-1].index(False)  # steps up to the last one with a living group
     before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
-    if max(after) >= min(before):
+    if max(after) >= min(before) or _chance_of_dead(rows[:last], rows[-COLLAPSED:]) >= LUCK:
         return None
     return (
         f"since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was {min(before):.3g} "
         "or more before"
     )
+
+
+def _chance_of_dead(before: History, now: History) -> float:
+    """How likely no group of the steps `now` has any spread, if groups are dead as often as those before were.
+
+    By Laplace's rule, as few groups before say little.
+    """
+    dead, there = (sum(row[name] for row in before) for name in ("groups/zero_spread", "groups/all"))
+    return ((dead + 1) / (there + 2)) ** sum(row["groups/all"] for row in now)
 
 
 def loss_growth(history: History, limits: AlarmLimits) -> str | None:

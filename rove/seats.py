@@ -46,7 +46,8 @@ async def ask(
         ConfigError: these are no messages, or no sampling arguments.
     """
     with phase(f"seat {seat}"):
-        conversation, sampling = list(as_messages(messages)), Sampling.from_args(sampling_args)
+        conversation: list[dict[str, Any]] = list(as_messages(messages))
+        sampling = Sampling.from_args(sampling_args)
         before = state.setdefault("seats", {}).get(seat, [])
         number = _next_number(state, seat)
         request = Request(

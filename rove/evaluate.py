@@ -119,7 +119,7 @@ class _Evaluation:
             limiter.on_change = lambda change: run.append_limit(change._asdict())
         try:
             with _rare_collections():
-                async with self.env.held(), aclosing(rollouts):  # so that no rollout still runs at the teardown
+                async with self.env.used_in_run(), aclosing(rollouts):  # so that no rollout still runs at the teardown
                     async for record in rollouts:
                         tell(record)
                         self._check_errors(record)

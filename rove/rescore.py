@@ -100,7 +100,7 @@ async def rescore(
             on_record(record)
 
     with _opened(env, source, into, fresh) as run:
-        async with env.held():
+        async with env.used_in_run():
             await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
         left_out = {"failed": recorded.failed, "gone": recorded.gone}
         summary = {**tally.summary(), "not_run": 0, "rescored": {"run": str(source.path), **left_out}}

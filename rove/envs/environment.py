@@ -134,7 +134,7 @@ class Environment(ABC):
         self._teardowns = _marked(self, "rove_teardown")
 
     use_count = 0
-    """Runs that use it now; see `held`."""
+    """Runs that use it now; see `used_in_run`."""
 
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
@@ -235,7 +235,7 @@ class Environment(ABC):
         await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def used_in_run(self) -> AsyncIterator[None]:
         """For as long as a run uses it. Of several runs at once, in this environment or with its rubrics, the last to end
         tears down what nobody uses any more."""
         parts = self.held_parts  # as they are now: a rubric may be added meanwhile

@@ -104,7 +104,7 @@ class Rubric:
     """
 
     use_count = 0
-    """Runs that use it now; see `rove.Environment.held`."""
+    """Runs that use it now; see `rove.Environment.used_in_run`."""
 
     def __init__(
         self,

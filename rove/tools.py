@@ -21,6 +21,7 @@ import msgspec
 from rove.digest import digest_code, fingerprint
 from rove.docstrings import read_docstring
 from rove.errors import ConfigError, ToolParseError, nearest
+from rove.functions import function_name, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names that the APIs take."""
@@ -135,7 +136,7 @@ def make_tool(
         return func
     if not callable(func):
         raise ConfigError(f"{func!r} is not a tool; expected a function")
-    name = name or _name_of(func)
+    name = name or function_name(func)
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"a tool cannot be named '{name}'; expected 1 to 64 letters, digits, '_' and '-': use a def, or "
@@ -183,24 +184,6 @@ def _in_words(value: Any) -> str:
         return msgspec.json.encode(value, order="deterministic").decode()
     except (TypeError, ValueError, RecursionError, OverflowError):
         return type(value).__qualname__
-
-
-def unwrapped(func: Any) -> Any:
-    """The function inside of functools.partial."""
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func
-
-
-def _name_of(func: Any) -> str:
-    inner = unwrapped(func)
-    return getattr(inner, "__name__", None) or type(inner).__name__
-
-
-def is_async(func: Any) -> bool:
-    """Whether calling a function gives a coroutine, as far as can be seen without calling it."""
-    inner = unwrapped(func)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:

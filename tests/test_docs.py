@@ -48,14 +48,19 @@ def run(command: list[str], folder: Path, **options: Any) -> subprocess.Complete
     return done
 
 
-def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    examples = "\n".join(blocks("docs/walkthrough.md", "python"))
-    test = doctest.DocTestParser().get_doctest(examples, {}, "walkthrough", "docs/walkthrough.md", 0)
-    assert len(test.examples) > 40
+def prints_what_it_says(page: str, least: int = 0, replaced: Callable[[str], str] = str) -> None:
+    """Run a page's examples in Python; there are more than `least`."""
+    examples = replaced("\n".join(blocks(page, "python")))
+    test = doctest.DocTestParser().get_doctest(examples, {}, page, page, 0)
+    assert len(test.examples) > least
     report = io.StringIO()
     failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
     assert not failed, report.getvalue()
+
+
+def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prints_what_it_says("docs/walkthrough.md", 40)
 
 
 def test_readme_environment_is_twenty_lines_and_prints_what_it_says(
@@ -125,28 +130,15 @@ def test_evaluation_page_commands(example_runs: Path) -> None:
 
 
 def test_evaluation_page_prints_what_it_says(example_runs: Path) -> None:
-    examples = "\n".join(blocks("docs/evaluation.md", "python"))
-    test = doctest.DocTestParser().get_doctest(examples, {}, "evaluation", "docs/evaluation.md", 0)
-    report = io.StringIO()
-    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
-    assert not failed, report.getvalue()
+    prints_what_it_says("docs/evaluation.md")
 
 
 def test_tools_page_prints_what_it_says() -> None:
-    examples = "\n".join(blocks("docs/tools.md", "python"))
-    test = doctest.DocTestParser().get_doctest(examples, {}, "tools", "docs/tools.md", 0)
-    assert len(test.examples) > 25
-    report = io.StringIO()
-    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
-    assert not failed, report.getvalue()
+    prints_what_it_says("docs/tools.md", 25)
 
 
 def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
-    examples = "\n".join(blocks("docs/sandbox.md", "python"))
-    test = doctest.DocTestParser().get_doctest(examples, {}, "sandbox", "docs/sandbox.md", 0)
-    report = io.StringIO()
-    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
-    assert not failed, report.getvalue()
+    prints_what_it_says("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):
         for command in commands(block):
             assert "reward" in run(command, tmp_path).stdout
@@ -174,12 +166,7 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
 
 def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    examples = "\n".join(blocks("docs/judging.md", "python"))
-    test = doctest.DocTestParser().get_doctest(examples, {}, "judging", "docs/judging.md", 0)
-    assert len(test.examples) > 40
-    report = io.StringIO()
-    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
-    assert not failed, report.getvalue()
+    prints_what_it_says("docs/judging.md", 40)
 
 
 @pytest.fixture
@@ -244,12 +231,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
             assert any(wanted in text for text in answers.values()), wanted
         assert len(answers) == 10 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
-        examples = ports("\n".join(blocks("docs/serving.md", "python")))
-        test = doctest.DocTestParser().get_doctest(examples, {}, "serving", "docs/serving.md", 0)
-        assert len(test.examples) > 25
-        report = io.StringIO()
-        failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
-        assert not failed, report.getvalue()
+        prints_what_it_says("docs/serving.md", 25, ports)
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.errors import ConfigError, ToolParseError
-from rove.tools import as_content, call_arguments, call_id, call_name, is_async, make_tool
+from rove.functions import is_async
+from rove.tools import as_content, call_arguments, call_id, call_name, make_tool
 
 
 class Color(enum.Enum):

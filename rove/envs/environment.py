@@ -14,6 +14,7 @@ from typing import Any
 from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.errors import ConfigError, ends_task, nearest
+from rove.functions import maybe_await
 from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.parsers import Parser
 from rove.records import TrajectoryStep
@@ -58,11 +59,6 @@ def _mark(kind: str, priority: Any) -> Any:
         return method
 
     return decorate
-
-
-async def maybe_await(value: Any) -> Any:
-    """`value`, awaited if it is awaitable."""
-    return await value if inspect.isawaitable(value) else value
 
 
 class Environment(ABC):

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from rove.envs.environment import cleanup, maybe_await, teardown
+from rove.envs.environment import cleanup, teardown
 from rove.envs.stateful_tool import StatefulToolEnv
 from rove.errors import ConfigError, SandboxError, phase
+from rove.functions import maybe_await
 from rove.messages import Messages
 from rove.rubrics import Rubric
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session

@@ -7,9 +7,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rove.envs.environment import maybe_await
 from rove.envs.tool import ToolEnv
 from rove.errors import ConfigError, phase
+from rove.functions import maybe_await
 from rove.messages import Messages
 from rove.state import State
 from rove.threads import Threads, UnderWay

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from rove.envs.environment import Turn, maybe_await, stop
+from rove.envs.environment import Turn, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.errors import (
     ConfigError,
@@ -23,6 +23,7 @@ from rove.errors import (
     nearest,
     phase,
 )
+from rove.functions import is_async, maybe_await
 from rove.messages import Message, Messages, ToolMessage, as_message
 from rove.rubrics import Rubric
 from rove.state import State
@@ -35,7 +36,6 @@ from rove.tools import (
     call_arguments,
     call_id,
     call_name,
-    is_async,
     make_tool,
     tool_identity,
 )

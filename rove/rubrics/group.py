@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from rove.errors import ConfigError
+from rove.functions import function_name
 from rove.parsers import Parser
 from rove.records import Scores
-from rove.rubrics.rubric import RewardFunc, Rubric, function_name, merge_scores
+from rove.rubrics.rubric import RewardFunc, Rubric, merge_scores
 from rove.state import State
 
 

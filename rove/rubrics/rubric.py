@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rove.digest import digest_code
 from rove.errors import ConfigError, Error, nearest, phase
+from rove.functions import function_name, maybe_await, unwrapped
 from rove.parsers import Parser
 from rove.records import Scores
 from rove.state import INPUT_FIELDS, State
@@ -181,7 +182,7 @@ class Rubric:
     @property
     def identity(self) -> list[str]:
         """Name, weight and hash of the code of every function."""
-        return [f"{f.name} × {f.weight:g} #{digest_code(_unwrapped(f.func))}" for f in self._functions]
+        return [f"{f.name} × {f.weight:g} #{digest_code(unwrapped(f.func))}" for f in self._functions]
 
     @property
     def has_group_rewards(self) -> bool:
@@ -202,7 +203,7 @@ class Rubric:
             if not function.is_group:
                 with phase(function.phase):
                     arguments = function.arguments(lambda name: self._find(name, state), lambda: self._available(state))
-                    values[function.name] = _number(function.name, await _called(function.func, arguments))
+                    values[function.name] = _number(function.name, await maybe_await(function.func(**arguments)))
         return self._scores(values)
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
@@ -235,7 +236,7 @@ class Rubric:
         with phase(function.phase):
             available = _GROUP_NAMES.union(self.class_objects)
             arguments = function.arguments(lambda name: self._find_for_group(name, states), lambda: available)
-            result = await _called(function.func, arguments)
+            result = await maybe_await(function.func(**arguments))
             if not isinstance(result, Iterable):
                 raise Error(
                     f"group reward function '{function.name}' returned {reprlib.repr(result)}; "
@@ -307,11 +308,6 @@ def _weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) ->
     return math.fsum(weights[name] * value for name, value in rewards.items())
 
 
-async def _called(func: RewardFunc, arguments: dict[str, Any]) -> Any:
-    result = func(**arguments)
-    return await result if hasattr(result, "__await__") else result
-
-
 def _number(name: str, value: Any) -> float:
     # By __float__, so that numbers of numpy and torch count and texts do not.
     try:
@@ -321,18 +317,6 @@ def _number(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise Error(f"reward function '{name}' returned {reprlib.repr(value)}; expected a finite number")
     return number
-
-
-def function_name(func: RewardFunc) -> str:
-    """The name a function goes by unless given one: its own, that of the function in a partial, or its class's."""
-    inner = _unwrapped(func)
-    return getattr(func, "__name__", None) or getattr(inner, "__name__", None) or type(inner).__name__
-
-
-def _unwrapped(func: RewardFunc) -> RewardFunc:
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func
 
 
 def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
@@ -348,7 +332,7 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
             )
     bound = frozenset(func.keywords if isinstance(func, functools.partial) else ())
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
-    inner = _unwrapped(func)
+    inner = unwrapped(func)
     marked = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on a class's __call__
     return _Function(
         func=func,

@@ -74,7 +74,7 @@ class ToolCallError(ToolError):
 class InfraError(Error):
     """The endpoint or the machine failed, after bounded retries: `attempts`."""
 
-    def __init__(self, message: str, attempts: Iterable[str] = ()):
+    def __init__(self, message: str = "", attempts: Iterable[str] = ()):
         super().__init__(message)
         self.attempts = list(attempts)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from rove import compat
 from rove.errors import ConfigError, Error, nearest
 
 COMMANDS = {
@@ -32,6 +33,9 @@ KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"
 """How many compiled matrix products PyTorch's CPU libraries keep, unless the environment says so. By default 1,024 each: half
 a gigabyte and more where shapes hardly ever come back, under a server's mixed requests as in RL, and not any faster."""
 
+COMPAT = "--compat"
+"""Flag of every command: rove stands for `verifiers` even where that is installed."""
+
 GARBAGE = (100_000, 10, 10)
 """How many more objects there must be before Python looks for unreachable cycles among them (by default 700). It looks at
 them all, the libraries' own too, over and over while rollouts are made: a fifth of the CPU time of sampling a small model."""
@@ -49,6 +53,14 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return importlib.import_module(COMMANDS[cmd_name][0]).command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take --compat out, wherever it stands: it is of all commands."""
+        if COMPAT in args:
+            compat.install(replace=True)
+        else:
+            compat.offer()
+        return super().parse_args(ctx, [word for word in args if word != COMPAT])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find a command, or say which was probably meant."""
@@ -75,6 +87,8 @@ def cli(ctx: click.Context) -> None:
     """rove: environments for language models. Evaluate, generate data, warm up with SFT, train with RL.
 
     Start with: rove eval tictactoe -m scripted:teacher
+
+    Environments written for the library verifiers v0 run as they are where it is not installed; with --compat also where it is.
     """
     for variable, number in KERNELS.items():  # read once, by the import of torch, which no command has made yet
         os.environ.setdefault(variable, number)

@@ -29,7 +29,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
 
     Searched in this order: `env_dir` if given, installed modules, `./environments`, the examples shipped with rove. The
-    last part of "owner/name@version" is the module's name, "-" read as "_".
+    last part of "owner/name@version" is the module's name, "-" read as "_". An environment of another library's may come with
+    a method `__rove_environment__` that returns it as one of rove's.
 
     Raises:
         ConfigError: nothing has that name, it cannot be imported, it has no `load_environment`, or an argument is unknown or,
@@ -43,6 +44,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     _check_args(env_id, load, env_args)
     _check_types(env_id, load, env_args)
     env = load(**env_args)
+    if not isinstance(env, Environment) and hasattr(env, "__rove_environment__"):
+        env = env.__rove_environment__()
     if not isinstance(env, Environment):
         raise ConfigError(
             f"load_environment() of '{env_id}' returned a {type(env).__name__}, expected a rove Environment"

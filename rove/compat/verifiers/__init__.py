@@ -1,0 +1,54 @@
+"""The library `verifiers` v0 (0.1.2 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
+
+What environments, parsers and rubrics of packages written for it do, they do here, the prompts, rewards and metrics the same.
+`docs/compat.md` lists what differs from real v0, and what `ROVE_COMPAT=fixed` fixes. Under its own name it answers after
+`rove.compat.install()`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.3.1+rove"
+
+_HOMES = {
+    "clients": "AnthropicMessagesClient Client ClientConfig EndpointClientConfig EndpointConfig Endpoints EvalConfig "
+    "EvalRunConfig NeMoRLChatCompletionsClient OpenAIChatCompletionsClient OpenAIChatCompletionsTokenClient "
+    "OpenAICompletionsClient OpenAIResponsesClient RendererClient",
+    "data": "extract_boxed_answer extract_hash_answer",
+    "decorators": "advantage cleanup metric reward setup stop teardown update",
+    "environment": "Environment",
+    "errors": "BrowserSandboxError EmptyModelResponseError Error InfraError InvalidModelResponseError MissingKeyError "
+    "ModelError OverlongPromptError SandboxError ToolCallError ToolError ToolParseError TunnelError ensure_keys",
+    "examples": "load_example_dataset",
+    "group": "EnvGroup",
+    "gym": "GymEnv",
+    "judge": "JudgeRubric",
+    "loading": "load_environment",
+    "logs": "log_level print_prompt_completions_sample quiet_verifiers setup_logging",
+    "mathematics": "MathRubric",
+    "mcp": "MCPEnv",
+    "multiturn": "MultiTurnEnv SingleTurnEnv",
+    "outputs": "GenerateMetadata GenerateOutputs",
+    "parsers": "MaybeThinkParser Parser ThinkParser XMLParser",
+    "rubrics": "Rubric RubricGroup",
+    "tools": "StatefulToolEnv ToolEnv",
+    "types": "AssistantMessage ClientType DatasetBuilder ErrorData GroupRewardFunc IndividualRewardFunc Info Message "
+    "MessageType Messages Response ResponseMessage ResponseTokens RewardFunc RolloutInput RolloutOutput RolloutScore "
+    "RolloutScores RolloutTiming SamplingArgs State SystemMessage TextMessage TimeSpan TimeSpans TokenUsage Tool ToolCall "
+    "ToolMessage TrajectoryStep TrajectoryStepTokens Usage UserMessage VersionInfo TaskSplit",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'verifiers' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

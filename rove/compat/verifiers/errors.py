@@ -1,0 +1,102 @@
+"""What can go wrong, under v0's names: rove's own errors, so that both sides catch each other's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from rove.errors import (
+    EmptyModelResponseError,
+    Error,
+    InfraError,
+    InvalidModelResponseError,
+    ModelError,
+    OverlongPromptError,
+    SandboxError,
+    ToolCallError,
+    ToolError,
+    ToolParseError,
+)
+from rove.errors import MissingKeyError as _MissingKeyError
+
+__all__ = [
+    "BrowserSandboxError",
+    "EmptyModelResponseError",
+    "Error",
+    "InfraError",
+    "InvalidModelResponseError",
+    "ModelError",
+    "OverlongPromptError",
+    "SandboxError",
+    "ToolCallError",
+    "ToolError",
+    "ToolParseError",
+    "TunnelError",
+]
+
+
+class TunnelError(InfraError):
+    """A tunnel is gone."""
+
+
+class BrowserSandboxError(SandboxError):
+    """A sandbox with a browser failed."""
+
+
+class MissingKeyError(_MissingKeyError):
+    """Environment variables that an environment needs are not set: `keys`."""
+
+    def __init__(self, keys: Iterable[str]):
+        self.keys = list(keys)
+        names = ", ".join(self.keys)
+        super().__init__(f"these environment variables are not set: {names}; set them, e.g. export {self.keys[0]}=…")
+
+
+def ensure_keys(keys: Iterable[str]) -> None:
+    """Check that environment variables are set.
+
+    Raises:
+        MissingKeyError: some are not, or are empty; it names all of them.
+    """
+    missing = [key for key in keys if not os.environ.get(key)]
+    if missing:
+        raise MissingKeyError(missing)
+
+
+class ErrorChain:
+    """An error with its causes: `str` tells their types, `repr` the errors themselves."""
+
+    def __init__(self, error: BaseException):
+        self.root_error = error
+        self.chain: list[BaseException] = []
+        cause: BaseException | None = error
+        while cause is not None:
+            self.chain.append(cause)
+            cause = cause.__cause__
+
+    def __contains__(self, kind: object) -> bool:
+        return isinstance(kind, type) and any(isinstance(error, kind) for error in self.chain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ErrorChain) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        return " -> ".join(type(error).__name__ for error in self.chain)
+
+    def __repr__(self) -> str:
+        return " -> ".join(map(repr, self.chain))
+
+
+def error_data(error: BaseException) -> dict[str, str]:
+    """An error as it lies in an output."""
+    chain = ErrorChain(error)
+    name = type(error).__name__
+    return {
+        "error": name,
+        "message": str(error) or name,
+        "error_chain_repr": repr(chain),
+        "error_chain_str": str(chain),
+    }

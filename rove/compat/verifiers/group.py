@@ -1,0 +1,200 @@
+"""v0's `EnvGroup`: rows of several environments, each played and scored where it is from."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rove.compat.verifiers.data import Table, as_info, with_prompts
+from rove.compat.verifiers.environment import Environment
+from rove.compat.verifiers.mode import fixed
+from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.types import State
+
+KEY = "env_id"
+"""Where a row's info says which environment it is from: a name, or a list of names in nested groups."""
+
+
+def _route(info: Any) -> list[str]:
+    value = as_info(info).get(KEY)
+    return [value] if isinstance(value, str) else [str(name) for name in value or ()]
+
+
+def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
+    info = {name: value for name, value in as_info(row.get("info")).items() if name != KEY}
+    if route:
+        info[KEY] = route[0] if len(route) == 1 else list(route)
+    rest = {name: value for name, value in row.items() if name != "info"}
+    return {**rest, "info": info} if info else rest
+
+
+class EnvGroupRubric(Rubric):
+    """Scores states with the rubric of their environment; metrics of the others are 0 (left out with ROVE_COMPAT=fixed)."""
+
+    def __init__(self, env_map: Mapping[str, Environment]):
+        super().__init__()
+        self.env_map = env_map
+
+    def _get_reward_func_names(self) -> list[str]:
+        return sorted({name for env in self.env_map.values() for name in env.rubric._get_reward_func_names()})
+
+    get_reward_func_names = _get_reward_func_names
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether a member's rubric needs whole groups."""
+        return any(env.rubric.has_group_rewards for env in self.env_map.values())
+
+    def _member(self, state: State) -> Environment | None:
+        route = _route(state.get("info"))
+        return self.env_map.get(route[0]) if route else None
+
+    async def score_rollout(self, state: State) -> None:
+        """Set reward and metrics by the state's environment."""
+        member = self._member(state)
+        if member is None:
+            state["reward"], state["metrics"] = 0.0, {}
+        else:
+            await member.rubric.score_rollout(state)
+        self._fill(state)
+
+    async def score_group(self, states: list[State]) -> None:
+        """Set rewards and metrics by the states' environment."""
+        member = self._member(states[0])
+        if member is None:
+            await self.dummy_score_group(states)
+        else:
+            await member.rubric.score_group(states)
+        for state in states:
+            self._fill(state)
+
+    def _fill(self, state: State) -> None:
+        if not fixed():
+            state["metrics"] = {name: (state["metrics"] or {}).get(name, 0.0) for name in self._get_reward_func_names()}
+
+    async def cleanup(self, state: State) -> None:
+        """Run the `@cleanup` methods of the member's rubric."""
+        member = self._member(state)
+        if member is not None:
+            await member.rubric.cleanup(state)
+
+    async def teardown(self) -> None:
+        """Tear the members' rubrics down."""
+        for env in self.env_map.values():
+            await env.rubric.teardown()
+
+
+class EnvGroup(Environment):
+    """Several environments as one; `info["env_id"]` of its rows says where each is from.
+
+    Raises:
+        ValueError: there is no environment, or not one name for each.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Environment],
+        env_names: Sequence[str] | None = None,
+        map_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        if not envs:
+            raise ValueError("EnvGroup requires at least one environment")
+        self.envs = list(envs)
+        self.env_names = list(env_names or [f"env_{i}" for i in range(len(self.envs))])
+        if len(self.env_names) != len(self.envs):
+            raise ValueError("Number of env_names must match number of envs")
+        self.env_map = dict(zip(self.env_names, self.envs, strict=True))
+        super().__init__(
+            dataset=self._joined([env.build_dataset() for env in self.envs], map_kwargs or {}),
+            eval_dataset=self._joined([env.build_eval_dataset() for env in self.envs], map_kwargs or {}),
+            rubric=EnvGroupRubric(self.env_map),
+            map_kwargs=map_kwargs,
+            **kwargs,
+        )
+
+    def _joined(self, tables: list[Any], map_kwargs: Mapping[str, Any]) -> Any:
+        parts: list[Any] = []
+        for name, table in zip(self.env_names, tables, strict=True):
+            if table is not None:
+
+                def routed(row: Mapping[str, Any], name: str = name) -> dict[str, Any]:
+                    return _with_route(row, [name, *_route(row.get("info"))])
+
+                parts.append(table.map(routed, **map_kwargs))
+        if not parts:
+            return None
+        if all(isinstance(part, Table) for part in parts):
+            return Table([row for part in parts for row in part])
+        return importlib.import_module("datasets").concatenate_datasets(parts)
+
+    def _format_dataset(self, dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Any) -> Any:
+        dataset = with_prompts(dataset, system_prompt, few_shot, map_kwargs)
+        if "example_id" in dataset.column_names:
+            dataset = dataset.remove_columns(["example_id"])
+        return dataset.add_column("example_id", list(range(len(dataset))))
+
+    def get_env_for_name(self, name: str) -> Environment:
+        """A member.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if name not in self.env_map:
+            raise ValueError(f"No environment found for info['env_id']={name!r}; members are {self.env_names}")
+        return self.env_map[name]
+
+    def routed(self, row: Mapping[str, Any]) -> tuple[Environment, dict[str, Any], list[str]]:
+        """A row's member, the row as that has it, and the route.
+
+        Raises:
+            ValueError: the row does not say where it is from.
+        """
+        route = _route(row.get("info"))
+        if not route and len(self.envs) > 1:
+            raise ValueError(
+                "EnvGroup input is missing info['env_id']; use rows of get_dataset() or get_eval_dataset()"
+            )
+        route = route or [self.env_names[0]]
+        return self.get_env_for_name(route[0]), _with_route(row, route[1:]), route
+
+    async def rollout(self, input: Any, client: Any, model: str, sampling_args: Any = None) -> State:
+        """Play a rollout in the row's environment."""
+        env, row, route = self.routed(input)
+        state = await env.rollout(row, client, model, sampling_args)
+        state["info"] = _with_route({"info": state.get("info")}, route)["info"]
+        return state
+
+    async def run_group(
+        self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any
+    ) -> Any:
+        """Play and score the rollouts of one example in its environment."""
+        env, _, route = self.routed(group_inputs[0])
+        rows = [self.routed(row)[1] for row in group_inputs]
+        outputs = await env.run_group(rows, client, model, sampling_args, **options)
+        for output in outputs:
+            output["info"] = _with_route({"info": output.get("info")}, route)["info"]
+        return outputs
+
+    async def score_states(self, states: list[State]) -> None:
+        """Score finished rollouts as their environment does: without the zeros of `EnvGroupRubric`, as v0's runs do."""
+        route = _route(states[0].get("info"))
+        await self.get_env_for_name(route[0]).score_states(states)
+
+    async def _teardown(self) -> None:
+        await super()._teardown()
+        for env in self.envs:
+            await env._teardown()
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Of all members."""
+        self.max_seq_len = max_seq_len
+        for env in self.envs:
+            env.set_max_seq_len(max_seq_len)
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        """Of all members."""
+        self.score_rollouts = score_rollouts
+        for env in self.envs:
+            env.set_score_rollouts(score_rollouts)

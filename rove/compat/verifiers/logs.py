@@ -1,0 +1,76 @@
+"""v0's helpers for logs and for looking at rollouts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rove.compat.verifiers.messages import message_to_printable
+
+NAME = "verifiers"
+
+
+def setup_logging(level: str | None = "INFO", **ignored: Any) -> None:
+    """Show the library's messages from this level on."""
+    logging.getLogger(NAME).setLevel((level or "INFO").upper())
+
+
+@contextmanager
+def log_level(level: str | int) -> Iterator[None]:
+    """Within, messages from this level on."""
+    logger = logging.getLogger(NAME)
+    before = logger.level
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def quiet_verifiers() -> AbstractContextManager[None]:
+    """Within, warnings and errors only."""
+    return log_level("WARNING")
+
+
+def format_messages(messages: Any) -> str:
+    """A conversation to read."""
+    if isinstance(messages, str):
+        return messages
+    shown = [message_to_printable(message) for message in messages]
+    lines = [f"{message['role']}: {message.get('content') or ''}" for message in shown]
+    calls = [[f"[tool call] {call}" for call in message.get("tool_calls") or []] for message in shown]
+    return "\n\n".join("\n\n".join([line, *said]) for line, said in zip(lines, calls, strict=True))
+
+
+def print_prompt_completions_sample(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    errors: Sequence[Any],
+    rewards: Sequence[float],
+    step: int,
+    num_samples: int = 1,
+) -> None:
+    """Print a few rollouts as a table."""
+    table = Table("Prompt", "Completion", "Reward", title=f"Step {step}")
+    for prompt, completion, error, reward in list(zip(prompts, completions, errors, rewards, strict=False))[
+        :num_samples
+    ]:
+        failed = f"\n\nerror: {error!r}" if error is not None else ""
+        table.add_row(format_messages(prompt), format_messages(completion) + failed, f"{reward:.2f}")
+    Console(markup=False).print(table)
+
+
+def print_time(seconds: float) -> str:
+    """Seconds in words: "12ms", "3s", "2m 5s", "1h 10m", "2d"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for size, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // smaller
+            return f"{seconds // size:.0f}{name}" + (f" {rest:.0f}{smaller_name}" if rest else "")
+    return f"{seconds:.0f}s"

@@ -1,0 +1,251 @@
+"""v0's rollout: ask, and before every further turn let the environment answer; check the stop conditions in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from typing import Any
+
+from rove.compat.verifiers import legacy
+from rove.compat.verifiers.calls import maybe_await
+from rove.compat.verifiers.decorators import cleanup, stop
+from rove.compat.verifiers.environment import Environment
+from rove.compat.verifiers.errors import OverlongPromptError
+from rove.compat.verifiers.messages import AssistantMessage, Messages, concat_messages, maybe_normalize_messages
+from rove.compat.verifiers.mode import fixed, outdated
+from rove.compat.verifiers.parsers import Parser
+from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.types import (
+    Response,
+    SamplingArgs,
+    State,
+    TimeSpan,
+    TrajectoryStep,
+    TrajectoryStepTokens,
+)
+from rove.errors import LimitReachedError
+
+
+class MultiTurnMonitorRubric(Rubric):
+    """The metric `num_turns`."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.add_metric(self.num_turns)
+
+    async def num_turns(self, state: State) -> int:
+        """Model turns in the rollout."""
+        return len(state["trajectory"])
+
+
+class MultiTurnEnv(Environment):
+    """Model and environment take turns; `env_response` is not called after the last model turn that is allowed
+    (it is with ROVE_COMPAT=fixed).
+
+    Args:
+        max_turns: most model turns; -1 = no limit.
+        timeout_seconds: of a rollout, which is then scored as it stands.
+        Everything else: see `Environment`.
+    """
+
+    def __init__(self, max_turns: int = -1, timeout_seconds: float | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.max_turns = max_turns
+        self.timeout_seconds = timeout_seconds
+        self.max_total_completion_tokens = -1
+        self._former_is_completed = legacy.former_is_completed(self, Environment)
+        self.add_rubric(MultiTurnMonitorRubric())
+
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """Stop once the model has produced this many tokens in a rollout; -1 = no limit."""
+        self.max_total_completion_tokens = max_total_completion_tokens
+
+    @abstractmethod
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """Answer the model's turn. To end the rollout with the answer set `state["final_env_response"]` to it."""
+
+    @stop(priority=100)
+    async def has_error(self, state: State, **kwargs: Any) -> bool:
+        """Something went wrong."""
+        return state.get("error") is not None
+
+    @stop
+    async def prompt_too_long(self, state: State) -> bool:
+        """The conversation does not fit the model's context."""
+        return state.get("prompt_too_long", False)
+
+    @stop
+    async def max_turns_reached(self, state: State) -> bool:
+        """The model has had its turns."""
+        return 0 < self.max_turns <= len(state["trajectory"])
+
+    @stop
+    async def max_total_completion_tokens_reached(self, state: State) -> bool:
+        """The model has produced its tokens."""
+        usage = self.get_state_usage(state) if self.max_total_completion_tokens > 0 else None
+        return usage is not None and usage["output_tokens"] >= self.max_total_completion_tokens
+
+    @stop
+    async def has_final_env_response(self, state: State) -> bool:
+        """The environment has said its last word."""
+        return state.get("final_env_response") is not None
+
+    async def setup_state(self, state: State, **kwargs: Any) -> State | None:
+        """Prepare the state, in place or by returning another."""
+        return state
+
+    async def get_prompt_messages(self, state: State) -> Messages:
+        """What the model is shown: the prompt, or the conversation and what the environment answers."""
+        if not state["trajectory"]:
+            return state["prompt"]
+        last = state["trajectory"][-1]
+        messages = concat_messages([last["prompt"], last["completion"]])
+        reply = legacy.reply_of(state, await maybe_await(self.env_response, messages, state))
+        return concat_messages([messages, maybe_normalize_messages(reply, field_name="env_response")])
+
+    async def render_completion(self, state: State) -> None:
+        """Set `state["completion"]` to what follows the prompt."""
+        if not state["trajectory"]:
+            state["completion"] = []
+            return
+        last = state["trajectory"][-1]
+        said = concat_messages([last["prompt"], last["completion"]])
+        if state.get("final_env_response"):
+            final = maybe_normalize_messages(state["final_env_response"], field_name="final_env_response")
+            said = concat_messages([said, final])
+        state["completion"] = said[len(state["prompt"]) :]
+
+    @cleanup(priority=100)
+    async def render_state(self, state: State) -> None:
+        """Set the completion before other cleanups run."""
+        state["timing"].generation.end = time.time()
+        await self.render_completion(state)
+
+    async def add_trajectory_step(self, state: State, trajectory_step: TrajectoryStep) -> None:
+        """Keep a turn."""
+        state["trajectory"].append(trajectory_step)
+
+    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+        """Keep an answer as a turn."""
+        tokens = cut_tokens(response, self.max_seq_len)
+        step = TrajectoryStep(
+            prompt=prompt_messages,
+            completion=[said_in(response)],
+            response=response,
+            tokens=tokens,
+            reward=None,
+            advantage=None,
+            is_truncated=bool(response.message.is_truncated or (tokens or {}).get("is_truncated")),
+            trajectory_id=state["trajectory_id"],
+            extras={},
+        )
+        await self.add_trajectory_step(state, step)
+
+    async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Play a rollout of a row, not scored. What goes wrong in it is `state["error"]`."""
+        box = [await self.init_state(input, client, model, sampling_args)]
+        try:
+            await asyncio.wait_for(self._play(box), self.timeout_seconds)
+        except TimeoutError:
+            box[0].update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
+        finally:
+            await self.cleanup(box[0])
+        return box[0]
+
+    async def _play(self, box: list[State]) -> None:
+        """The turns; `setup_state` may put another state into the box."""
+        state = box[0]
+        state["timing"].generation.start = state["timing"].setup.start = time.time()
+        try:
+            box[0] = state = await maybe_await(self.setup_state, state) or state
+        except LimitReachedError:
+            raise
+        except Exception as error:
+            state["error"] = error
+        state["timing"].setup.end = time.time()
+        while not await self._is_over(state):
+            try:
+                await self._turn(state)
+            except LimitReachedError:
+                raise
+            except OverlongPromptError:
+                state.update(prompt_too_long=True, is_truncated=True)
+            except Exception as error:
+                state["error"] = error
+
+    async def _turn(self, state: State) -> None:
+        timing, started = state["timing"], time.time()
+        prompt = maybe_normalize_messages(await self.get_prompt_messages(state), field_name="prompt_messages")
+        if state["trajectory"]:
+            timing.env.spans.append(TimeSpan(start=started, end=time.time()))
+        if state.get("final_env_response") is not None:
+            return
+        started = time.time()
+        response = await self.get_model_response(state, prompt)
+        timing.model.spans.append(TimeSpan(start=started, end=time.time()))
+        await self.add_model_response(state, prompt, response)
+
+    async def _is_over(self, state: State) -> bool:
+        over = await Environment.is_completed(self, state)
+        if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
+            await self._last_word(state)
+        if over or self._former_is_completed is None:
+            return over
+        last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
+        if await self._former_is_completed(state, concat_messages([last["prompt"], last["completion"]])):
+            self._mark_completed(state, "is_completed")
+            return True
+        return False
+
+    async def _last_word(self, state: State) -> None:
+        """Show the environment the last turn, too."""
+        if type(self).env_response is SingleTurnEnv.env_response:
+            return
+        messages = concat_messages([state["trajectory"][-1]["prompt"], state["trajectory"][-1]["completion"]])
+        reply = legacy.reply_of(state, await maybe_await(self.env_response, messages, state))
+        if state.get("final_env_response") is None and reply:
+            state["final_env_response"] = reply
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """One question, one answer. Arguments: see `Environment`; a dataset, parser and rubric may be given without keywords, as
+    in 0.1.0."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if args:
+            outdated("SingleTurnEnv(dataset, …)", "pass keywords: dataset=, parser=, rubric=")
+        for value in args:
+            kind = "parser" if isinstance(value, Parser) else "rubric" if isinstance(value, Rubric) else "dataset"
+            kwargs["eval_dataset" if kind == "dataset" and kind in kwargs else kind] = value
+        super().__init__(max_turns=1, **kwargs)
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
+        """Never called."""
+        raise NotImplementedError("env_response is not implemented for SingleTurnEnv")
+
+
+def said_in(response: Response) -> AssistantMessage:
+    """The message of an answer, as it stands in a conversation."""
+    message = response.message
+    extra = {name: value for name, value in message.items() if name not in type(message).order()}
+    return AssistantMessage(**{name: message[name] for name in AssistantMessage.order() if name != "role"}, **extra)
+
+
+def cut_tokens(response: Response, most: int | None) -> TrajectoryStepTokens | None:
+    """The tokens of an answer, cut so that the sequence has at most so many."""
+    tokens = response.message.tokens if response is not None else None
+    if tokens is None:
+        return None
+    most = len(tokens.prompt_ids) + len(tokens.completion_ids) if most is None else most
+    room = max(0, most - len(tokens.prompt_ids))
+    return TrajectoryStepTokens(
+        prompt_ids=tokens.prompt_ids[:most],
+        prompt_mask=tokens.prompt_mask[:most],
+        completion_ids=tokens.completion_ids[:room],
+        completion_mask=tokens.completion_mask[:room],
+        completion_logprobs=tokens.completion_logprobs[:room],
+        overlong_prompt=len(tokens.prompt_ids) > most,
+        is_truncated=len(tokens.completion_ids) > room or len(tokens.prompt_ids) > most,
+        routed_experts=tokens.routed_experts,
+    )

@@ -1,0 +1,341 @@
+"""v0's rubrics: arguments by name, group functions guessed from theirs, a failing function is a 0.
+
+With `ROVE_COMPAT=fixed` a failing function is an error, names must differ, and advantages are of the whole reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_origin
+
+from rove.compat.verifiers.calls import maybe_await, maybe_call_with_named_args, taken
+from rove.compat.verifiers.decorators import discover_decorated
+from rove.compat.verifiers.mode import fixed, outdated
+from rove.compat.verifiers.parsers import Parser
+from rove.compat.verifiers.types import INPUT_FIELDS, State
+from rove.errors import LimitReachedError, phase
+from rove.functions import function_name
+
+_PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
+
+
+class Rubric:
+    """Weighted reward functions; see `rove.Rubric` for what they are.
+
+    Args:
+        funcs, weights: the functions and what each counts; 1.0 each by default. Functions given one by one, as before 0.1.2,
+            are understood.
+        parser: given to functions as `parser`.
+
+    Raises:
+        ValueError: there is not one weight per function.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
+        *more: Any,
+        weights: list[float] | None = None,
+        parser: Parser | None = None,
+    ):
+        funcs, weights, parser = _positional(funcs, more, weights, parser)
+        self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
+        self.funcs: list[Callable[..., Any]] = funcs
+        self.weights: list[float] = weights or [1.0] * len(funcs)
+        if len(self.weights) != len(funcs):
+            raise ValueError(f"Number of weights ({len(self.weights)}) must match number of functions ({len(funcs)})")
+        self.parser = parser or Parser()
+        self.class_objects: dict[str, Any] = {"parser": self.parser}
+        self.score_object_providers: list[Callable[[State], Mapping[str, Any]]] = []
+        self.group_score_object_providers: list[Callable[[list[State]], Mapping[str, Any]]] = []
+        self._cleanup_handlers = discover_decorated(self, "cleanup")
+        self._teardown_handlers = discover_decorated(self, "teardown")
+
+    def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
+        """Add a function that counts."""
+        if fixed() and function_name(func) in self._get_reward_func_names():
+            raise ValueError(f"a function named '{function_name(func)}' is here already; give one another __name__")
+        self.funcs.append(func)
+        self.weights.append(weight)
+
+    def add_metric(self, func: Callable[..., Any], weight: float = 0.0) -> None:
+        """Add a function that is only reported."""
+        Rubric.add_reward_func(self, func, weight)
+
+    def add_class_object(self, name: str, obj: Any) -> None:
+        """Give functions `obj` as the argument `name`."""
+        self.class_objects[name] = obj
+
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+        """Give functions what `provider(state)` returns."""
+        self.score_object_providers.append(provider)
+
+    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+        """Give group functions what `provider(states)` returns."""
+        self.group_score_object_providers.append(provider)
+
+    def add_cleanup_handler(self, handler: Callable[..., Any]) -> None:
+        """Call a function with every scored state."""
+        self._cleanup_handlers.append(handler)
+        self._cleanup_handlers.sort(key=lambda one: (-getattr(one, "cleanup_priority", 0), function_name(one)))
+
+    def _get_reward_func_names(self) -> list[str]:
+        return [function_name(func) for func in self.funcs]
+
+    def _get_reward_funcs(self) -> list[Callable[..., Any]]:
+        return list(self.funcs)
+
+    def _get_reward_weights(self) -> list[float]:
+        return list(self.weights)
+
+    # Before 0.1.9 they were public.
+    get_reward_func_names = _get_reward_func_names
+    get_reward_funcs = _get_reward_funcs
+    get_reward_weights = _get_reward_weights
+
+    def _is_group_func(self, func: Callable[..., Any]) -> bool:
+        signature = inspect.signature(func)
+        returned = signature.return_annotation
+        return bool(_PLURALS & signature.parameters.keys()) or returned is list or get_origin(returned) is list
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether some function is of a whole group."""
+        return any(self._is_group_func(func) for func in self.funcs)
+
+    @property
+    def has_advantages(self) -> bool:
+        """Whether it sets advantages of its own."""
+        return False
+
+    def score_objects(self, state: State) -> dict[str, Any]:
+        """What functions can take by name."""
+        task = state.get("task")
+        objects = {
+            **_columns(state, task),
+            "prompt": state["prompt"],
+            "completion": state["completion"],
+            "answer": state.get("answer", ""),
+            "state": state,
+            "info": state.get("info", {}),
+            **self.class_objects,
+            "task": task,
+        }
+        for provider in self.score_object_providers:
+            objects |= provider(state)
+        return objects
+
+    def group_score_objects(self, states: list[State]) -> dict[str, Any]:
+        """What group functions can take by name."""
+        each = [self.score_objects(state) for state in states]
+        objects = {
+            "prompts": [state["prompt"] for state in states],
+            "completions": [state["completion"] for state in states],
+            "answers": [state.get("answer", "") for state in states],
+            "states": states,
+            "tasks": [one.get("task") for one in each],
+            "infos": [one.get("info", {}) for one in each],
+            **self.class_objects,
+        }
+        for provider in self.group_score_object_providers:
+            objects |= provider(states)
+        return objects
+
+    async def _call_individual_reward_func(self, func: Callable[..., Any], state: State) -> float:
+        objects = self.score_objects(state)
+        return await self._value(func, objects, float, 0.0)
+
+    async def _call_group_reward_func(self, func: Callable[..., Any], states: list[State]) -> list[float]:
+        objects = self.group_score_objects(states)
+        return await self._value(func, objects, lambda scores: scores, [0.0] * len(states))
+
+    async def _value(self, func: Any, objects: dict[str, Any], as_value: Callable[[Any], Any], zero: Any) -> Any:
+        try:
+            with phase(f"reward {function_name(func)}"):
+                return as_value(await maybe_await(func, **taken(func, objects)))
+        except Exception as error:
+            if fixed() or isinstance(error, LimitReachedError):
+                raise
+            self.logger.error(f"Error calling reward function {function_name(func)}: {error}")
+            return zero
+
+    async def score_rollout(self, state: State) -> None:
+        """Set `state["reward"]` and `state["metrics"]` of a finished rollout."""
+        if not self.funcs or self.has_group_rewards:
+            raise AssertionError(
+                "Rubric.score_rollout requires at least one individual-level reward function and no group-level reward "
+                "functions; score_group takes both"
+            )
+        values = [await self._call_individual_reward_func(func, state) for func in self.funcs]
+        state["reward"] = sum(value * weight for value, weight in zip(values, self.weights, strict=True))
+        state["metrics"] = dict(zip(self._get_reward_func_names(), values, strict=True))
+
+    async def score_group(self, states: list[State]) -> None:
+        """Set reward, metrics and advantage of the rollouts of one example, function after function."""
+        rewards = [0.0] * len(states)
+        metrics: list[dict[str, float]] = [{} for _ in states]
+        for func, weight in zip(self.funcs, self.weights, strict=True):
+            if self._is_group_func(func):
+                values = await self._call_group_reward_func(func, states)
+            else:
+                values = await asyncio.gather(*(self._call_individual_reward_func(func, state) for state in states))
+            for i in range(len(states)):
+                rewards[i] += values[i] * weight
+                metrics[i][function_name(func)] = values[i]
+        for state, reward, values in zip(states, rewards, metrics, strict=True):
+            state["reward"], state["metrics"] = reward, values
+        _set_advantages(states)
+
+    async def dummy_score_rollout(self, state: State) -> None:
+        """A reward of 0 and no metrics."""
+        state["reward"], state["metrics"] = 0.0, {}
+
+    async def dummy_score_group(self, states: list[State]) -> None:
+        """Rewards of 0 and no metrics."""
+        for state in states:
+            await self.dummy_score_rollout(state)
+
+    async def cleanup(self, state: State) -> None:
+        """Run the `@cleanup` methods, after scoring."""
+        objects = {**self.class_objects, **_columns(state, state.get("task"))}
+        objects |= {name: state.get(name) for name in ("prompt", "completion", "answer", "info", "task")}
+        for handler in self._cleanup_handlers:
+            await maybe_call_with_named_args(handler, **{**objects, "state": state})
+
+    async def teardown(self) -> None:
+        """Run the `@teardown` methods."""
+        for handler in self._teardown_handlers:
+            await maybe_await(handler)
+
+
+def _positional(funcs: Any, more: tuple[Any, ...], weights: Any, parser: Any) -> tuple[list[Any], Any, Any]:
+    """Functions, weights and parser, where functions may have been given one by one."""
+    if callable(funcs):
+        outdated("Rubric(func, …)", "pass a list: Rubric(funcs=[…], weights=[…])")
+        return [funcs, *more], weights, parser
+    if len(more) > 2:
+        raise TypeError(f"Rubric takes funcs, weights and parser; got {2 + len(more)} positional arguments")
+    given = dict(zip(("weights", "parser"), more, strict=False))
+    # v0 keeps the lists it was given; some packages go on appending to theirs.
+    return [] if funcs is None else funcs or [], given.get("weights", weights), given.get("parser", parser)
+
+
+def _columns(state: State, task: Any) -> dict[str, Any]:
+    """Columns of the dataset row beside the usual ones, and the fields of the task."""
+    row = state.get("input")
+    columns = {name: row[name] for name in row if name not in INPUT_FIELDS} if isinstance(row, Mapping) else {}
+    return {**columns, **(task if isinstance(task, Mapping) else {})}
+
+
+def _set_advantages(states: Sequence[State]) -> None:
+    mean = sum(state["reward"] for state in states) / len(states) if states else 0.0
+    for state in states:
+        state["advantage"] = state["reward"] - mean
+        for step in state["trajectory"]:
+            step["advantage"] = state["advantage"] if step["advantage"] is None else step["advantage"]
+            step["reward"] = state["reward"] if step["reward"] is None else step["reward"]
+
+
+class RubricGroup(Rubric):
+    """Several rubrics: rewards and metrics of the same name add up. What is added to it goes to the first.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, rubrics: list[Rubric], **kwargs: Any):
+        if not rubrics:
+            raise ValueError("RubricGroup must have at least one rubric")
+        super().__init__(**kwargs)
+        self.rubrics = rubrics
+
+    def _get_reward_func_names(self) -> list[str]:
+        return [name for rubric in self.rubrics for name in rubric._get_reward_func_names()]
+
+    def _get_reward_funcs(self) -> list[Callable[..., Any]]:
+        return [func for rubric in self.rubrics for func in rubric._get_reward_funcs()]
+
+    def _get_reward_weights(self) -> list[float]:
+        return [weight for rubric in self.rubrics for weight in rubric._get_reward_weights()]
+
+    get_reward_func_names = _get_reward_func_names
+    get_reward_funcs = _get_reward_funcs
+    get_reward_weights = _get_reward_weights
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether one of them has a function of a whole group."""
+        return any(rubric.has_group_rewards for rubric in self.rubrics)
+
+    @property
+    def has_advantages(self) -> bool:
+        """Whether one of them sets advantages of its own."""
+        return any(rubric.has_advantages for rubric in self.rubrics)
+
+    def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
+        """Add a function to the first rubric."""
+        self.logger.warning("Adding reward function to the first rubric in the group.")
+        self.rubrics[0].add_reward_func(func, weight)
+
+    def add_metric(self, func: Callable[..., Any], weight: float = 0.0) -> None:
+        """Add a metric to the first rubric."""
+        self.logger.warning("Adding metric to the first rubric in the group.")
+        self.rubrics[0].add_metric(func, weight)
+
+    def add_class_object(self, name: str, obj: Any) -> None:
+        """Add a class object to the first rubric."""
+        self.logger.warning("Adding class object to the first rubric in the group.")
+        self.rubrics[0].add_class_object(name, obj)
+
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+        """Give functions of all rubrics what `provider(state)` returns."""
+        for rubric in self.rubrics:
+            rubric.add_score_object_provider(provider)
+
+    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+        """Give group functions of all rubrics what `provider(states)` returns."""
+        for rubric in self.rubrics:
+            rubric.add_group_score_object_provider(provider)
+
+    async def score_rollout(self, state: State) -> None:
+        """Set reward and metrics of a finished rollout."""
+        await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))
+
+    async def score_group(self, states: list[State]) -> None:
+        """Set rewards and metrics of the rollouts of one example. The advantage is the first rubric's, of its own reward only
+        (of the whole reward with ROVE_COMPAT=fixed)."""
+        own = [(step, step["advantage"], step["reward"]) for state in states for step in state["trajectory"]]
+        await self._add_up(states, lambda rubric, states: rubric.score_group(states))
+        if fixed():
+            for step, advantage, reward in own:
+                step["advantage"], step["reward"] = advantage, reward
+            _set_advantages(states)
+
+    async def _add_up(self, states: list[State], score: Callable[[Rubric, list[State]], Any]) -> None:
+        rewards = [0.0] * len(states)
+        metrics: list[dict[str, float]] = [{} for _ in states]
+        before = [(state.get("reward"), state.get("metrics")) for state in states]
+        for rubric in self.rubrics:
+            await score(rubric, states)
+            for i, state in enumerate(states):
+                rewards[i] += state["reward"] or 0.0
+                for name, value in (state["metrics"] or {}).items():
+                    metrics[i][name] = metrics[i].get(name, 0.0) + value
+                state["reward"], state["metrics"] = before[i][0], dict(before[i][1] or {})
+        for state, reward, values in zip(states, rewards, metrics, strict=True):
+            state["reward"], state["metrics"] = reward, values
+
+    async def cleanup(self, state: State) -> None:
+        """Run the `@cleanup` methods of all."""
+        await super().cleanup(state)
+        for rubric in self.rubrics:
+            await rubric.cleanup(state)
+
+    async def teardown(self) -> None:
+        """Run the `@teardown` methods of all."""
+        await super().teardown()
+        for rubric in self.rubrics:
+            await rubric.teardown()

@@ -142,13 +142,17 @@ async def generate(
                 group, one, model, sampling, max_retries=max_retries, state_columns=state_columns
             )
 
+    tasks = [asyncio.create_task(play(number, group)) for number, group in enumerate(groups)]  # begun in this order
     try:
-        for done in asyncio.as_completed([play(number, group) for number, group in enumerate(groups)]):
+        for done in asyncio.as_completed(tasks):
             new = await done
             outputs += new
             for told in callbacks:
                 told(outputs, new, make_metadata(outputs, started, **known))
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if isinstance(client, ClientConfig):
             for one in clients:
                 await one.close()

@@ -1,0 +1,241 @@
+"""A scripted OpenAI-compatible server for the packages of `compat_packages`: the same words for rove and for the real library.
+
+Needs aiohttp alone, so that it runs in either's virtual environment. The model's name is the package's; what is said is a
+function of the conversation and of how often it was asked before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+
+Message = dict[str, Any]
+
+
+def text_of(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else " ".join(part.get("text") or "" for part in content)
+
+
+def calls(*wanted: tuple[str, Any]) -> Message:
+    made = [
+        {
+            "id": f"call_{i}",
+            "type": "function",
+            "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)},
+        }
+        for i, (name, args) in enumerate(wanted)
+    ]
+    return {"content": None, "tool_calls": made}
+
+
+def boxed_math(last: str, turn: int, again: int) -> Any:
+    answers = {
+        "1/2": "<think>sum</think>It is \\boxed{0.75}",
+        "2^5": "\\boxed{\\frac{64}{2}}",
+        "Solve": "x is 2, no box" if again else "\\boxed{x=2}",
+        "7 * 6": "\\boxed{41} or \\boxed{42" if again else "\\boxed{41}, no, \\boxed{42}",
+    }
+    return next(said for key, said in answers.items() if key in last)
+
+
+def judge(last: str, turn: int, again: int) -> Any:
+    if last.startswith("Polite?"):
+        return "yes" if "please" in last else "no"
+    truth = last.split("Ground truth answer:\n```\n")[1].split("\n```")[0]
+    response = last.split("Response:\n```\n")[1].split("\n```")[0]
+    return "Yes." if truth.lower() in response.lower() else "no"
+
+
+def judge_qa(last: str, turn: int, again: int) -> Any:
+    said = {"Faust": "Johann Wolfgang von Goethe, please", "France": "Lyon", "planet": "It is Jupiter"}
+    return "I do not know" if again else next(words for key, words in said.items() if key in last)
+
+
+def guess_number(last: str, turn: int, again: int) -> Any:
+    if "game 3" in last:
+        return "I give up"
+    if again and turn == 0:
+        return "no number" if "game 1" in last else "<guess>\n 2 \n</guess>"
+    low_high = {"higher": "7", "lower": "2"}
+    word = next((word for word in low_high if word in last), None)
+    return f"<guess>{low_high[word]}</guess>" if word else "So: <guess>5</guess>"
+
+
+def calculator_tools(last: str, turn: int, again: int) -> Any:
+    if "2 times" in last:
+        return calls(("calculate", {"a": 2, "b": 21, "operation": "multiply"}))
+    if "is pi" in last:
+        return calls(("look_up", {"names": ["pi"]}), ("look_up", {"names": ["tau"], "limit": 1}))
+    if "Divide" in last:
+        return calls(("calculate", {"a": 1, "b": 0, "operation": "divide"}))
+    if "not there" in last:
+        return calls(("nothing", {}), ("calculate", '{"a": 1,'), ("calculate", {"a": 1, "c": 2}), ("look_up", "[1]"))
+    if "talk" in last:
+        return "hello there"
+    if "Never" in last or "e'" in last:
+        return calls(("look_up", {"names": ["e"]}))
+    return f"I was told: {last}"
+
+
+def notes_store(last: str, turn: int, again: int) -> Any:
+    if "Write milk" in last:
+        return calls(("write", {"key": "milk", "text": "two bottles"}), ("read", {"key": "milk"}))
+    if "not there" in last:
+        return calls(("read", {"key": "eggs"}))
+    if "list" in last:
+        return calls(("write", "[1, 2]"), ("read", {"key": "x", "wrong": 1}))
+    return f"It says: {last}"
+
+
+def mcp_sums(last: str, turn: int, again: int) -> Any:
+    if last == "Add 2 and 3.":
+        return calls(("add", {"a": 2, "b": 3}))
+    return calls(("fail", {}), ("nothing", {})) if last == "Fail." else f"Told {last}."
+
+
+def gym_walk(last: str, turn: int, again: int) -> Any:
+    return "far away" if again and turn == 1 else " 2 " if "at 3" not in last else "1"
+
+
+def mixed_group(last: str, turn: int, again: int) -> Any:
+    return {"1 + 2?": "3", "3 + 4?": "8", "Ask for salt.": "Salt, please"}.get(last, "Tea!")
+
+
+def image_count(last: str, turn: int, again: int) -> Any:
+    return "1"
+
+
+def debate_g1(last: str, turn: int, again: int) -> Any:
+    return "Agreed, dogs it is" if "dogs" in last else f"Point {turn} about tea and more"
+
+
+def group_rank(last: str, turn: int, again: int) -> Any:
+    return "la" if last == "Sing." else "word " * (again + 1)
+
+
+def xml_fields(last: str, turn: int, again: int) -> Any:
+    said = {
+        "2+2?": "<reasoning>\nsum\n</reasoning>\n<answer>\n4\n</answer>",
+        "Draft?": "<reasoning>a</reasoning><answer>6</answer> no <answer>7</answer>",
+        "Code?": "<code>x</code> and <answer> x",
+        "Plain?": "p",
+    }
+    return said.get(last, "<answer>4</answer>")
+
+
+def think_info(last: str, turn: int, again: int) -> Any:
+    said = {"Even?": "<think>two</think>It is 2.", "Odd?": "<think>hm It is 5.", "None?": "<think></think>"}
+    return "<think>a</think><think>b</think> 3" if again else said[last]
+
+
+def user_simulator(last: str, turn: int, again: int) -> Any:
+    if "bike" in last:
+        return "A fine bike"
+    if "fine" in last:
+        return "Thanks, I buy it"
+    return f"Reply {turn}.{len(last) % 7}"
+
+
+def columns_classes(last: str, turn: int, again: int) -> Any:
+    return f"Here!\nl{last[10]}" if "0" in last or again else f"l{last[10]}!\nno"
+
+
+def window_chat(last: str, turn: int, again: int) -> Any:
+    return f"({turn}) {last}"
+
+
+def failure_modes(last: str, turn: int, again: int) -> Any:
+    if "Check" in last:
+        return calls(("check", {"value": -1 if "-1" in last else 1}))
+    return {"Too long.": 400, "Cut off.": ("I was going to", "length")}.get(last, "ok")
+
+
+def tictactoe_course(last: str, turn: int, again: int) -> Any:
+    free = [c for c in last.split("\n", 1)[-1] if c.isdigit()]
+    if again and turn == 1:
+        return "<move>9</move>"
+    return f"<think>{turn}</think><move>{free[0] if free else 0}</move>"
+
+
+class ScriptedServer:
+    """Serves on loopback, in a thread of its own; `asked` has every conversation it was sent."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._seen: Counter[str] = Counter()
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self.port = 0
+
+    def __enter__(self) -> ScriptedServer:
+        threading.Thread(target=self._serve, daemon=True).start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._started.set()
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    def _again(self, body: Any) -> int:
+        key = json.dumps([body["model"], body.get("messages") or body.get("prompt")], sort_keys=True)
+        self._seen[key] += 1
+        return self._seen[key] - 1
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        messages = [{k: v for k, v in message.items() if v is not None} for message in body["messages"]]
+        body["messages"] = messages
+        again = self._again(body)
+        self.asked.append({name: body.get(name) for name in ("model", "messages", "tools")})
+        turn = sum(message["role"] == "assistant" for message in messages)
+        said = globals()[body["model"]](text_of(messages[-1]), turn, again)
+        if said == 400:
+            error = {"message": "This model's maximum context length is 8 tokens.", "code": "context_length_exceeded"}
+            return web.json_response({"error": error}, status=400)
+        said, finish = said if isinstance(said, tuple) else (said, "stop")
+        message = said if isinstance(said, dict) else {"content": said}
+        words = len(text_of(message).split())
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", **message},
+            "finish_reason": "tool_calls" if "tool_calls" in message else finish,
+        }
+        return web.json_response(self._answer("chat.completion", body["model"], choice, len(messages), words))
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        again = self._again(body)
+        self.asked.append({"model": body["model"], "prompt": body["prompt"]})
+        text = f" the {len(body['prompt'])}th time{' again' * again}."
+        choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
+        return web.json_response(self._answer("text_completion", body["model"], choice, 1, len(text.split())))
+
+    @staticmethod
+    def _answer(kind: str, model: str, choice: Any, prompt: int, words: int) -> dict[str, Any]:
+        usage = {"prompt_tokens": prompt, "completion_tokens": words, "total_tokens": prompt + words}
+        return {"id": "1", "object": kind, "created": 1, "model": model, "choices": [choice], "usage": usage}

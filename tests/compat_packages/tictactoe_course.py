@@ -35,9 +35,7 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         state["rng"] = random.Random(state["info"]["seed"])
         if state["info"]["opponent_starts"]:
             state["board"][state["rng"].randrange(9)] = "O"
-            state["prompt"] = state["prompt"][:-1] + [
-                vf.UserMessage(content=f"I start.\n{show(state['board'])}\nYour move.")
-            ]
+            state["prompt"][-1] = vf.UserMessage(content=f"I start.\n{show(state['board'])}\nYour move.")
         return await super().setup_state(state, **kwargs)
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs) -> vf.Messages:

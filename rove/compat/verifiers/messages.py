@@ -90,6 +90,11 @@ class TextMessage(_ChatMessage):
     required = ("content",)
     defaults: ClassVar = {"role": "text"}
 
+    def __init__(self, **values: Any):
+        super().__init__(**values)
+        if not isinstance(self["content"], str):
+            raise ValueError(f"content of a text message is {self['content']!r}; expected a text")
+
 
 class SystemMessage(_ChatMessage):
     """Instructions to the model."""

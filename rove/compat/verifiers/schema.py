@@ -40,7 +40,7 @@ def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
         if parameter.kind is parameter.VAR_POSITIONAL:
             hint = list[hint]
         note = notes.get(name) or next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)), None)
-        properties[name] = _property(name, parameter, note, _schema(hint, definitions))
+        properties[name] = _property(name, parameter, note, _schema(hint, definitions), definitions)
     parameters = {
         **({"$defs": definitions} if definitions else {}),
         "properties": properties,
@@ -61,15 +61,16 @@ def _hints(func: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _property(name: str, parameter: inspect.Parameter, note: str | None, schema: dict[str, Any]) -> dict[str, Any]:
-    made = dict(schema)
+def _property(
+    name: str, parameter: inspect.Parameter, note: str | None, schema: dict[str, Any], definitions: Definitions
+) -> dict[str, Any]:
+    more: dict[str, Any] = {"description": note} if note else {}
     if parameter.default is not parameter.empty and parameter.default is not None:
-        made["default"] = _json_value(parameter.default)
-    if note:
-        made["description"] = note
-    if "$ref" not in made:
-        made["title"] = name.replace("_", " ").title()
-    return made
+        more["default"] = _json_value(parameter.default)
+    if "$ref" not in schema:
+        return {**schema, **more, "title": name.replace("_", " ").title()}
+    # A reference stands alone: with words beside it, what it refers to is in its place.
+    return {**definitions[schema["$ref"].rpartition("/")[2]], **more} if more else schema
 
 
 def _json_value(value: Any) -> Any:

@@ -1,0 +1,288 @@
+"""Answers cases, one JSON line each, with the `verifiers` that is there: `python compat_worker.py real` or `rove`.
+
+Both sides run this file; what they answer to the same case is compared in `test_compat_fuzz.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+Case = dict[str, Any]
+
+
+def plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def parser_of(case: Case, vf: Any) -> Any:
+    shout = {"extract_fn": str.upper} if case.get("extract") else {}
+    if case["parser"] == "XMLParser":
+        fields = [tuple(one) if isinstance(one, list) else one for one in case["fields"]]
+        return vf.XMLParser(fields, answer_field=case["answer_field"])
+    return getattr(vf, case["parser"])(**shout)
+
+
+def parsers(case: Case, vf: Any) -> Any:
+    parser = parser_of(case, vf)
+    text, completion = case["text"], case["completion"]
+    said: Case = {
+        "answer": parser.parse_answer(completion),
+        "answer_of_text": parser.parse_answer(text),
+        "format": parser.get_format_reward_func()(completion=completion),
+    }
+    if case["parser"] == "XMLParser":
+        for strip in (True, False):
+            for last in (True, False):
+                said[f"parse {strip} {last}"] = vars(parser.parse(text, strip=strip, last=last))
+        said |= {"fields": parser.get_fields(), "shown": parser.get_format_str()}
+        try:
+            said["written"] = parser.format(**case["values"])
+        except ValueError as error:
+            said["written"] = f"ValueError: {error}"
+    else:
+        said["parse"] = parser.parse(text)
+    return said
+
+
+def texts(case: Case, vf: Any) -> Any:
+    return [
+        vf.extract_boxed_answer(case["text"]),
+        vf.extract_boxed_answer(case["text"], strict=True),
+        vf.extract_hash_answer(case["text"]),
+    ]
+
+
+def made(functions: list[Case]) -> list[Any]:
+    """Reward functions of a description: what they take, and what they make of it."""
+    funcs = []
+    for one in functions:
+        scope: Case = {}
+        args = ", ".join([*one["takes"], *(["**kwargs"] if one["takes_all"] else [])])
+        returns = f" -> {one['returns']}" if one["returns"] else ""
+        body = {
+            "length": "len(str([" + ", ".join(t for t in one["takes"] if t in STABLE) + "])) / 10",
+            "raise": "1 / 0",
+            "constant": repr(one["value"]),
+            "names": "float(len(set(kwargs) & set(KNOWN)))" if one["takes_all"] else "1",
+            "text": "'2.5'",
+            "none": "None",
+        }[one["does"]]
+        if one["group"]:
+            count = f"len({one['takes'][0]})"
+            body = f"[({body}) * (i + 1) for i in range({count})]"
+        kind = "async def" if one["is_async"] else "def"
+        exec(f"{kind} {one['name']}({args}){returns}:\n    return {body}", {"KNOWN": KNOWN}, scope)
+        funcs.append(scope[one["name"]])
+    return funcs
+
+
+STABLE = ("answer", "info", "colour", "answers", "infos", "prompts", "completions")
+KNOWN = ("prompt", "completion", "answer", "state", "info", "task", "parser", "colour", "prompts", "states", "tasks")
+
+
+def rubrics(case: Case, vf: Any) -> Any:
+    async def score() -> Any:
+        from verifiers.types import RolloutTiming, State
+
+        states = []
+        for row in case["rows"]:
+            state = State(input={**row, "prompt": "p", "example_id": 0})
+            state["completion"] = [{"role": "assistant", "content": row["answer"]}]
+            state["trajectory"] = [
+                {"reward": reward, "advantage": None, "prompt": [], "completion": []} for reward in row["step_rewards"]
+            ]
+            state["timing"] = RolloutTiming()
+            states.append(state)
+        members = []
+        for one in case["rubrics"]:
+            rubric = vf.Rubric(funcs=made(one["functions"]), weights=one["weights"])
+            for func in made(one["metrics"]):
+                rubric.add_metric(func)
+            members.append(rubric)
+        rubric = vf.RubricGroup(rubrics=members) if len(members) > 1 else members[0]
+        said: Case = {
+            "group": rubric.has_group_rewards,
+            "names": rubric._get_reward_func_names(),
+            "weights": rubric._get_reward_weights(),
+        }
+        try:
+            if case["alone"]:
+                for state in states:
+                    await rubric.score_rollout(state)
+            else:
+                await rubric.score_group(states)
+        except AssertionError:
+            return {**said, "refused": True}
+        except Exception as error:
+            return {**said, "failed": type(error).__name__}
+        keys = ("reward", "metrics", "advantage")
+        steps = [[(step["reward"], step["advantage"]) for step in state["trajectory"]] for state in states]
+        return {**said, "scores": [[state.get(key) for key in keys] for state in states], "steps": steps}
+
+    return asyncio.run(score())
+
+
+def prompts(case: Case, vf: Any) -> Any:
+    from datasets import Dataset
+
+    env = vf.SingleTurnEnv(
+        dataset=Dataset.from_list(case["rows"]),
+        system_prompt=case["system_prompt"],
+        few_shot=case["few_shot"],
+        rubric=vf.Rubric(),
+    )
+
+    async def states() -> Any:
+        said = []
+        for row in env.get_dataset().to_list():
+            state = await env.init_state(row, make_client(vf)(None), "m", None)
+            said.append({key: plain(state.get(key)) for key in ("prompt", "answer", "info", "example_id", "task")})
+        return said
+
+    return {"rows": asyncio.run(states()), "columns": sorted(env.get_dataset().column_names)}
+
+
+def make_client(vf: Any) -> Any:
+    """A client that says one thing after the other."""
+
+    class Scripted(vf.Client):
+        def __init__(self, said: Any):
+            super().__init__(None)
+            self.said = list(said or [])
+
+        def setup_client(self, config: Any) -> Any: ...
+        async def to_native_tool(self, tool: Any) -> Any: ...
+        async def to_native_prompt(self, messages: Any) -> Any:
+            return messages, {}
+
+        async def get_native_response(
+            self, prompt: Any, model: Any, sampling_args: Any, tools: Any = None, **kw: Any
+        ) -> Any:
+            if not self.said:
+                raise RuntimeError("nothing left to say")
+            return self.said.pop(0)
+
+        async def raise_from_native_response(self, response: Any) -> None: ...
+        async def close(self) -> None: ...
+        async def from_native_response(self, response: Any) -> Any:
+            from verifiers.types import Response, ResponseMessage, Usage
+
+            usage = Usage(
+                prompt_tokens=2, reasoning_tokens=0, completion_tokens=len(response), total_tokens=2 + len(response)
+            )
+            message = ResponseMessage(content=response, finish_reason="stop", is_truncated=response.endswith("…"))
+            return Response(id="1", created=1, model="m", usage=usage, message=message)
+
+    return Scripted
+
+
+def stops(case: Case, vf: Any) -> Any:
+    """A rollout with stop conditions and cleanups of a description; who was asked, in order."""
+    asked: list[str] = []
+
+    def condition(one: Case) -> Any:
+        async def check(self: Any, state: Any) -> bool:
+            asked.append(one["name"])
+            return len(state["trajectory"]) >= one["after"]
+
+        check.__name__ = one["name"]
+        return vf.stop(check) if one["priority"] is None else vf.stop(priority=one["priority"])(check)
+
+    def closing(one: Case) -> Any:
+        async def close(self: Any, state: Any) -> None:
+            asked.append(f"close {one['name']} {len(state['completion'] or [])}")
+
+        close.__name__ = one["name"]
+        return vf.cleanup(priority=one["priority"] or 0)(close)
+
+    async def env_response(self: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+        turn = len(state["trajectory"])
+        asked.append(f"answer {turn}")
+        if turn == case["final_after"]:
+            state["final_env_response"] = [{"role": "user", "content": "over"}]
+        if turn == case["fails_after"]:
+            raise vf.ToolError("broken")
+        return f"text {turn}" if case["text"] else [{"role": "user", "content": f"turn {turn}"}]
+
+    body = {one["name"]: condition(one) for one in case["stops"]} | {"env_response": env_response}
+    body |= {one["name"]: closing(one) for one in case["cleanups"]}
+    env = type("Env", (vf.MultiTurnEnv,), body)(
+        dataset=lambda: None, max_turns=case["max_turns"], rubric=vf.Rubric(), system_prompt=None
+    )
+    env.set_max_total_completion_tokens(case["max_tokens"])
+    row = {"prompt": [{"role": "user", "content": "go"}], "example_id": 0}
+    state = asyncio.run(env.rollout(row, make_client(vf)(case["said"]), "m", {}))
+    keys = ("stop_condition", "is_completed", "is_truncated", "completion", "final_env_response")
+    error = type(state["error"]).__name__ if state["error"] is not None else None
+    return {
+        **{key: plain(state.get(key)) for key in keys},
+        "asked": asked,
+        "error": error,
+        "usage": plain(env.get_state_usage(state)),
+    }
+
+
+def tools(case: Case, vf: Any) -> Any:
+    from verifiers.utils.tool_utils import convert_func_to_tool_def
+
+    scope: Case = {}
+    exec("import typing, enum, dataclasses\nfrom typing import *\n" + case["source"], scope)
+    try:
+        return plain(convert_func_to_tool_def(scope["tool"]))
+    except Exception:
+        return {"refused": True}
+
+
+def messages(case: Case, vf: Any) -> Any:
+    from verifiers.utils.message_utils import normalize_messages
+
+    try:
+        known = normalize_messages(case["messages"])
+    except (ValueError, TypeError) as error:
+        return {"refused": isinstance(error, (ValueError, TypeError))}
+    first = known[0] if known else None
+    return {
+        "plain": plain(known),
+        "full": [message.model_dump() for message in known],
+        "words": [str(message) for message in known] + [repr(known)],
+        "reads": None if first is None else [first["role"], first.role, first.get("nothing", 7), "content" in first],
+        "equal": [message == message.model_dump() for message in known],
+    }
+
+
+KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages)}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_OFFLINE="1")
+    if sys.argv[1] == "rove":
+        import rove.compat
+
+        rove.compat.install()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import verifiers as vf
+
+    for line in sys.stdin:
+        kind, case = json.loads(line)
+        out.write(json.dumps(KINDS[kind](case, vf)) + "\n")
+        out.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

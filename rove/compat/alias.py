@@ -45,8 +45,8 @@ _MODULES = {
     "envs.singleturn_env": "multiturn",
     "envs.stateful_tool_env": "tools",
     "envs.tool_env": "tools",
-    "envs.python_env": "",
-    "envs.sandbox_env": "",
+    "envs.python_env": "sandbox",
+    "envs.sandbox_env": "sandbox",
     "envs.experimental": "",
     "envs.experimental.gym_env": "gym",
     "envs.experimental.mcp_env": "mcp",
@@ -61,7 +61,7 @@ _MODULES = {
     "rubrics.math_rubric": "mathematics",
     "rubrics.rubric": "rubrics",
     "rubrics.rubric_group": "rubrics",
-    "rubrics.tool_rubric": "",
+    "rubrics.tool_rubric": "former",
     "rubrics.experimental": "",
     "utils": "",
     "utils.async_utils": "calls",
@@ -75,7 +75,7 @@ _MODULES = {
     "utils.save_utils": "outputs",
     "utils.tool_utils": "schema",
     "utils.usage_utils": "usage",
-    "trainers": "",
+    "trainers": "trainer",
     "legacy": "",
 }
 """Path under `verifiers` → the module here that has its names; "" is the package itself."""

@@ -22,6 +22,7 @@ _HOMES = {
     "errors": "BrowserSandboxError EmptyModelResponseError Error InfraError InvalidModelResponseError MissingKeyError "
     "ModelError OverlongPromptError SandboxError ToolCallError ToolError ToolParseError TunnelError ensure_keys",
     "examples": "load_example_dataset",
+    "former": "DoubleCheckEnv MultiTurnCompletionEnv ToolRubric",
     "group": "EnvGroup",
     "gym": "GymEnv",
     "judge": "JudgeRubric",
@@ -33,7 +34,9 @@ _HOMES = {
     "outputs": "GenerateMetadata GenerateOutputs",
     "parsers": "MaybeThinkParser Parser ThinkParser XMLParser",
     "rubrics": "Rubric RubricGroup",
+    "sandbox": "PythonEnv SandboxEnv",
     "tools": "StatefulToolEnv ToolEnv",
+    "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults",
     "types": "AssistantMessage ClientType DatasetBuilder ErrorData GroupRewardFunc IndividualRewardFunc Info Message "
     "MessageType Messages Response ResponseMessage ResponseTokens RewardFunc RolloutInput RolloutOutput RolloutScore "
     "RolloutScores RolloutTiming SamplingArgs State SystemMessage TextMessage TimeSpan TimeSpans TokenUsage Tool ToolCall "
@@ -41,12 +44,31 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+_NOT_HERE = {
+    "BrowserEnv": "it drives a browser of a vendor's cloud",
+    "CliAgentEnv": "run agents with rove's recording proxy",
+    "CodeMathEnv": "use vf.PythonEnv with a vf.MathRubric, or rove.CodeMathEnv",
+    "CodeMathRubric": "use vf.MathRubric",
+    "HarborEnv": "run agents with rove's recording proxy",
+    "OpenEnvEnv": "use rove's own integration of OpenEnv",
+    "ReasoningGymEnv": "use rove's own integration of reasoning-gym",
+    "SmolaToolEnv": "use vf.ToolEnv",
+    "SmolaToolRubric": "use vf.Rubric",
+    "TextArenaEnv": "use rove's own integration of TextArena",
+    "VLLMClient": "rove's trainer samples by itself; serve a model with `rove serve`",
+    "lora_defaults": "rove's trainer trains all weights",
+}
+"""Names that are not provided, and what to do instead."""
+_FORMER = {"former", "trainer"}
+"""Homes of names that 0.3.1 has no more: a star import leaves them out."""
+
+__all__ = sorted(name for name, home in _HOME.items() if home not in _FORMER)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'verifiers' has no attribute '{name}'")
+        instead = _NOT_HERE.get(name)
+        raise AttributeError(f"rove.compat has no '{name}'" + (f": {instead}" if instead else ""))
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 

@@ -174,12 +174,12 @@ class BridgedEnvironment(Environment):
         """Play the rollout by v0's loop; what it calls an error is raised here."""
         client = TurnClient(turn, state, raw=self.message_type == "completion")
         try:
-            client.state = await self.inner.rollout(state["input"]["v0_row"], client, "", {})
+            played = client.state = await self.inner.rollout(state["input"]["v0_row"], client, "", {})
         finally:
             if client.state is not None:
                 self._take_over(state, client)
-        if client.state["error"] is not None:
-            raise client.state["error"]
+        if played["error"] is not None:
+            raise played["error"]
 
     def _take_over(self, state: RoveState, client: TurnClient) -> None:
         inner = client.state

@@ -24,4 +24,4 @@ def fixed() -> bool:
 
 def outdated(what: str, instead: str) -> None:
     """Warn of a name or shape from before 0.1.11, which is still understood."""
-    warnings.warn(f"{what} is from an older verifiers; {instead}", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{what} is from an older verifiers; {instead}", FutureWarning, stacklevel=3)

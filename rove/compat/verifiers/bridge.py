@@ -269,9 +269,7 @@ class BridgedRubric(Rubric):
 
     def _scorers(self, state: State) -> tuple[list[str], list[float]]:
         """Names and weights of the functions that scored a state."""
-        env, route = self.inner, as_info(state.get("info")).get("env_id")
-        for name in [route] if isinstance(route, str) else route or []:
-            env = env.get_env_for_name(name) if isinstance(env, EnvGroup) else env
+        env = self.inner.member_of(state) if isinstance(self.inner, EnvGroup) else self.inner
         return env.rubric._get_reward_func_names(), env.rubric._get_reward_weights()
 
 

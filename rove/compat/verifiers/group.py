@@ -179,8 +179,18 @@ class EnvGroup(Environment):
 
     async def score_states(self, states: list[State]) -> None:
         """Score finished rollouts as their environment does: without the zeros of `EnvGroupRubric`, as v0's runs do."""
-        route = _route(states[0].get("info"))
-        await self.get_env_for_name(route[0]).score_states(states)
+        await self.member_of(states[0]).score_states(states)
+
+    async def clean_up_scored(self, states: list[State]) -> None:
+        """Run the `@cleanup` methods of their environment's rubric."""
+        await self.member_of(states[0]).clean_up_scored(states)
+
+    def member_of(self, state: State) -> Environment:
+        """The environment that a rollout was played in, in nested groups the innermost."""
+        member: Environment = self
+        for name in _route(state.get("info")):
+            member = member.get_env_for_name(name) if isinstance(member, EnvGroup) else member
+        return member
 
     async def _teardown(self) -> None:
         await super()._teardown()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rove.compat.verifiers.calls import maybe_await
+from rove.compat.verifiers.clients import wire_tool
 from rove.compat.verifiers.decorators import stop
 from rove.compat.verifiers.errors import ToolCallError, ToolParseError
 from rove.compat.verifiers.messages import Messages, ToolMessage
@@ -94,11 +95,12 @@ class ToolEnv(MultiTurnEnv):
         self.tool_monitor_rubric = ToolMonitorRubric(list(self.tool_map))
         self.add_rubric(self.tool_monitor_rubric)
 
-    @property
-    def oai_tools(self) -> list[Any]:
-        """The tools as packages for 0.1.2 to 0.1.10 read them."""
+    def __getattr__(self, name: str) -> Any:
+        """`oai_tools`, as packages for 0.1.2 to 0.1.10 read the tools."""
+        if name != "oai_tools":
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
         outdated("env.oai_tools", "read env.tool_defs")
-        return [{"type": "function", "function": tool.model_dump()} for tool in self.tool_defs or []]
+        return [wire_tool(tool) for tool in self.tool_defs or []]
 
     def _should_stop_for_error(self, err: Exception) -> bool:
         return isinstance(err, tuple(self.stop_errors))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Rove, in_this_process
+from compat_runner import RECORDED
+from compat_server import ScriptedServer
+from fakes import tiny_model
 
 import rove
 import rove.compat
@@ -22,6 +27,7 @@ from rove.compat.verifiers.types import State
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
 from rove.rubrics import Rubric as RoveRubric
+from rove.runs import Run
 
 PACKAGES = Path(__file__).parent / "compat_packages"
 PATHS = """verifiers.types verifiers.errors verifiers.decorators verifiers.clients verifiers.parsers.parser
@@ -35,10 +41,17 @@ verifiers.utils.error_utils verifiers.legacy.envs.environment verifiers.trainers
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """No alias before and after."""
-    rove.compat.uninstall()
+    """No alias before and after, nor a library of that name, nor packages that were imported with it."""
+
+    def clean() -> None:
+        rove.compat.uninstall()
+        sys.modules.pop("verifiers", None)
+        for file in PACKAGES.glob("*.py"):
+            sys.modules.pop(file.stem, None)
+
+    clean()
     yield
-    rove.compat.uninstall()
+    clean()
 
 
 class Says:
@@ -139,7 +152,6 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
     assert importlib.import_module("verifiers").__file__ == str(other / "verifiers.py")
     with pytest.raises(ConfigError, match="imported already"):
         rove.compat.install(replace=True)
-    del sys.modules["verifiers"]
 
 
 def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
@@ -173,31 +185,69 @@ def test_load_environment_gives_a_rove_environment() -> None:
     assert env.source
 
 
-@pytest.mark.usefixtures("alone")
-def test_commands_find_verifiers_by_themselves(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "rove.cli.main",
-        "model",
-        "new",
-        "--env",
-        "guess_number",
-        "--env-dir",
-        str(PACKAGES),
-    ]
-    done = subprocess.run([*command, "-o", "m"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for words in (
-        ["eval", "guess_number", "-m", "m", "-n", "2", "-r", "2", "--max-tokens", "8", "--compat"],
-        ["rl", "guess_number", "-m", "m", "--steps", "2", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl"],
-    ):
-        command = [sys.executable, "-m", "rove.cli.main", *words, "--env-dir", str(PACKAGES)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alone: None) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
+    with ScriptedServer() as server:
+        words = (
+            "guess_number",
+            "-m",
+            "guess_number",
+            "-b",
+            server.url,
+            "--env-dir",
+            str(PACKAGES),
+            "-n",
+            "4",
+            "-r",
+            "2",
+        )
+        done = command("eval", *words, "--run-dir", "run", "--json")
+    assert done.status == 0, done.err
+    rewards = sorted(record.reward for record in Run("run").rollouts() if record.reward is not None)
+    real = json.loads((RECORDED / "guess_number.json").read_text(encoding="utf-8"))
+    assert rewards == sorted(row["reward"] for row in real["rows"])
+
+
+def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -> None:
+    with ScriptedServer() as server:
+        words = (
+            "guess_number",
+            "-m",
+            "guess_number",
+            "-b",
+            server.url,
+            "--env-dir",
+            str(PACKAGES),
+            "-n",
+            "1",
+            "-r",
+            "1",
+        )
+        assert "has no attribute" in command("eval", *words).err
+        del sys.modules["verifiers"]
+        done = command("eval", *words, "--compat")
+    assert done.status == 0, done.err
+
+
+def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "m")
+    words = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
+    done = command("rl", "tictactoe_course", "-m", "m", "-a", '{"max_turns": 3, "num_examples": 4}', *words)
+    assert done.status == 0, done.err
     assert (tmp_path / "rl" / "final" / "config.json").exists()
-    lines = (tmp_path / "rl" / "rollouts.jsonl").read_text().splitlines()
-    assert len(lines) == 16
+    records = list(Run("rl").rollouts())
+    assert len(records) == 24
+    assert all(record.error is None and record.scores is not None for record in records)
+    pairs = [pair for record in records for pair in itertools.pairwise(record.steps)]
+    assert pairs
+    for before, after in pairs:  # not a token is lost on the way through v0's messages
+        assert before.tokens is not None
+        assert after.tokens is not None
+        assert after.tokens.prompt_ids[: len(before.tokens.ids)] == before.tokens.ids
 
 
 async def test_rows_can_be_plain_lists() -> None:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-mcp check settings-page wheel clean
+.PHONY: demo test test-slow test-mcp check settings-page wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -16,8 +16,8 @@ test-slow: $(STAMP)  ## the rest
 	$(BIN)/python -m pytest -m slow -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
-	$(BIN)/ruff format --check rove environments tests benchmarks
-	$(BIN)/ruff check rove environments tests benchmarks
+	$(BIN)/ruff format --check rove environments tests benchmarks shim
+	$(BIN)/ruff check rove environments tests benchmarks shim
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -32,6 +32,9 @@ test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
+
+shim: $(STAMP)  ## the distribution that stands for verifiers, into dist/; docs/compat.md tells how to use it
+	$(BIN)/python -m build --wheel --outdir dist shim
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

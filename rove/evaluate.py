@@ -18,6 +18,7 @@ from rove.config import check_positive, convert
 from rove.data.filters import Filter
 from rove.data.rows import dataset_row
 from rove.envs.environment import Environment
+from rove.envs.loading import as_environment
 from rove.errors import ConfigError, TooManyErrorsError
 from rove.groups import run_groups
 from rove.messages import text_of
@@ -217,6 +218,7 @@ async def generate(
     """Roll a model out in an environment.
 
     Args:
+        env: one of rove's, or of another library's that says how it is one (`__rove_environment__`).
         client: who answers; an `openai.AsyncOpenAI` object is accepted too.
         model: name of the model, for endpoints that serve several.
         run: a run folder, or a started `Run`; every finished rollout is kept there, and those already kept are not run
@@ -239,7 +241,7 @@ async def generate(
         records.append(record)
         tell(record)
 
-    with _opened(run, env, client, model, options) as evaluation:
+    with _opened(run, as_environment(env), client, model, options) as evaluation:
         await evaluation.finish(Run.record_at, keep)
     return sorted(records, key=lambda record: (record.example_id, record.rollout_index))
 
@@ -264,7 +266,7 @@ async def evaluate(
         run again included.
     """
     tell = on_record or (lambda record: None)
-    with _opened(run, env, client, model, options) as evaluation:
+    with _opened(run, as_environment(env), client, model, options) as evaluation:
         told = evaluation.options
         tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
 

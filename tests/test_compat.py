@@ -253,7 +253,7 @@ def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
 async def test_rows_can_be_plain_lists() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, system_prompt="Be brief.", rubric=vf.Rubric(funcs=[four]))
     client = Says("4")
-    records = await rove.generate(env.__rove_environment__(), client)
+    records = await rove.generate(env, client)
     assert [record.reward for record in records] == [1.0, 0.0]
     assert [message["content"] for message in client.asked[0].messages] == ["Be brief.", "2+2?"]
     assert [record.answer for record in records] == ["4", "6"]
@@ -271,7 +271,7 @@ async def test_what_goes_wrong_stays_in_its_rollout() -> None:
     results = await env.evaluate(Says("4"), "m")
     assert [output["error"]["error"] for output in results["outputs"]] == ["KeyError", "KeyError"]
     assert results["metadata"]["avg_error"] == 1.0
-    records = await rove.generate(env.__rove_environment__(), Says("4"))
+    records = await rove.generate(env, Says("4"))
     assert [(record.error.type, record.error.message) for record in records if record.error] == [
         ("KeyError", "'4'"),
         ("KeyError", "'6'"),
@@ -303,7 +303,7 @@ async def test_its_own_timeout_is_scored_as_it_stands() -> None:
             await asyncio.sleep(60)
 
     env = Slow(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), timeout_seconds=0.05)
-    [record] = await rove.generate(env.__rove_environment__(), Says("4"))
+    [record] = await rove.generate(env, Says("4"))
     assert (record.stop_condition, record.reward, record.error) == ("timeout_reached", 1.0, None)
 
 
@@ -313,7 +313,7 @@ async def test_limits_of_a_run_hold() -> None:
             return "go on"
 
     env = Talk(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
-    [record] = await rove.generate(env.__rove_environment__(), Says("4"), limits=rove.Limits(max_turns=2))
+    [record] = await rove.generate(env, Says("4"), limits=rove.Limits(max_turns=2))
     assert (record.stop_condition, len(record.steps), record.reward) == ("max_turns_reached", 2, 1.0)
     assert record.error is None
 
@@ -327,12 +327,12 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
 
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     client = Says("4")
-    [record] = await rove.generate(env.__rove_environment__(), client)
+    [record] = await rove.generate(env, client)
     assert len(record.steps) == 2
     assert len(record.seats["environment"]) == 2
     assert len({request.seed for request in client.asked}) == 4
     again = Says("4")
-    await rove.generate(env.__rove_environment__(), again)
+    await rove.generate(env, again)
     assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
 
 
@@ -343,7 +343,7 @@ async def test_groups_of_environments_score_with_their_own_rubric() -> None:
     first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four], weights=[0.5]))
     second = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[loud]))
     outer = vf.EnvGroup([vf.EnvGroup([first, second], ["a", "b"]), second], ["in", "out"])
-    records = await rove.generate(outer.__rove_environment__(), Says("4"))
+    records = await rove.generate(outer, Says("4"))
     assert [record.info["env_id"] for record in records] == [["in", "a"], ["in", "a"], ["in", "b"], "out"]
     scores = [record.scores for record in records if record.scores]
     assert [one.weights for one in scores] == [{"four": 0.5}, {"four": 0.5}, {"loud": 1.0}, {"loud": 1.0}]
@@ -361,7 +361,7 @@ async def test_rubrics_with_a_scoring_of_their_own() -> None:
                 state["reward"], state["metrics"] = 3.0, {"four": 1.0}
 
     env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=Own(funcs=[four]))
-    [record] = await rove.generate(env.__rove_environment__(), Says("4"))
+    [record] = await rove.generate(env, Says("4"))
     assert record.scores is not None
     assert record.scores.reward == 3.0
     assert record.scores.rewards == {"reward": 3.0}
@@ -555,7 +555,7 @@ async def failing_reward() -> list[Any]:
         return 1 / (int(answer) - 4)
 
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[fails]))
-    return await rove.generate(env.__rove_environment__(), Says("4"))
+    return await rove.generate(env, Says("4"))
 
 
 async def test_a_failing_function_is_a_zero() -> None:
@@ -622,7 +622,7 @@ def seen(state: Any) -> float:
 
 async def played() -> Any:
     env = Counts(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[seen]), max_turns=2)
-    [record] = await rove.generate(env.__rove_environment__(), Says("4"))
+    [record] = await rove.generate(env, Says("4"))
     return record.reward, [message["content"] for message in record.completion]
 
 

@@ -43,17 +43,27 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
         raise ConfigError(f"{module.__file__} has no load_environment(); an environment package must define it")
     _check_args(env_id, load, env_args)
     _check_types(env_id, load, env_args)
-    env = load(**env_args)
-    if not isinstance(env, Environment) and hasattr(env, "__rove_environment__"):
-        env = env.__rove_environment__()
-    if not isinstance(env, Environment):
-        raise ConfigError(
-            f"load_environment() of '{env_id}' returned a {type(env).__name__}, expected a rove Environment"
-        )
+    env = as_environment(load(**env_args), f"load_environment() of '{env_id}' returned")
     env.env_id = env.env_id or name
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
     return env
+
+
+def as_environment(value: Any, said: str = "this is") -> Environment:
+    """An environment as it is, or one of another library's as the one of rove's that its `__rove_environment__` returns.
+
+    Args:
+        said: the beginning of an error, before what it is instead.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
+        value = value.__rove_environment__()
+    if not isinstance(value, Environment):
+        raise ConfigError(f"{said} a {type(value).__name__}, expected a rove Environment")
+    return value
 
 
 def _source(file: Path) -> str:

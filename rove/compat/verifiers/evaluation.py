@@ -112,23 +112,13 @@ async def generate(
     groups = [[row] for row in rows] if independent_scoring else _grouped(rows)
     if on_start is not None:
         on_start(rows, groups)
-    examples = len({row["example_id"] for row in rows})
     folder = Path(results_path) if results_path else _new_folder(env.env_id, model)
-    known: dict[str, Any] = {
-        "env_id": env.env_id,
-        "env_args": env.env_args,
-        "model": model,
-        "base_url": _base_url(client),
-        "num_examples": examples,
-        "rollouts_per_example": len(rows) // examples if examples else 0,
+    known = _about(env, client, model, rows) | {
         "shuffle": shuffle,
         "shuffle_seed": (shuffle_seed or 0) if shuffle else None,
         "sampling_args": sampling,
-        "pass_threshold": env.pass_threshold,
         "state_columns": list(state_columns or []),
         "path_to_save": folder,
-        "tools": env.tool_defs,
-        "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
     }
     clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
     callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
@@ -205,6 +195,22 @@ def _known(env: Environment, client: Any, model: str | None) -> tuple[Any, str]:
     if client is None or not isinstance(model, str):
         raise ConfigError("a run needs a client and a model; pass client= and model=")
     return client if isinstance(client, ClientConfig) else resolve_client(client), model
+
+
+def _about(env: Environment, client: Any, model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What metadata tell of a run beside its options and means."""
+    examples = len({row["example_id"] for row in rows})
+    return {
+        "env_id": env.env_id,
+        "env_args": env.env_args,
+        "model": model,
+        "base_url": _base_url(client),
+        "num_examples": examples,
+        "rollouts_per_example": len(rows) // examples if examples else 0,
+        "pass_threshold": env.pass_threshold,
+        "tools": env.tool_defs,
+        "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
+    }
 
 
 def _grouped(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

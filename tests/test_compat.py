@@ -9,6 +9,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -722,3 +723,22 @@ def test_states_read_through_to_their_row() -> None:
     assert state.total_step_reward() == 0.75
     state.stop("enough")
     assert (state["is_completed"], state["stop_condition"]) == (True, "enough")
+
+
+# The distribution that stands for the library
+
+SHIM = Path(__file__).resolve().parents[1] / "shim"
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_shim_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SHIM))
+    assert importlib.import_module("verifiers").XMLParser is vf.XMLParser
+    assert importlib.import_module("verifiers.envs.environment").Environment is vf.Environment
+    rove.compat.install()  # what stands for this library is no other one
+
+
+def test_the_shim_is_constrained_to_its_version() -> None:
+    version = tomllib.loads((SHIM / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert (SHIM / "constraint.txt").read_text(encoding="utf-8").strip() == f"verifiers=={version}"
+    assert version.startswith("0.3.1+rove")

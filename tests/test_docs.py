@@ -63,6 +63,10 @@ def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     prints_what_it_says("docs/walkthrough.md", 40)
 
 
+def test_compat_prints_what_it_says() -> None:
+    prints_what_it_says("docs/compat.md", 12)
+
+
 def test_readme_environment_is_twenty_lines_and_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

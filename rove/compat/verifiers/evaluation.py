@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,32 +120,14 @@ async def generate(
         "state_columns": list(state_columns or []),
         "path_to_save": folder,
     }
-    clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
     callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
     started, outputs = time.time(), []
-    room = asyncio.Semaphore(max_concurrent) if max_concurrent > 0 else nullcontext()
-
-    async def play(number: int, group: list[Any]) -> list[Any]:
-        async with room:
-            one = clients[number % len(clients)]
-            return await env.run_group(
-                group, one, model, sampling, max_retries=max_retries, state_columns=state_columns
-            )
-
-    tasks = [asyncio.create_task(play(number, group)) for number, group in enumerate(groups)]  # begun in this order
-    try:
-        for done in asyncio.as_completed(tasks):
-            new = await done
+    options = {"max_retries": max_retries, "state_columns": state_columns}
+    async with aclosing(_all_groups(env, client, model, sampling, groups, max_concurrent, options)) as played:
+        async for new in played:
             outputs += new
             for told in callbacks:
                 told(outputs, new, make_metadata(outputs, started, **known))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(client, ClientConfig):
-            for one in clients:
-                await one.close()
     outputs.sort(key=lambda output: output["example_id"])
     results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **known))
     if save_results:
@@ -153,6 +135,36 @@ async def generate(
     if push_to_hf_hub:
         push_to_hub(results, hf_hub_dataset_name)
     return results
+
+
+async def _all_groups(
+    env: Environment,
+    client: Any,
+    model: str,
+    sampling: Mapping[str, Any],
+    groups: Sequence[list[Any]],
+    max_concurrent: int,
+    options: Mapping[str, Any],
+) -> AsyncGenerator[list[Any], None]:
+    """The outputs of each group as soon as it is played; several endpoints take turns."""
+    clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
+    room = asyncio.Semaphore(max_concurrent) if max_concurrent > 0 else nullcontext()
+
+    async def play(number: int, group: list[Any]) -> list[Any]:
+        async with room:
+            return await env.run_group(group, clients[number % len(clients)], model, sampling, **options)
+
+    tasks = [asyncio.create_task(play(number, group)) for number, group in enumerate(groups)]  # begun in this order
+    try:
+        for done in asyncio.as_completed(tasks):
+            yield await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if isinstance(client, ClientConfig):
+            for one in clients:
+                await one.close()
 
 
 async def evaluate(

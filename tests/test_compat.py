@@ -97,6 +97,12 @@ def test_every_path_of_the_library_answers() -> None:
     xml = importlib.import_module("verifiers.parsers.xml_parser")
     assert xml.XMLParser is importlib.import_module("verifiers").XMLParser is vf.XMLParser
     assert importlib.import_module("verifiers.utils.async_utils").maybe_await is not None
+    rove.compat.uninstall()
+    rove.compat.install()
+    root = importlib.import_module("verifiers")
+    assert root.utils.data_utils.BOXED_SYSTEM_PROMPT.startswith("Please reason")
+    assert root.types.State is vf.types.State is State
+    assert root.envs.tool_env.ToolEnv is vf.ToolEnv
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("verifiers.nothing")
     with pytest.raises(ModuleNotFoundError):
@@ -346,6 +352,7 @@ async def test_groups_of_environments_score_with_their_own_rubric() -> None:
     outer = vf.EnvGroup([vf.EnvGroup([first, second], ["a", "b"]), second], ["in", "out"])
     records = await rove.generate(outer, Says("4"))
     assert [record.info["env_id"] for record in records] == [["in", "a"], ["in", "a"], ["in", "b"], "out"]
+    assert [record.env_id for record in records] == ["in/a", "in/a", "in/b", "out"]
     scores = [record.scores for record in records if record.scores]
     assert [one.weights for one in scores] == [{"four": 0.5}, {"four": 0.5}, {"loud": 1.0}, {"loud": 1.0}]
     assert [one.reward for one in scores] == [0.5, 0.0, 1.0, 1.0]
@@ -537,6 +544,13 @@ def test_trainer_settings_are_roves() -> None:
         rl_config(GRPOConfig(loss_type="other"), "env")
 
 
+async def test_tools_in_openais_form() -> None:
+    from rove.compat.verifiers.schema import convert_func_to_oai_tool
+
+    with pytest.warns(FutureWarning, match="convert_func_to_tool_def"):
+        assert convert_func_to_oai_tool(four)["function"]["name"] == "four"
+
+
 # With ROVE_COMPAT=fixed
 
 
@@ -661,6 +675,71 @@ async def test_metrics_shadow_fields() -> None:
 @pytest.mark.usefixtures("fixed")
 async def test_metrics_shadow_nothing_when_fixed() -> None:
     assert await shadowed() == 1.0
+
+
+GPQA = {"Question": "Which?", "Correct Answer": "right", **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}}
+
+
+def test_example_datasets_as_v0_words_them() -> None:
+    from rove.compat.verifiers import examples
+
+    said = examples._gpqa(GPQA)
+    assert said["question"].startswith("Question: Which?\n\nA: ")
+    assert f"{said['answer']}: right" in said["question"]
+    assert examples._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
+        "question": "Question: Q\n\nA: x\nB: y",
+        "answer": "B",
+    }
+    assert examples._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
+    assert examples._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
+    assert examples._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
+    assert examples._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
+    book = {"question_stem": "Q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "A"}
+    assert examples._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
+    with pytest.raises(ValueError, match="gsm8k"):
+        vf.load_example_dataset("nothing")
+
+
+@pytest.mark.usefixtures("fixed")
+def test_options_stay_in_place_when_fixed() -> None:
+    from rove.compat.verifiers import examples
+
+    assert len({examples._gpqa(GPQA)["question"] for _ in range(5)}) == 1
+
+
+async def unreadable() -> Any:
+    env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.MathRubric())
+    bridged = env.__rove_environment__()
+    async with bridged.used_in_run():
+        [record] = await rove.generate(bridged, Says("\\boxed{4}"))
+    return record.reward, record.error and record.error.type
+
+
+async def test_an_unreadable_right_answer_is_a_zero() -> None:
+    assert await unreadable() == (0.0, None)
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_an_unreadable_right_answer_is_an_error_when_fixed() -> None:
+    assert await unreadable() == (None, "Error")
+
+
+async def group_metrics() -> Any:
+    first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
+    group = vf.EnvGroup([first, vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[seen]))], ["a", "b"])
+    row = group.get_dataset()[0]
+    state = await group.rollout(row, Says("4"), "m", {})
+    await group.rubric.score_group([state])
+    return state["metrics"]
+
+
+async def test_metrics_of_other_members_are_zero() -> None:
+    assert await group_metrics() == {"four": 1.0, "num_turns": 1, "seen": 0.0}
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
+    assert await group_metrics() == {"four": 1.0, "num_turns": 1}
 
 
 # Tools, sandboxes, records

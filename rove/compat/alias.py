@@ -65,9 +65,11 @@ _MODULES = {
     "rubrics.experimental": "",
     "utils": "",
     "utils.async_utils": "calls",
+    "utils.client_utils": "clients",
     "utils.config_utils": "errors",
     "utils.data_utils": "data",
     "utils.env_utils": "loading",
+    "utils.eval_utils": "evaluation",
     "utils.error_utils": "errors",
     "utils.logging_utils": "logs",
     "utils.message_utils": "messages",
@@ -87,6 +89,9 @@ class _Alias(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__" and name != "__version__":
             raise AttributeError(name)
+        path = f"{self.__name__}.{name}"
+        if _below(path) in _MODULES:  # vf.utils.data_utils, say, which nobody has imported yet
+            return importlib.import_module(path)
         home = self.__dict__["__home__"]
         found = getattr(importlib.import_module(home), name, _ABSENT)
         if found is _ABSENT:

@@ -65,7 +65,13 @@ _FORMER = {"former", "trainer"}
 __all__ = sorted(name for name, home in _HOME.items() if home not in _FORMER)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+_MODULES = {"clients", "decorators", "errors", "parsers", "rubrics", "types"}
+"""Modules of 0.3.1's that have the same name here: `vf.types.State`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         instead = _NOT_HERE.get(name)
         raise AttributeError(f"rove.compat has no '{name}'" + (f": {instead}" if instead else ""))

@@ -196,6 +196,8 @@ class BridgedEnvironment(Environment):
             stop_condition=inner.get("stop_condition"),
             is_truncated=bool(inner.get("is_truncated")),
         )
+        if isinstance(self.inner, EnvGroup):
+            state["env_id"] = "/".join(self.inner.routed(state["input"]["v0_row"])[2])
 
     async def tear_down(self) -> None:
         """Run v0's teardowns, those of the rubric among them."""

@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from rove.compat.verifiers.clients import wire_tool
+from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.types import Tool
 from rove.docstrings import read_docstring
 from rove.functions import function_name
@@ -50,6 +52,12 @@ def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
         "additionalProperties": False,
     }
     return Tool(name=function_name(func), description=described, parameters=parameters, strict=True)
+
+
+def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
+    """A function as a tool in OpenAI's form, as until 0.1.10."""
+    outdated("convert_func_to_oai_tool", "call convert_func_to_tool_def")
+    return wire_tool(convert_func_to_tool_def(func))
 
 
 def _hints(func: Callable[..., Any]) -> dict[str, Any]:

@@ -244,6 +244,44 @@ def _docstring(style: str, notes: list[tuple[str, str]]) -> str:
     return f'    """{body.strip()}\n    """\n'
 
 
+ANSWER = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.one_of(st.none(), TEXT)},
+    optional={
+        "reasoning_content": st.sampled_from(["hm", "", None]),
+        "reasoning": st.sampled_from(["hm", "", None]),
+        "refusal": st.sampled_from(["no", "", None]),
+        "tool_calls": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "id": st.sampled_from(["c1", "c2"]),
+                    "type": st.just("function"),
+                    "function": st.sampled_from([{"name": "add", "arguments": "{}"}, {"name": "add", "arguments": ""}]),
+                }
+            ),
+            max_size=2,
+            unique_by=lambda call: call["id"],
+        ),
+    },
+)
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+answers = st.fixed_dictionaries(
+    {
+        "choices": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "index": st.just(0),
+                    "message": ANSWER,
+                    "finish_reason": st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
+                    "logprobs": st.none(),
+                }
+            ),
+            min_size=1,
+            max_size=1,
+        )
+    },
+    optional={"usage": st.sampled_from([USAGE, None])},
+)
+
 KINDS = {
     "parsers": parsers(),
     "texts": texts,
@@ -252,6 +290,7 @@ KINDS = {
     "stops": stops,
     "tools": tools(),
     "messages": messages,
+    "answers": answers,
 }
 
 

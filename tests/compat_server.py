@@ -215,7 +215,9 @@ class ScriptedServer:
         messages = [{k: v for k, v in message.items() if v is not None} for message in body["messages"]]
         body["messages"] = messages
         again = self._again(body)
-        self.asked.append({name: body.get(name) for name in ("model", "messages", "tools")})
+        asked = {name: body.get(name) for name in ("model", "messages", "tools")}
+        asked["sampling"] = {name: value for name, value in body.items() if name not in asked and name != "n"}
+        self.asked.append(asked)
         turn = sum(message["role"] == "assistant" for message in messages)
         said = globals()[body["model"]](text_of(messages[-1]), turn, again)
         if said == 400:

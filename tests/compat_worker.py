@@ -262,7 +262,34 @@ def messages(case: Case, vf: Any) -> Any:
     }
 
 
-KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages)}
+def answers(case: Case, vf: Any) -> Any:
+    """What a chat completion of an endpoint's is read as."""
+    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", **case}
+
+    async def read() -> Any:
+        try:
+            if vf.__version__.endswith("rove"):
+                from rove.clients.openai import OpenAIClient
+                from rove.wire.chat import read_response
+
+                client, native = vf.OpenAIChatCompletionsClient(OpenAIClient("http://localhost")), read_response(body)
+                await client.raise_from_native_response(native)
+                return await client.from_native_response(native)
+            from openai import AsyncOpenAI
+            from openai.types.chat import ChatCompletion
+
+            client = vf.OpenAIChatCompletionsClient(AsyncOpenAI(api_key="x", base_url="http://localhost"))
+            native = ChatCompletion.model_validate(body)
+            await client.raise_from_native_response(native)
+            return await client.from_native_response(native)
+        except vf.Error as error:
+            return {"refused": type(error).__name__}
+
+    said = asyncio.run(read())
+    return said if "refused" in said else {"message": plain(said.message), "usage": plain(said.usage)}
+
+
+KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages, answers)}
 
 
 def main() -> None:

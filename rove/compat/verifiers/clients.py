@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import OpenAIClient, as_client
 from rove.clients.responses import ResponsesClient
-from rove.compat.verifiers.errors import Error, ModelError
+from rove.compat.verifiers.errors import EmptyModelResponseError, Error, ModelError
 from rove.compat.verifiers.messages import ToolCall, content_text, normalize_messages, to_rove
 from rove.compat.verifiers.models import Model
 from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage
 from rove.protocols import Client as RoveClient
 from rove.protocols import Request, Sampling
 from rove.protocols import Response as RoveResponse
+from rove.records import Usage as RoveUsage
 
 ClientT = TypeVar("ClientT")
 MessagesT = TypeVar("MessagesT")
@@ -213,7 +214,15 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
         return await self.client.respond(Request(prompt, sampling, model, tools, text=text))
 
     async def raise_from_native_response(self, response: RoveResponse) -> None:
-        """Nothing to do: the rove client has."""
+        """Refuse an answer without any words, which the rove client takes where a length limit explains it.
+
+        Raises:
+            EmptyModelResponseError: there are none.
+        """
+        message = response.message
+        words = (content_text(message.get("content")), message.get("refusal"), message.get("tool_calls"))
+        if not any(words) and not message.get("reasoning_content"):
+            raise EmptyModelResponseError("the model returned no content and did not call any tools")
 
     async def from_native_response(self, response: RoveResponse) -> Response:
         """The answer as v0 knows it."""
@@ -317,11 +326,7 @@ def as_response(response: RoveResponse) -> Response:
     return Response(
         id="",
         created=int(time.time()),
-        usage=Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        ),
+        usage=None if usage == RoveUsage() else _usage(usage),
         message=ResponseMessage(
             content=content if content_text(content) else message.get("refusal") or None,
             reasoning_content=message.get("reasoning_content"),
@@ -341,6 +346,11 @@ def as_response(response: RoveResponse) -> Response:
             ),
         ),
     )
+
+
+def _usage(usage: RoveUsage) -> Usage:
+    both = (usage.prompt_tokens, usage.completion_tokens)
+    return Usage(prompt_tokens=both[0], completion_tokens=both[1], total_tokens=sum(both))
 
 
 def _json(arguments: Any) -> str:

@@ -219,6 +219,19 @@ def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
     assert rewards == sorted(row["reward"] for row in real["rows"])
 
 
+def test_a_packages_own_numbers_are_its_defaults(command: Rove, tmp_path: Path) -> None:
+    package = tmp_path / "environments" / "guess_number"
+    package.mkdir(parents=True)
+    (package / "guess_number.py").write_text((PACKAGES / "guess_number.py").read_text(encoding="utf-8"))
+    (package / "pyproject.toml").write_text(
+        "[tool.verifiers.eval]\nnum_examples = 2\nrollouts_per_example = 1\nmodel = 'x'\n"
+    )
+    with ScriptedServer() as server:
+        done = command("eval", "guess_number", "-m", "guess_number", "-b", server.url, "--run-dir", "run")
+    assert done.status == 0, done.err
+    assert len(list(Run("run").rollouts())) == 2
+
+
 def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -> None:
     with ScriptedServer() as server:
         words = (

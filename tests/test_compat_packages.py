@@ -63,7 +63,8 @@ def test_a_package_of_the_first_generation_runs(aliased: dict[str, Any]) -> None
         (row["example_id"], row["reward"], row["stop_condition"], len(row["completion"]))
         for row in aliased["debate_g1"]["rows"]
     }
-    # dogs: agreed at once, a short task (0.5). tea: three turns; the two that were answered have 6 words each.
+    # So it is on the real 0.1.5 and 0.1.7, too. dogs: agreed at once, a short task (0.5). tea: three turns; the two that
+    # were answered have 6 words each.
     assert rows == {(0, 0.5, "is_completed", 1), (1, 1.2, "max_turns_reached", 5)}
 
 

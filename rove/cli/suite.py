@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rove import compat
 from rove.cli.answerers import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
 from rove.config import RUN_CONFIG, merge, read_toml
@@ -120,10 +121,9 @@ def _resolved(
     """The evaluation that these words mean; `complete` when they are the settings of a run, defaults included."""
     ctx.args = list(words)
     config = settings(kind, ctx, bare="env", **named)
-    file, table = (None, {}) if complete else environment_defaults(config.env, config.env_dir)
+    where, table = ("", {}) if complete else _defaults(config)
     if not table:
         return Evaluation(place, config, "")
-    where = f"{file}, [tool.rove.eval]"
     for key in table:
         if key not in OF_ENVIRONMENT:
             raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, OF_ENVIRONMENT)}")
@@ -132,6 +132,15 @@ def _resolved(
         whole = settings(kind, ctx, bare="env", **named)
     used = [key for key in table if getattr(whole, key) != getattr(config, key)]
     return Evaluation(place, whole, f"{where}: {', '.join(used)}" if used else "")
+
+
+def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
+    """What an environment's package asks for, and where it does: in a table for rove, else in one for verifiers."""
+    file, table = environment_defaults(config.env, config.env_dir)
+    if table:
+        return f"{file}, [tool.rove.eval]", table
+    file, table = environment_defaults(config.env, config.env_dir, compat.NAME)
+    return f"{file}, [tool.{compat.NAME}.eval]", {key: table[key] for key in compat.EVAL_DEFAULTS if key in table}
 
 
 def as_words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from rove.compat.alias import install, offer, uninstall
+from rove.compat.alias import NAME, install, offer, uninstall
 
-__all__ = ["install", "offer", "uninstall"]
+EVAL_DEFAULTS = ("num_examples", "rollouts_per_example")
+"""What a package's `[tool.verifiers.eval]` says that `rove eval` goes by."""
+
+__all__ = ["EVAL_DEFAULTS", "NAME", "install", "offer", "uninstall"]

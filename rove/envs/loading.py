@@ -75,20 +75,22 @@ def _source(file: Path) -> str:
     return f"{read_toml(project).get('project', {}).get('version', '')}#{digest}"
 
 
-def environment_defaults(env_id: str, env_dir: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
+def environment_defaults(
+    env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
+) -> tuple[Path, dict[str, Any]]:
     """How an environment asks to be evaluated: the `pyproject.toml` beside its module, and its table `[tool.rove.eval]`.
 
-    The table is empty where there is none; what it holds is not checked.
+    The table is empty where there is none; what it holds is not checked. Another `tool`'s has its name in place of "rove".
 
     Raises:
         ConfigError: nothing has that name, or the file is not TOML or has something else than a table there.
     """
     file = environment_file(env_id, env_dir).with_name("pyproject.toml")
     table: Any = read_toml(file) if file.is_file() else {}
-    for name in ("tool", "rove", "eval"):
+    for name in ("tool", tool, "eval"):
         table = table.get(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{file}: '{name}' is {table!r}; expected the table [tool.rove.eval]")
+            raise ConfigError(f"{file}: '{name}' is {table!r}; expected the table [tool.{tool}.eval]")
     return file, table
 
 

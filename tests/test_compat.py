@@ -779,6 +779,19 @@ async def test_a_python_that_remembers(contained: None) -> None:
     assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
 
 
+async def test_servers_come_back_for_the_next_run() -> None:
+    servers = [
+        {"name": "test", "command": sys.executable, "args": [str(Path(__file__).with_name("mcp_server.py")), "stdio"]}
+    ]
+    env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    assert "add" in env.tool_map
+    for _ in range(2):
+        [record] = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "4"))
+        await env._teardown()
+        assert record.completion[1]["content"] == "5"
+        assert record.reward == 1.0
+
+
 def test_messages_are_read_in_every_way() -> None:
     message = vf.AssistantMessage(content="hi", note=1)
     assert (message.role, message["role"], message.get("content"), message.get("nothing", 3)) == (

@@ -53,16 +53,16 @@ class MCPEnv(ToolEnv):
         self.mcp_servers = [one if isinstance(one, MCPServerConfig) else MCPServerConfig(**one) for one in mcp_servers]
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rove-mcp", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._loop.run_forever, name="rove-mcp", daemon=True).start()
         self._servers: Servers | None = None
         if self.mcp_servers:
             self._offer(asyncio.run_coroutine_threadsafe(self._start(), self._loop).result())
 
     async def _start(self) -> dict[str, list[dict[str, Any]]]:
-        self._servers = Servers(
-            read_servers([asdict(one) for one in self.mcp_servers]), START_SECONDS, CALL_SECONDS, MAX_RESTARTS
-        )
+        """Start the servers that do not run yet, on their loop; what they offer."""
+        if self._servers is None:
+            settings = read_servers([asdict(one) for one in self.mcp_servers])
+            self._servers = Servers(settings, START_SECONDS, CALL_SECONDS, MAX_RESTARTS)
         return await self._servers.start()
 
     def _offer(self, offered: dict[str, list[dict[str, Any]]]) -> None:
@@ -93,19 +93,18 @@ class MCPEnv(ToolEnv):
 
     async def ask(self, server: str, tool: str, arguments: dict[str, Any]) -> str:
         """The text that a tool returned, an error's too."""
+        if self._servers is None:  # an earlier run has ended them
+            await self.on_servers(self._start())
         assert self._servers is not None
         result = await self.on_servers(self._servers.call(server, tool, arguments))
         return text_of_result(result, MAX_CHARS) if result.get("content") else "No result returned from tool"
 
     @teardown
     async def teardown_mcp_servers(self) -> None:
-        """End the servers."""
+        """End the servers; a later call starts them again."""
         servers, self._servers = self._servers, None
         if servers is not None:
             await self.on_servers(servers.close())
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            await asyncio.to_thread(self._thread.join, 5.0)
 
 
 def _caller(env: MCPEnv, server: str, name: str) -> Callable[..., Any]:

@@ -468,6 +468,7 @@ async def test_clients_that_packages_write() -> None:
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **kw: Any
         ) -> Any:
             assert kw["extra"] == 1
+            assert len(kw["extra_headers"]["X-Session-ID"]) == 32
             if "3+3" in prompt[0]:
                 raise OSError("no line")
             return f"{model} {sampling_args['temperature']}"
@@ -478,11 +479,34 @@ async def test_clients_that_packages_write() -> None:
             return vf.Response(message=vf.ResponseMessage(content=response))
 
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
-    results = await env.evaluate(Mine(vf.ClientConfig()), "m", {"temperature": 0.5})
+    results = await env.evaluate(
+        Mine(vf.ClientConfig(extra_headers_from_state={"X-Session-ID": "trajectory_id"})), "m", {"temperature": 0.5}
+    )
     assert results["outputs"][0]["completion"][0]["content"] == "m 0.5"
     assert results["outputs"][1]["error"]["error_chain_str"] == "ModelError -> OSError"
     with pytest.raises(ConfigError, match="client"):
         await env.evaluate()
+
+
+async def test_tokens_are_cut_at_the_longest_sequence() -> None:
+    from rove.compat.verifiers.multiturn import parse_response_message, parse_response_tokens
+
+    tokens = {"prompt_ids": [1, 2], "prompt_mask": [0, 0], "completion_ids": [3, 4], "completion_mask": [1, 1]}
+    made = vf.ResponseTokens(**tokens, completion_logprobs=[-0.1, -0.2])
+    response = vf.Response(message=vf.ResponseMessage(content="hi", tokens=made, note=1))
+    assert await parse_response_message(response) == [vf.AssistantMessage(content="hi", note=1)]
+    whole = await parse_response_tokens(response)
+    assert whole is not None
+    assert (whole["completion_ids"], whole["is_truncated"], whole["overlong_prompt"]) == ([3, 4], False, False)
+    cut = await parse_response_tokens(response, 3)
+    assert cut is not None
+    assert (cut["completion_ids"], cut["completion_logprobs"], cut["is_truncated"]) == ([3], [-0.1], True)
+    short = await parse_response_tokens(response, 1)
+    assert short is not None
+    assert (short["prompt_ids"], short["completion_ids"], short["overlong_prompt"]) == ([1], [], True)
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
+    row = env.get_dataset()[0]
+    assert (await env.run_rollout(row, Says("4"), "m", {}, 0, ["trajectory_id"]))["reward"] == 1.0
 
 
 def test_configs_of_several_endpoints() -> None:

@@ -159,6 +159,9 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
         Raises:
             ModelError: and its relatives; whatever else goes wrong is the cause of one.
         """
+        headers = headers_from_state(self._config, kwargs.get("state"))
+        if headers:
+            kwargs["extra_headers"] = headers
         try:
             native, extra = await self.to_native_prompt(prompt)
             native_tools = await self.to_native_tools(tools)

@@ -275,16 +275,18 @@ class Environment(ABC):
 
     # Runs
 
-    async def run_rollout(self, input: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
+    async def run_rollout(
+        self, input: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
+    ) -> Any:
         """Play and score one rollout; see `evaluation.run_group`."""
-        [output] = await self.run_group([input], client, model, sampling_args, **options)
+        [output] = await self.run_group([input], client, model, sampling_args, *args, **options)
         return output
 
     async def run_group(
-        self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any
+        self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
     ) -> Any:
         """Play and score the rollouts of one example; see `evaluation.run_group`."""
-        return await evaluation.run_group(self, group_inputs, client, model, sampling_args, **options)
+        return await evaluation.run_group(self, group_inputs, client, model, sampling_args, *args, **options)
 
     async def generate(
         self, inputs: Any, client: Any = None, model: str | None = None, *args: Any, **options: Any

@@ -167,12 +167,12 @@ class EnvGroup(Environment):
         return state
 
     async def run_group(
-        self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any
+        self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
     ) -> Any:
         """Play and score the rollouts of one example in its environment."""
         env, _, route = self.routed(group_inputs[0])
         rows = [self.routed(row)[1] for row in group_inputs]
-        outputs = await env.run_group(rows, client, model, sampling_args, **options)
+        outputs = await env.run_group(rows, client, model, sampling_args, *args, **options)
         for output in outputs:
             output["info"] = _with_route({"info": output.get("info")}, route)["info"]
         return outputs

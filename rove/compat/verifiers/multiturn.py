@@ -128,10 +128,10 @@ class MultiTurnEnv(Environment):
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Keep an answer as a turn."""
-        tokens = cut_tokens(response, self.max_seq_len)
+        tokens = await parse_response_tokens(response, self.max_seq_len)
         step = TrajectoryStep(
             prompt=prompt_messages,
-            completion=[said_in(response)],
+            completion=await parse_response_message(response),
             response=response,
             tokens=tokens,
             reward=None,
@@ -225,15 +225,16 @@ class SingleTurnEnv(MultiTurnEnv):
         raise NotImplementedError("env_response is not implemented for SingleTurnEnv")
 
 
-def said_in(response: Response) -> AssistantMessage:
+async def parse_response_message(response: Response) -> Messages:
     """The message of an answer, as it stands in a conversation."""
     message = response.message
     extra = {name: value for name, value in message.items() if name not in type(message).order()}
-    return AssistantMessage(**{name: message[name] for name in AssistantMessage.order() if name != "role"}, **extra)
+    return [AssistantMessage(**{name: message[name] for name in AssistantMessage.order() if name != "role"}, **extra)]
 
 
-def cut_tokens(response: Response, most: int | None) -> TrajectoryStepTokens | None:
-    """The tokens of an answer, cut so that the sequence has at most so many."""
+async def parse_response_tokens(response: Response, max_seq_len: int | None = None) -> TrajectoryStepTokens | None:
+    """The tokens of an answer, cut so that the sequence has at most `max_seq_len`; None where it has none."""
+    most = max_seq_len
     tokens = response.message.tokens if response is not None else None
     if tokens is None:
         return None

@@ -178,8 +178,8 @@ class StatefulToolEnv(ToolEnv):
     Arguments: see `ToolEnv`.
     """
 
-    def __init__(self, tools: list[Callable[..., Any]] | None = None, max_turns: int = 10, **kwargs: Any):
-        super().__init__(tools=tools, max_turns=max_turns, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.skipped_args: dict[str, list[str]] = {}
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:

@@ -1,8 +1,8 @@
 """Runs packages of `compat_packages` on the `verifiers` that is there, and prints what came of it as JSON.
 
 `python compat_runner.py real NAME…` uses the installed library, `rove NAME…` that of `rove.compat` and its own `evaluate`,
-`bridge NAME…` rove's runs over the same environments. `record PYTHON` keeps what the real library of another Python says in
-`compat_recorded`. Without names: all.
+`bridge NAME…` rove's runs over the same environments, `rove+bridge` both. `record PYTHON` keeps what the real library of
+another Python says in `compat_recorded`. Without names: all.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def run(how: str, name: str) -> dict[str, Any]:
 
 
 def results(how: str, python: str = sys.executable) -> dict[str, Any]:
-    """What all packages come to, on the library of a Python, in a process of its own."""
+    """What all packages come to, by how they are run, on the library of a Python, in a process of its own."""
     root = str(Path(__file__).parents[1])
     env = (
         {**os.environ, "PYTHONPATH": root}
@@ -153,7 +153,7 @@ def results(how: str, python: str = sys.executable) -> dict[str, Any]:
 def main() -> None:
     how, *names = sys.argv[1:]
     if how == "record":
-        for name, came in results("real", names[0]).items():
+        for name, came in results("real", names[0])["real"].items():
             (RECORDED / f"{name}.json").write_text(
                 json.dumps(came, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
             )
@@ -168,7 +168,7 @@ def main() -> None:
         rove.compat.install()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no result
-    out.write(json.dumps({name: run(how, name) for name in names or NAMES}))
+    out.write(json.dumps({one: {name: run(one, name) for name in names or NAMES} for one in how.split("+")}))
     out.flush()
     os._exit(0)  # the real library's handlers at exit wait for loops that are closed
 

@@ -282,6 +282,15 @@ answers = st.fixed_dictionaries(
     optional={"usage": st.sampled_from([USAGE, None])},
 )
 
+groups = st.fixed_dictionaries(
+    {
+        "members": st.lists(prompts(), min_size=2, max_size=2),
+        "names": st.sampled_from([None, ["a", "b"]]),
+        "nested": st.booleans(),
+        "system_prompt": st.sampled_from([None, "Of the group."]),
+    }
+)
+
 KINDS = {
     "parsers": parsers(),
     "texts": texts,
@@ -291,6 +300,7 @@ KINDS = {
     "tools": tools(),
     "messages": messages,
     "answers": answers,
+    "groups": groups,
 }
 
 

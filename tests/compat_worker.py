@@ -154,6 +154,29 @@ def prompts(case: Case, vf: Any) -> Any:
     return {"rows": asyncio.run(states()), "columns": sorted(env.get_dataset().column_names)}
 
 
+def groups(case: Case, vf: Any) -> Any:
+    """The rows of environments that are one."""
+    from datasets import Dataset
+
+    def env(member: Case) -> Any:
+        return vf.SingleTurnEnv(
+            dataset=Dataset.from_list(member["rows"]),
+            system_prompt=member["system_prompt"],
+            few_shot=member["few_shot"],
+            rubric=vf.Rubric(),
+        )
+
+    members = [env(member) for member in case["members"]]
+    try:
+        if case["nested"]:
+            members = [vf.EnvGroup(members, env_names=["x", "y"]), members[0]]
+        group = vf.EnvGroup(members, env_names=case["names"], system_prompt=case["system_prompt"])
+    except Exception:
+        return {"refused": True}
+    rows = [plain(row) for row in group.get_dataset().to_list()]
+    return {"rows": rows, "columns": sorted(group.get_dataset().column_names), "names": group.env_names}
+
+
 def make_client(vf: Any) -> Any:
     """A client that says one thing after the other."""
 
@@ -289,7 +312,7 @@ def answers(case: Case, vf: Any) -> Any:
     return said if "refused" in said else {"message": plain(said.message), "usage": plain(said.usage)}
 
 
-KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages, answers)}
+KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages, answers, groups)}
 
 
 def main() -> None:

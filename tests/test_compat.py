@@ -109,6 +109,37 @@ def test_every_path_of_the_library_answers() -> None:
         importlib.import_module("verifiers.types.nothing")
 
 
+NAMES = {
+    "types": "TextContentPart ImageUrlContentPart ClientConfig GenerateOutputs State Messages ProcessedOutputs TASK_INPUT_FIELDS",
+    "utils.async_utils": "maybe_await maybe_call_with_named_args maybe_semaphore",
+    "utils.data_utils": "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT extract_boxed_answer load_example_dataset",
+    "utils.message_utils": "concat_messages normalize_messages maybe_normalize_messages messages_to_printable get_messages",
+    "utils.response_utils": "parse_response_message parse_response_tokens",
+    "utils.tool_utils": "convert_func_to_tool_def is_valid_tool_content_parts",
+    "utils.error_utils": "ErrorChain error_data",
+    "envs.tool_env": "ToolEnv ToolMonitorRubric",
+    "envs.stateful_tool_env": "StatefulToolEnv filter_signature",
+    "envs.multiturn_env": "MultiTurnEnv MultiTurnMonitorRubric",
+    "envs.env_group": "EnvGroup EnvGroupRubric ENV_GROUP_INFO_KEY",
+    "envs.sandbox_env": "SandboxEnv SandboxMonitorRubric",
+    "envs.experimental.gym_env": "GymEnv EpisodicSumRubric",
+    "envs.experimental.mcp_env": "MCPEnv MCPServerConfig",
+    "rubrics.judge_rubric": "JudgeRubric DEFAULT_JUDGE_PROMPT",
+    "rubrics.tool_rubric": "ToolRubric",
+    "clients": "Client resolve_client OpenAIChatCompletionsClient",
+    "errors": "Error ToolError TunnelError BrowserSandboxError",
+}
+
+
+@pytest.mark.usefixtures("alone")
+def test_names_are_where_packages_import_them_from() -> None:
+    rove.compat.install()
+    for path, names in NAMES.items():
+        module = importlib.import_module(f"verifiers.{path}")
+        for name in names.split():
+            assert getattr(module, name) is not None
+
+
 @pytest.mark.usefixtures("alone")
 def test_star_imports_have_the_names_of_0_3_1_and_no_former_ones() -> None:
     rove.compat.install()

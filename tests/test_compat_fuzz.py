@@ -79,7 +79,7 @@ def test_no_case_tells_them_apart(kind: str, ours: Side) -> None:
         real.close()
 
 
-def record(python: str, number: int = 80) -> None:
+def record(python: str, number: int = 50) -> None:
     """Keep what the real library answers."""
     real = Side("real", python)
     known: dict[str, list[Any]] = {kind: [] for kind in KINDS}

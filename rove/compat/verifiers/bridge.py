@@ -60,7 +60,9 @@ class TurnClient(Client[Any, Any, Any, Any]):
     ) -> Response:
         """What rove's model answers; `model` and sampling are those of rove's run."""
         if self.state is not None and sampling_args and sampling_args is not self.state["sampling_args"]:
-            warnings.warn("sampling_args of a call are not used: under rove's runs all sample as the run does", stacklevel=3)
+            warnings.warn(
+                "sampling_args of a call are not used: under rove's runs all sample as the run does", stacklevel=3
+            )
         steps, _ = self.steps()
         inner = RoveState(self.outer)
         inner["trajectory"] = list(steps)
@@ -174,7 +176,9 @@ class BridgedEnvironment(Environment):
         """Play the rollout by v0's loop; what it calls an error is raised here."""
         client = TurnClient(turn, state, raw=self.message_type == "completion")
         try:
-            played = client.state = await self.inner.rollout(state["input"]["v0_row"], client, "", dict(self.inner.sampling_args))
+            played = client.state = await self.inner.rollout(
+                state["input"]["v0_row"], client, "", dict(self.inner.sampling_args)
+            )
         finally:
             if client.state is not None:
                 self._take_over(state, client)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from rove.functions import maybe_await as awaited
@@ -17,6 +19,11 @@ async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:
     """Call a function with those of `objects` that it names; with all of them where it takes **kwargs."""
     return await maybe_await(func, **taken(func, objects))
+
+
+async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
+    """Room for so many at a time; for any number where there is no limit."""
+    return asyncio.Semaphore(limit) if limit and limit > 0 else nullcontext()
 
 
 def taken(func: Callable[..., Any], objects: Mapping[str, Any]) -> dict[str, Any]:

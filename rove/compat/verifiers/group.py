@@ -12,19 +12,19 @@ from rove.compat.verifiers.mode import fixed
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 
-KEY = "env_id"
+ENV_GROUP_INFO_KEY = "env_id"
 """Where a row's info says which environment it is from: a name, or a list of names in nested groups."""
 
 
 def _route(info: Any) -> list[str]:
-    value = as_info(info).get(KEY)
+    value = as_info(info).get(ENV_GROUP_INFO_KEY)
     return [value] if isinstance(value, str) else [str(name) for name in value or ()]
 
 
 def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
-    info = {name: value for name, value in as_info(row.get("info")).items() if name != KEY}
+    info = {name: value for name, value in as_info(row.get("info")).items() if name != ENV_GROUP_INFO_KEY}
     if route:
-        info[KEY] = route[0] if len(route) == 1 else list(route)
+        info[ENV_GROUP_INFO_KEY] = route[0] if len(route) == 1 else list(route)
     rest = {name: value for name, value in row.items() if name != "info"}
     return {**rest, "info": info} if info else rest
 

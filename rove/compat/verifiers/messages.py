@@ -52,6 +52,12 @@ class InputAudioContentPart(Model):
         self["input_audio"] = InputAudioSource.model_validate(self["input_audio"])
 
 
+class GenericContentPart(Model):
+    """Any other part of a content."""
+
+    required = ("type",)
+
+
 _PARTS: dict[Any, type[Model]] = {
     "text": TextContentPart,
     "image_url": ImageUrlContentPart,

@@ -160,8 +160,11 @@ def _field(name: str, hint: Any, owner: Any, definitions: Definitions) -> dict[s
     return made if "$ref" in made else {**made, "title": name.replace("_", " ").title()}
 
 
+VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
+
+
 def is_valid_tool_content_parts(value: Any) -> bool:
     """Whether what a tool returned is a list of content parts: texts and images."""
     return isinstance(value, list) and all(
-        isinstance(part, dict) and part.get("type") in ("text", "image_url") for part in value
+        isinstance(part, dict) and part.get("type") in VALID_TOOL_CONTENT_PART_TYPES for part in value
     )

@@ -184,7 +184,7 @@ class StatefulToolEnv(ToolEnv):
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
         """Give the model one more tool, without telling it of some arguments."""
-        self._add(tool, convert_func_to_tool_def(_without(tool, args_to_skip)))
+        self._add(tool, convert_func_to_tool_def(filter_signature(tool, args_to_skip)))
         self.skipped_args[_name(tool)] = list(args_to_skip)
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
@@ -208,19 +208,19 @@ class StatefulToolEnv(ToolEnv):
         return self.update_tool_args(name, args, messages, state, **kwargs)
 
 
-def _without(func: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def filter_signature(func: Callable[..., Any], args_to_skip: Sequence[str]) -> Callable[..., Any]:
     """A function that looks as if it had fewer arguments."""
-    if not names:
+    if not args_to_skip:
         return func
 
     def shown(*args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
     signature = inspect.signature(func)
-    kept = [one for name, one in signature.parameters.items() if name not in names and name != "self"]
+    kept = [one for name, one in signature.parameters.items() if name not in args_to_skip and name != "self"]
     shown.__name__ = function_name(func)
     shown.__doc__ = func.__doc__
     shown.__signature__ = signature.replace(parameters=kept)  # pyright: ignore[reportFunctionMemberAccess]
-    shown.__annotations__ = {k: v for k, v in getattr(func, "__annotations__", {}).items() if k not in names}
+    shown.__annotations__ = {k: v for k, v in getattr(func, "__annotations__", {}).items() if k not in args_to_skip}
     shown.__module__ = func.__module__
     return shown

@@ -9,9 +9,15 @@ from typing import Any, ClassVar, Literal
 
 from rove.compat.verifiers.messages import (
     AssistantMessage,
+    GenericContentPart,
+    ImageUrlContentPart,
+    ImageUrlSource,
+    InputAudioContentPart,
+    InputAudioSource,
     Message,
     Messages,
     SystemMessage,
+    TextContentPart,
     TextMessage,
     ToolCall,
     ToolMessage,
@@ -20,16 +26,27 @@ from rove.compat.verifiers.messages import (
 from rove.compat.verifiers.models import Model
 
 __all__ = [
+    "TASK_INPUT_FIELDS",
     "AssistantMessage",
+    "BaseRolloutInput",
     "ClientType",
+    "ContentPart",
+    "CustomBaseModel",
     "DatasetBuilder",
     "ErrorData",
+    "GenerateInputs",
+    "GenericContentPart",
     "GroupRewardFunc",
+    "ImageUrlContentPart",
+    "ImageUrlSource",
     "IndividualRewardFunc",
     "Info",
+    "InputAudioContentPart",
+    "InputAudioSource",
     "Message",
     "MessageType",
     "Messages",
+    "ProcessedOutputs",
     "Response",
     "ResponseMessage",
     "ResponseTokens",
@@ -42,6 +59,7 @@ __all__ = [
     "SamplingArgs",
     "State",
     "SystemMessage",
+    "TextContentPart",
     "TextMessage",
     "TimeSpan",
     "TimeSpans",
@@ -72,8 +90,12 @@ ClientType = Literal[
     "anthropic_messages",
     "nemorl_chat_completions",
 ]
+CustomBaseModel = Model
+ContentPart = TextContentPart | ImageUrlContentPart | InputAudioContentPart | GenericContentPart | dict[str, Any]
+ProcessedOutputs = GenerateInputs = dict[str, Any]
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
 """What a state reads from its input."""
+TASK_INPUT_FIELDS = set(INPUT_FIELDS)
 
 
 class Tool(Model):
@@ -130,6 +152,9 @@ class VersionInfo(dict[str, Any]):
 
 class RolloutInput(dict[str, Any]):
     """A dataset row: prompt, example_id, and mostly answer and info."""
+
+
+BaseRolloutInput = RolloutInput
 
 
 class RolloutScore(dict[str, Any]):

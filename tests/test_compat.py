@@ -387,6 +387,26 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
     assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
 
 
+async def test_the_model_is_shown_its_turns_as_it_sampled_them() -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    class Calls(Says):
+        async def respond(self, request: rove.Request) -> rove.Response:
+            response = await super().respond(request)
+            if len(self.asked) == 1:
+                arguments = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+                response.message.update(content="", tool_calls=[{"id": "c", "type": "function", **arguments}])
+            return response
+
+    env = vf.ToolEnv(dataset=ROWS[:1], tools=[add], rubric=vf.Rubric(funcs=[four]), max_turns=3)
+    client = Calls("4")
+    [record] = await rove.generate(env, client)
+    assert record.completion[1]["content"] == "3"
+    assert client.asked[1].messages[1] == record.steps[0].completion[0]
+    assert client.asked[1].messages[1]["content"] == ""
+
+
 async def test_groups_of_environments_score_with_their_own_rubric() -> None:
     def loud(completion: Any) -> float:
         return 1.0

@@ -6,11 +6,12 @@ makes of the model lie in the seat "environment", and are not trained on.
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rove.compat.verifiers.clients import Client, as_response, raw_text, wire_tool
+from rove.compat.verifiers.clients import Client, as_json, as_response, raw_text, wire_tool
 from rove.compat.verifiers.data import as_info
 from rove.compat.verifiers.environment import Environment as V0Environment
 from rove.compat.verifiers.group import EnvGroup
@@ -70,7 +71,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
         if self.calls != len(steps):  # not a turn of the rollout: a random stream of its own
             inner["seed"] = derive_seed(self.outer["seed"], "call", self.calls)
         self.calls += 1
-        await self.turn(inner, _pieces(prompt) if self.raw else to_rove(prompt))
+        await self.turn(inner, _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps))
         step: TrajectoryStep = inner["trajectory"][-1]
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
@@ -102,6 +103,19 @@ class TurnClient(Client[Any, Any, Any, Any]):
 
     async def close(self) -> None:
         """Nothing is held here."""
+
+
+def _as_sampled(messages: Sequence[Message], steps: Sequence[TrajectoryStep]) -> list[Message]:
+    """Messages with those of the model as they were sampled, where nobody has changed a word: v0 has no empty contents, so
+    that a conversation would be rendered in other tokens."""
+    sampled = {_words(step.completion[-1]): Message(step.completion[-1]) for step in steps}
+    return [sampled.get(_words(one), one) if one["role"] == "assistant" else one for one in messages]
+
+
+def _words(message: Mapping[str, Any]) -> str:
+    calls = [(call.get("id"), call.get("function")) for call in message.get("tool_calls") or ()]
+    named = [(id, told.get("name"), as_json(told.get("arguments"))) for id, told in calls if isinstance(told, Mapping)]
+    return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", named], default=str)
 
 
 def _pieces(prompt: Any) -> list[Message]:

@@ -321,7 +321,7 @@ def as_response(response: RoveResponse) -> Response:
         ToolCall(
             id=call.get("id") or "",
             name=call["function"].get("name") or "",
-            arguments=_json(call["function"].get("arguments")),
+            arguments=as_json(call["function"].get("arguments")),
         )
         for call in message.get("tool_calls") or []
     ]
@@ -356,7 +356,8 @@ def _usage(usage: RoveUsage) -> Usage:
     return Usage(prompt_tokens=both[0], completion_tokens=both[1], total_tokens=sum(both))
 
 
-def _json(arguments: Any) -> str:
+def as_json(arguments: Any) -> str:
+    """The arguments of a call as JSON; a text is JSON already."""
     return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
 
 

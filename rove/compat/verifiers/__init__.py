@@ -46,10 +46,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _NOT_HERE = {
     "BrowserEnv": "it drives a browser of a vendor's cloud",
-    "CliAgentEnv": "run agents with rove's recording proxy",
+    "CliAgentEnv": "it runs a program in a sandbox of a vendor's",
     "CodeMathEnv": "use vf.PythonEnv with a vf.MathRubric, or rove.CodeMathEnv",
     "CodeMathRubric": "use vf.MathRubric",
-    "HarborEnv": "run agents with rove's recording proxy",
+    "HarborEnv": "it runs a program in a sandbox of a vendor's",
     "OpenEnvEnv": "use rove's own integration of OpenEnv",
     "ReasoningGymEnv": "use rove's own integration of reasoning-gym",
     "SmolaToolEnv": "use vf.ToolEnv",

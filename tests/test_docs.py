@@ -229,7 +229,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
             "rove_requests_total",
         ):
             assert any(wanted in text for text in answers.values()), wanted
-        assert len(answers) == 10 and all(answers.values())
+        assert len(answers) == 11 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
         prints_what_it_says("docs/serving.md", 25, ports)
 

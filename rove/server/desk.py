@@ -15,6 +15,7 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
+from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
@@ -90,10 +91,15 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it needs tokens, and there are none; or a token id that does not exist; or a field that an engine does
-                not know.
+            ConfigError: it wants a tool to be called; or tokens, and there are none; or has a token id that does not exist, or a
+                field that an engine does not know.
         """
         model = self.named(asked.model)
+        if asked.tool_choice is not None:
+            raise ConfigError(
+                f"tool_choice is {excerpt(asked.tool_choice)}; expected 'none' or 'auto': no other choice can be promised "
+                "here, response_format can promise a form"
+            )
         if hasattr(self.client, "engine"):  # it would refuse them in Python's words
             asked = check_known(asked)
         if asked.logprobs is not None:

@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -61,14 +62,14 @@ class Allowance(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     price: Price | None = None
 
-    def check(self, steps: Sequence[TrajectoryStep]) -> None:
-        """Refuse one more answer when these have used everything up.
+    def check(self, steps: Sequence[TrajectoryStep], under_way: int = 0) -> None:
+        """Refuse one more answer when these, and as many more as are under way, have used everything up.
 
         Raises:
             LimitReachedError: which limit.
         """
         limits = self.limits
-        if limits.max_turns is not None and len(steps) >= limits.max_turns:
+        if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
             used = sum((step.usage for step in steps), Usage())
@@ -85,6 +86,48 @@ def _cut_off(name: str) -> LimitReachedError:
     return reached
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The turns of one rollout, several of which may be under way where an agent asks."""
+
+    begun: int = 0
+    under_way: int = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """A turn from its beginning to its end."""
+        self.begun += 1
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+
+def _continued(steps: Sequence[TrajectoryStep], messages: Sequence[Any]) -> TrajectoryStep | None:
+    """The step that a conversation goes on from: that with which it has the most messages in common, of equals the last."""
+    found, most = None, -1
+    for step in reversed(steps):
+        if len(step.prompt) + len(step.completion) > most:
+            known = [*step.prompt, *step.completion]
+            common = next(
+                (i for i, (a, b) in enumerate(zip(known, messages)) if a != b), min(len(known), len(messages))
+            )
+            if common > most:
+                found, most = step, common
+    return found
+
+
+def over(sampling: Sampling, asked: Sampling) -> Sampling:
+    """The sampling with what an agent asks over it; the smaller `max_tokens`, and the texts in `stop` of both."""
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
+    if sampling.max_tokens is not None and "max_tokens" in given:
+        given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
+    if sampling.stop and "stop" in given:
+        given["stop"] = list(dict.fromkeys([*sampling.stop, *given["stop"]]))
+    return msgspec.structs.replace(sampling, **given)
+
+
 def make_turn(
     client: Client,
     model: str,
@@ -94,23 +137,25 @@ def make_turn(
 ) -> Turn:
     """The function an environment calls for every model turn; `on_request` is called before each."""
 
-    async def turn(state: State, messages: Messages) -> Message:
+    async def turn(state: State, messages: Messages, asked: Request | None = None) -> Message:
         trajectory: list[TrajectoryStep] = state["trajectory"]
-        allowance.check(trajectory)
-        last = trajectory[-1] if trajectory else None
+        turns: _Turns = state.setdefault("turn_numbers", _Turns())
+        allowance.check(trajectory, turns.under_way)
+        before, shown = _continued(trajectory, messages), state.get("tools")
         request = Request(
             messages=list(messages),
-            sampling=sampling,
+            sampling=sampling if asked is None else over(sampling, asked.sampling),
             model=model,
-            tools=state.get("tools"),
-            previous=last.tokens if last else None,
-            seed=derive_seed(state["seed"], len(trajectory)),
+            tools=shown if asked is None else asked.tools,
+            previous=before.tokens if before else None,
+            seed=derive_seed(state["seed"], turns.begun),
             state=state,
             text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
+            on_text=None if asked is None else asked.on_text,
         )
         started = time.perf_counter()
         on_request()
-        with phase("model"):
+        with turns.one_more(), phase("model"):
             response = await client.respond(request)
         trajectory.append(
             TrajectoryStep(
@@ -121,6 +166,7 @@ def make_turn(
                 seconds=time.perf_counter() - started,
                 tokens=response.tokens,
                 attempts=response.attempts,
+                tools=None if request.tools == shown else request.tools or [],
             )
         )
         if response.finish_reason == "length":

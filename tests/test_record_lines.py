@@ -50,7 +50,18 @@ def trajectories(draw) -> list[TrajectoryStep]:
             tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
         reward = draw(st.none() | numbers)
-        steps.append(TrajectoryStep(prompt, completion, reason, draw(usages), draw(numbers), tokens, reward=reward))
+        steps.append(
+            TrajectoryStep(
+                prompt,
+                completion,
+                reason,
+                draw(usages),
+                draw(numbers),
+                tokens,
+                reward=reward,
+                tools=draw(st.none() | st.just([]) | st.just([{"type": "function"}])),
+            )
+        )
         said = prompt + completion
         seen = tokens.ids if tokens else []
     return steps

@@ -6,10 +6,10 @@ import asyncio
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
@@ -17,15 +17,27 @@ from rove.errors import ConfigError, ends_task, nearest
 from rove.functions import maybe_await
 from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.parsers import Parser
+from rove.protocols import Request
 from rove.records import TrajectoryStep
 from rove.rubrics import Rubric, RubricGroup
 from rove.state import State
 
-Turn = Callable[[State, Messages], Awaitable[Message]]
-"""Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
 
-Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to.
-"""
+class Turn(Protocol):
+    """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
+
+    Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to.
+    """
+
+    async def __call__(self, state: State, messages: Messages, asked: Request | None = None) -> Message:
+        """The model's answer.
+
+        Args:
+            asked: where a foreign agent asks. The tools are those of this request (else `state["tools"]`), its sampling goes
+                over the run's, and its `on_text` is told the answer as it comes.
+        """
+        ...
+
 
 Player = Callable[[Messages, State, Any], Any]
 """A scripted player: (messages, state, random.Random) → text or message."""

@@ -53,9 +53,9 @@ def make_app(
 
     `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and Anthropic's `/v1/messages`, `GET /v1/models`,
     `/health`, `/metrics` (Prometheus); and where the client has an engine and a renderer of its own `POST /tokenize`,
-    `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` answers are under way, the others wait. Whoever disconnects cancels what
-    was asked, provided the application runs under `listening` or a runner with `handler_cancellation`. The client is
-    not closed.
+    `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` answers are under way,
+    the others wait. Whoever disconnects cancels what was asked, provided the application runs under `listening` or a
+    runner with `handler_cancellation`. The client is not closed.
 
     Args:
         client: who answers.

@@ -6,7 +6,8 @@ A rollout of two turns whose second prompt extends the first turn's tokens is on
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-Had the second prompt not started with [1, 2, 7, 8], a second sample would start there.
+Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. Conversations that are held in turns,
+as by an agent and those it asks, are a sample each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Sequence
 import msgspec
 
 from rove.errors import ConfigError
-from rove.records import RolloutRecord
+from rove.records import RolloutRecord, StepTokens
 from rove.renderer import Renderer
+
+_Branch = tuple[list[int], list[bool], list[float], list[float], int]
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -47,7 +50,7 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     Raises:
         ConfigError: a step has no tokens, so that nothing exact can be trained.
     """
-    branches: list[tuple[list[int], list[bool], list[float], list[float], int]] = []
+    branches: list[_Branch] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(of_turns) == 1:
         of_turns = [of_turns[0]] * len(record.steps)
@@ -57,10 +60,7 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        if branches and tokens.prompt_ids[: len(branches[-1][0])] == branches[-1][0]:
-            ids, mask, logprobs, values, version = branches.pop()
-        else:
-            ids, mask, logprobs, values, version = [], [], [], [], tokens.policy_version
+        ids, mask, logprobs, values, version = _continued(branches, tokens)
         added = len(tokens.prompt_ids) - len(ids)
         ids = tokens.prompt_ids + tokens.completion_ids
         mask = mask + [False] * added + [True] * len(tokens.completion_ids)
@@ -72,6 +72,15 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
         Sample(ids, mask, logprobs, values, temperature, policy_version=version)
         for ids, mask, logprobs, values, version in branches
     ]
+
+
+def _continued(branches: list[_Branch], tokens: StepTokens) -> _Branch:
+    """The longest branch that a turn goes on with, taken out of the others; an empty one where there is none."""
+    prompt = tokens.prompt_ids
+    fitting = [i for i, (ids, *_) in enumerate(branches) if prompt[: len(ids)] == ids]
+    if not fitting:
+        return [], [], [], [], tokens.policy_version
+    return branches.pop(max(fitting, key=lambda i: len(branches[i][0])))
 
 
 def samples_from_messages(

@@ -30,6 +30,7 @@ messages = st.builds(
 )
 conversations = st.lists(messages, max_size=3)
 ids = st.lists(st.integers(0, 9), max_size=4)
+tools = st.none() | st.just([]) | st.just([{"type": "function"}])
 usages = st.builds(Usage, st.integers(0, 99), st.integers(0, 99))
 
 
@@ -59,7 +60,7 @@ def trajectories(draw) -> list[TrajectoryStep]:
                 draw(numbers),
                 tokens,
                 reward=reward,
-                tools=draw(st.none() | st.just([]) | st.just([{"type": "function"}])),
+                tools=draw(tools),
             )
         )
         said = prompt + completion

@@ -40,7 +40,9 @@ class Desk:
         self.idle.set()
         self.started = int(time.time())
         self._cut = False
-        self._asking: set[asyncio.Task[Any]] = set()
+        self.asking: set[asyncio.Task[Any]] = set()
+        """Tasks that wait for an answer."""
+        """Those who wait for an answer."""
         self._room = asyncio.Semaphore(client.max_concurrent)
         self._texts: dict[int, str] = {}
 
@@ -141,7 +143,7 @@ class Desk:
         """
         task = asyncio.current_task()
         assert task is not None
-        self._asking.add(task)
+        self.asking.add(task)
         try:
             return await self._ask(question)
         except asyncio.CancelledError:
@@ -149,12 +151,12 @@ class Desk:
                 raise Refusal(503, "the server was stopped before the answer was complete") from None
             raise
         finally:
-            self._asking.discard(task)
+            self.asking.discard(task)
 
     def cut_off(self) -> None:
         """End whatever is asked; those who asked are told."""
         self._cut = True
-        for task in self._asking:
+        for task in self.asking:
             task.cancel()
 
     async def _ask(self, question: Question) -> Response:

@@ -167,7 +167,7 @@ async def test_a_whole_agent_is_a_rollout(make: Any, player: Any):
 
 
 async def test_a_model_that_cannot_do_it_is_a_rollout_with_exact_tokens():
-    client = EngineClient.of(tiny_model(context=8192))
+    client = EngineClient.of(tiny_model(context=16384))
     env = vf.SmolaAgentEnv(coding, dataset=ROWS, rubric=vf.Rubric([right]), sampling_args={"max_tokens": 8})
     [record] = await env.generate(client)
     assert record.error is None and record.reward == 0.0 and len(record.steps) == 4  # the last one: its final answer

@@ -277,4 +277,5 @@ def _raise(error: BaseException | None, turns: AgentTurns, state: State) -> None
     if isinstance(error, Error):
         raise error
     with phase("agent"):
-        raise AgentError(f"{type(error).__name__}: {error}") from error
+        told = AgentError(f"{type(error).__name__}: {error}")
+        raise told.with_traceback(error.__traceback__) from error  # whose last line is the agent's own

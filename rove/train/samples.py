@@ -12,7 +12,7 @@ as by an agent and those it asks, are a sample each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -84,10 +84,16 @@ def _continued(branches: list[_Branch], tokens: StepTokens) -> _Branch:
 
 
 def samples_from_messages(
-    renderer: Renderer, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None = None
+    renderer: Renderer,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]] | None = None,
+    said_at: Collection[int] | None = None,
 ) -> list[Sample]:
-    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it."""
+    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it.
+
+    See `Renderer.training_branches` for `said_at`.
+    """
     return [
         Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
-        for ids, mask in renderer.training_branches(messages, tools)
+        for ids, mask in renderer.training_branches(messages, tools, said_at)
     ]

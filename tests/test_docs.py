@@ -137,6 +137,19 @@ def test_tools_page_prints_what_it_says() -> None:
     prints_what_it_says("docs/tools.md", 25)
 
 
+def test_agents_page_prints_what_it_says(tmp_path: Path) -> None:
+    prints_what_it_says("docs/agents.md", 20)
+    [package] = [block for block in blocks("docs/agents.md", "python") if not block.startswith(">>>")]
+    (tmp_path / "sure.py").write_text(package)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    [block] = blocks("docs/agents.md", "bash")
+    said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
+    assert "ended by agent_finished (16)" in said[0]
+    metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
+    assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
+
+
 def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     prints_what_it_says("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):

@@ -138,17 +138,18 @@ async def test_conversations_held_in_turns_are_a_sequence_each():
         mine: list[Any] = [{"role": "user", "content": task_of(state)}]
         helpers: list[Any] = [{"role": "system", "content": "You help."}, {"role": "user", "content": "say 4"}]
         async with sdk_of(access) as sdk:
-            for _ in range(3):
-                await ask(sdk, mine)
-                mine.append({"role": "user", "content": "go on"})
+            await ask(sdk, mine)
+            for _ in range(2):
                 await ask(sdk, helpers)
                 helpers.append({"role": "user", "content": "no"})
+                mine.append({"role": "user", "content": "go on"})
+                await ask(sdk, mine)
 
     client = EngineClient.of(tiny_model())
     record = await one(env_of(agent, sampling_args={"max_tokens": 8}), client)
     samples = samples_from_record(record, 1.0)
     assert sorted(sample.ids for sample in samples) == sorted(step.tokens.ids for step in record.steps[-2:])  # pyright: ignore[reportOptionalMemberAccess]
-    assert record.completion == [*record.steps[-2].prompt, *record.steps[-2].completion][1:]
+    assert record.completion == [*record.steps[-1].prompt, *record.steps[-1].completion][1:]
 
 
 async def test_the_same_seed_gives_the_same_tokens():
@@ -403,6 +404,8 @@ def test_the_conversation_of_an_agent_that_rewrites_it_is_what_its_last_step_sho
 
     steps = [step(["a"], "1"), step(["a", "1, and b"], "2"), step(["helper"], "3")]
     assert [message["content"] for message in conversation(steps)] == ["1, and b", "2"]
+    assert conversation([step(["a title?"], "0"), *steps]) == conversation(steps)
+    assert [message["content"] for message in conversation([step(["a title?"], "0"), step(["a"], "1")])] == ["1"]
     assert conversation([]) == []
 
 

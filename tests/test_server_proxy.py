@@ -14,7 +14,7 @@ import pytest
 from test_server import HI, Answerer, post, until
 
 import rove as vf
-from rove.protocols import Limits, Sampling
+from rove.protocols import Limits, Request, Sampling
 from rove.rollout import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
@@ -309,3 +309,10 @@ def test_an_access_tells_the_packages_of_both_makers():
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
         "ANTHROPIC_API_KEY": "key",
     }
+
+
+async def test_odd_calls_of_a_model_are_told_as_they_are():
+    odd = [{"id": 3}, "call me", {"function": {"name": "f", "arguments": object}}]
+    async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": odd})) as rollout:
+        await rollout.turns.respond(Request(HI))
+        assert len(rollout.steps) == 1 and rollout.turns.failure is None

@@ -43,7 +43,7 @@ class AgentEnv(Environment):
 
     The agent is `agent`, `command`, or an override of `run_agent`. What it returns (a command: what it writes to stdout) is
     its answer: `state["agent_result"]`, and the last message of `state["completion"]`. Before that the completion has the
-    conversation the agent began with, from its first prompt on. A rollout ends when its agent does ("agent_finished"),
+    conversation of the most steps, from its first prompt on. A rollout ends when its agent does ("agent_finished"),
     when a stop condition holds after a step, or at a limit; then the model answers no more, and an agent that goes on is
     stopped after `grace_seconds`: a coroutine is cancelled, a process killed with its group, a thread left to fail at its next
     request.
@@ -245,15 +245,22 @@ def task_of(state: State) -> str:
 
 
 def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
-    """The conversation that an agent began with, after its first prompt, as its last step in it shows it.
+    """The longest conversation that an agent held, after its first prompt, as its last step shows it.
 
-    Steps whose prompt begins otherwise are those of somebody else that the agent asks.
+    Steps belong together whose prompts begin with that of the first of them. Of equals the last counts.
     """
-    if not steps:
+    held: list[list[TrajectoryStep]] = []
+    for step in steps:
+        mine = next((one for one in held if step.prompt[: len(one[0].prompt)] == one[0].prompt), None)
+        if mine is None:
+            held.append([step])
+        else:
+            mine.append(step)
+    if not held:
         return []
-    first = steps[0].prompt
-    last = [step for step in steps if step.prompt[: len(first)] == first][-1]
-    return as_messages([*last.prompt, *last.completion][len(first) :])
+    longest = max(reversed(held), key=len)
+    first, last = longest[0], longest[-1]
+    return as_messages([*last.prompt, *last.completion][len(first.prompt) :])
 
 
 def _conclude(result: Any, state: State) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.errors import Error, LimitReachedError, OverlongPromptError, ends_task
+from rove.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
 from rove.messages import Message, Messages, as_messages, text_of
 from rove.protocols import Request, Response, Sampling
 from rove.records import TrajectoryStep
@@ -26,6 +26,7 @@ from rove.server.desk import Desk
 from rove.server.listen import base_url_of, listening
 from rove.server.refusals import Refusal, refusal
 from rove.state import State
+from rove.tools import call_arguments, call_id, call_name
 from rove.wire.common import excerpt
 from rove.wire.serving import Asked
 
@@ -130,6 +131,7 @@ class AgentTurns:
                 raise
             self._end_with(error)
             raise
+        self.unanswered = []
         self._said[_fingerprint(message)] = message
         step = self._step(message)
         return Response(message, step.usage, step.finish_reason, step.tokens)
@@ -164,15 +166,15 @@ class AgentTurns:
 def _fingerprint(message: Message) -> str:
     """What a message of the model's says, whatever becomes of it on its way through an agent: its words and its calls."""
     calls = message.get("tool_calls") or []
-    told = [(call.get("id"), call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
-    return msgspec.json.encode([text_of(message), told], order="deterministic").decode()
+    told = [[call_id(call), call_name(call), _arguments(call)] for call in calls]
+    return msgspec.json.encode([text_of(message), told], order="deterministic", enc_hook=str).decode()
 
 
-def _parsed(arguments: str) -> Any:
+def _arguments(call: Any) -> Any:
     try:
-        return msgspec.json.decode(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+        return call_arguments(call)
+    except (ToolParseError, LookupError, TypeError):  # a model writes anything
+        return str(call)
 
 
 class _AgentDesk(Desk):

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from fakes import tiny_model
@@ -36,7 +37,7 @@ def sdk_of(access: Access) -> openai.AsyncOpenAI:
 async def ask(sdk: openai.AsyncOpenAI, messages: list[Any], **options: Any) -> Any:
     made = await sdk.chat.completions.create(model="any", messages=messages, **options)
     messages.append(made.choices[0].message.model_dump(exclude_none=True))
-    return messages[-1]["content"]
+    return messages[-1].get("content")
 
 
 async def talker(access: Access, state: vf.State) -> str:
@@ -150,6 +151,59 @@ async def test_conversations_held_in_turns_are_a_sequence_each():
     samples = samples_from_record(record, 1.0)
     assert sorted(sample.ids for sample in samples) == sorted(step.tokens.ids for step in record.steps[-2:])  # pyright: ignore[reportOptionalMemberAccess]
     assert record.completion == [*record.steps[-1].prompt, *record.steps[-1].completion][1:]
+
+
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>{"name":"weather",  "arguments": {"city": "Rome"}}</tool_call>'  # not as the template would write it
+
+
+async def through_chat(access: Access, state: vf.State) -> None:
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    async with sdk_of(access) as sdk:
+        messages: list[Any] = [{"role": "user", "content": task_of(state)}]
+        await ask(sdk, messages, tools=tools)
+        call = messages[-1]["tool_calls"][0]
+        assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny"})
+        await ask(sdk, messages, tools=tools)
+
+
+async def through_responses(access: Access, state: vf.State) -> None:
+    tools: Any = [{"type": "function", "strict": False, **WEATHER}]
+    async with sdk_of(access) as sdk:
+        items: list[Any] = [{"role": "user", "content": task_of(state)}]
+        made = await sdk.responses.create(model="any", input=items, tools=tools)
+        items += [item.model_dump(exclude_none=True) for item in made.output]
+        items.append({"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "sunny"})
+        await sdk.responses.create(model="any", input=items, tools=tools)
+
+
+async def through_messages(access: Access, state: vf.State) -> None:
+    tools: Any = [{"name": "weather", "input_schema": WEATHER["parameters"]}]
+    async with anthropic.AsyncAnthropic(base_url=access.root, api_key=access.api_key) as sdk:
+        messages: list[Any] = [{"role": "user", "content": task_of(state)}]
+        async with sdk.messages.stream(model="any", max_tokens=99, messages=messages, tools=tools) as stream:
+            made = await stream.get_final_message()
+        result = {"type": "tool_result", "tool_use_id": made.content[-1].id, "content": "sunny"}  # pyright: ignore[reportAttributeAccessIssue]
+        messages += [{"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+        await sdk.messages.create(model="any", max_tokens=99, messages=messages, tools=tools)
+
+
+@pytest.mark.parametrize("agent", [through_chat, through_responses, through_messages])
+async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
+    client = EngineClient.of(tiny_model(context=4096))
+    sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}
+    record = await one(env_of(agent, sampling_args=sampling), client)
+    assert record.error is None, record.error
+    first, second = (step.tokens for step in record.steps)
+    assert first and second and CALL in client.renderer.decode(first.completion_ids)
+    assert second.prompt_ids[: len(first.ids)] == first.ids
+    [sample] = samples_from_record(record, 1.0)
+    assert sample.ids == second.ids
+    assert record.tools is not None and record.tools[0]["function"]["name"] == "weather"
 
 
 async def test_the_same_seed_gives_the_same_tokens():

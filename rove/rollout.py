@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -104,18 +105,23 @@ class _Turns:
             self.under_way -= 1
 
 
-def _continued(steps: Sequence[TrajectoryStep], messages: Sequence[Any]) -> TrajectoryStep | None:
-    """The step that a conversation goes on from: that with which it has the most messages in common, of equals the last."""
-    found, most = None, -1
+def _continued(
+    steps: Sequence[TrajectoryStep], messages: Sequence[Any]
+) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
+    """The step that a conversation goes on from: that with which it begins with the most messages, of equals the last.
+
+    Returns:
+        the step, and these messages: steps that hold the very same ones take little memory.
+    """
+    found: TrajectoryStep | None = None
+    most: list[dict[str, Any]] = []
     for step in reversed(steps):
-        if len(step.prompt) + len(step.completion) > most:
+        if found is None or len(step.prompt) + len(step.completion) > len(most):
             known = [*step.prompt, *step.completion]
-            common = next(
-                (i for i, (a, b) in enumerate(zip(known, messages)) if a != b), min(len(known), len(messages))
-            )
-            if common > most:
-                found, most = step, common
-    return found
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, messages)))
+            if found is None or common > len(most):
+                found, most = step, known[:common]
+    return found, most
 
 
 def over(sampling: Sampling, asked: Sampling) -> Sampling:
@@ -141,9 +147,10 @@ def make_turn(
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, turns.under_way)
-        before, shown = _continued(trajectory, messages), state.get("tools")
+        before, known = _continued(trajectory, messages)
+        shown = state.get("tools")
         request = Request(
-            messages=list(messages),
+            messages=[*known, *messages[len(known) :]],
             sampling=sampling if asked is None else over(sampling, asked.sampling),
             model=model,
             tools=shown if asked is None else asked.tools,

@@ -137,8 +137,12 @@ def test_tools_page_prints_what_it_says() -> None:
     prints_what_it_says("docs/tools.md", 25)
 
 
-def test_agents_page_prints_what_it_says(tmp_path: Path) -> None:
+def test_agents_page_prints_what_it_says() -> None:
     prints_what_it_says("docs/agents.md", 20)
+
+
+@pytest.mark.slow
+def test_agents_page_commands(tmp_path: Path) -> None:
     [package] = [block for block in blocks("docs/agents.md", "python") if not block.startswith(">>>")]
     (tmp_path / "sure.py").write_text(package)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

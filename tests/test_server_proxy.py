@@ -316,3 +316,29 @@ async def test_odd_calls_of_a_model_are_told_as_they_are():
     async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": odd})) as rollout:
         await rollout.turns.respond(Request(HI))
         assert len(rollout.steps) == 1 and rollout.turns.failure is None
+
+
+async def test_words_said_twice_are_put_back_each_in_its_place():
+    def think(request: Request) -> vf.Message:
+        return vf.AssistantMessage("yes", reasoning_content=f"thought {len(request.messages)}")
+
+    async with open_rollout(Answerer(think)) as rollout:
+        messages: list[Any] = [vf.UserMessage("a")]
+        for text in "bc":
+            await rollout.turns.respond(Request(messages))
+            messages = [*messages, vf.AssistantMessage("yes"), vf.UserMessage(text)]
+        await rollout.turns.respond(Request(messages))
+        thoughts = [message.get("reasoning_content") for message in rollout.steps[-1].prompt]
+        assert thoughts == [None, "thought 1", None, "thought 3", None]
+
+
+async def test_steps_share_the_messages_they_have_in_common():
+    async with open_rollout() as rollout, rollout.openai() as sdk:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        for _ in range(2):
+            made = await sdk.chat.completions.create(model="x", messages=messages)
+            messages += [{"role": "assistant", "content": made.choices[0].message.content}, *HI]
+        await sdk.chat.completions.create(model="x", messages=messages)
+        first, second, third = rollout.steps
+        assert third.prompt[0] is second.prompt[0] is first.prompt[0]
+        assert third.prompt[1] is first.completion[0] and third.prompt[3] is second.completion[0]

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rove.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
-from rove.messages import Message, Messages, as_messages, text_of
+from rove.messages import Message, Messages, as_message, as_messages, text_of
 from rove.protocols import Request, Response, Sampling
 from rove.records import TrajectoryStep
 from rove.server.answers import json_response
@@ -104,7 +104,7 @@ class AgentTurns:
         self._state = state
         self._honoured = honoured
         self._is_over = is_over
-        self._said: dict[str, Message] = {}
+        self._said: dict[str, list[TrajectoryStep]] = {}
 
     async def respond(self, request: Request) -> Response:
         """The model's answer.
@@ -117,7 +117,7 @@ class AgentTurns:
             raise Refusal(403, f"the rollout is over: {self._why}; no further answers", "rollout_over")
         self._state.setdefault("tools", request.tools)
         asked = msgspec.structs.replace(request, sampling=self._allowed(request.sampling))
-        messages = [self._as_recorded(message) for message in as_messages(request.messages)]
+        messages = self._as_recorded(as_messages(request.messages))
         try:
             message = await self._turn(self._state, messages, asked)
             if await self._is_over(self._state):
@@ -132,8 +132,8 @@ class AgentTurns:
             self._end_with(error)
             raise
         self.unanswered = []
-        self._said[_fingerprint(message)] = message
-        step = self._step(message)
+        step = next(step for step in reversed(self._state["trajectory"]) if step.completion[-1] is message)
+        self._said.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
 
     async def close(self) -> None:
@@ -156,11 +156,14 @@ class AgentTurns:
     def _allowed(self, sampling: Sampling) -> Sampling:
         return Sampling(**{name: getattr(sampling, name) for name in self._honoured})
 
-    def _as_recorded(self, message: Message) -> Message:
-        return self._said.get(_fingerprint(message), message) if message["role"] == "assistant" else message
-
-    def _step(self, message: Message) -> TrajectoryStep:
-        return next(step for step in reversed(self._state["trajectory"]) if step.completion[-1] is message)
+    def _as_recorded(self, messages: Messages) -> Messages:
+        made: Messages = []
+        for message in messages:
+            steps = self._said.get(_fingerprint(message), []) if message["role"] == "assistant" else []
+            if len(steps) > 1:  # it was said more than once: here, if anywhere
+                steps = [step for step in steps if step.prompt == made] or steps
+            made.append(as_message(steps[-1].completion[-1]) if steps else message)
+        return made
 
 
 def _fingerprint(message: Message) -> str:

@@ -181,6 +181,20 @@ WITHOUT = [
 """Features turned off, an attack that harms nobody even so, what becomes of it."""
 
 
+DENIED = "PermissionError: Permission denied"
+IN_CONTAINERS = {
+    "fills the disk": "OSError: No space left on device or Python was ended by signal SIGKILL",
+    "a million small files": f"OSError: No space left on device or {WALL}",
+    "becomes root with su": f"exit status 1 or {WALL}",
+    "kernel settings in /proc/sys": READ_ONLY,
+    "passwords": DENIED,
+    "opens its supervisor's memory": DENIED,
+    "through /proc/1/root": DENIED,
+    "its supervisor's environment variables": DENIED,
+}
+"""What becomes in containers of what ends otherwise there."""
+
+
 def outcome(result: Result) -> str:
     """What became of it, in a few words."""
     if result.restarted:

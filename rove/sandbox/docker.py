@@ -88,6 +88,7 @@ class DockerBackend:
             ],
             missing=[
                 "own user: all containers of a machine share the user 65534 unless the engine maps users",
+                "number of files: Podman has no option for it; they take of disk_bytes and of the memory",
                 "host: who may talk to the container engine may do anything; rove may",
             ],
         )
@@ -159,7 +160,7 @@ class DockerSession(SupervisedSession):
 
 def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:
     """Words that start a session's container."""
-    folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},nr_inodes={limits.files},mode=1777"
+    folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},mode=1777"
     memory = limits.memory_bytes + limits.disk_bytes
     words = f"""
         run --rm --interactive --name {name} --label rove --pull never --network none --ipc private

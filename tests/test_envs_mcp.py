@@ -505,3 +505,11 @@ async def test_a_server_for_each_of_many_rollouts() -> None:
     records = await vf.generate(env, says(player), max_concurrent=12)
     assert [told(record)[0].split()[0] for record in records] == ["1"] * 12
     assert 1 <= most <= 4
+
+
+@pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[1] / "benchmarks/mcp_tools.py"
+    words = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.count("left behind: nothing\n") == 2, done.stdout

@@ -128,8 +128,9 @@ def main() -> None:
             left = [after - was for was, after in zip(before, held(), strict=True)]
             total = args.rollouts * args.calls
             print(
-                f"{name:6} rove {total / wall:6.0f} calls/s {cpu / total * 1e3:5.2f} ms CPU   SDK {total / their_wall:6.0f} calls/s "
-                f"{their_cpu / total * 1e3:5.2f} ms CPU   {wall / their_wall:.2f}x the time, {cpu / their_cpu:.2f}x the CPU   "
+                f"{name:6} rove {total / wall:6.0f} calls/s {cpu / total * 1e3:5.2f} ms CPU   "
+                f"SDK {total / their_wall:6.0f} calls/s {their_cpu / total * 1e3:5.2f} ms CPU   "
+                f"{wall / their_wall:.2f}x the time, {cpu / their_cpu:.2f}x the CPU   "
                 f"left behind: {left if any(left) else 'nothing'}"
             )
 

@@ -431,7 +431,8 @@ def test_a_rollout_in_time_trouble_ends_its_server() -> None:
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that runs in the background inherits that it is ignored
 sys.path.insert(0, {tests!r})
 from test_envs_mcp import *
 script = says(lambda m, state, rng: calls(call("spawn"), call("wait", {{"seconds": 60}}, "2")))

@@ -32,6 +32,7 @@ REWARDS = {
     "math_python": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
     "tictactoe": (-0.1, 1.2),
+    "word_game": (-0.1, 1.4),
 }
 """The least and the most reward a rollout of each environment can get."""
 PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]

@@ -33,6 +33,7 @@ REWARDS = {
     "lookup": (0.0, 1.0),
     "math_python": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
+    "sql_agent": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
     "wiki_search": (0.0, 1.0),
     "word_game": (-0.1, 1.4),

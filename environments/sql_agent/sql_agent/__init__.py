@@ -78,6 +78,11 @@ async def correct(completion: vf.Messages, answer: str, info: dict[str, Any], pa
     return float(same(rows, from_lines(answer), ordered="ORDER BY" in info["sql"]))
 
 
+def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
+    """1 when there is an answer, right or wrong."""
+    return float(bool(parser.parse_answer(completion)))
+
+
 def answered_by_query(completion: vf.Messages, parser: vf.XMLParser) -> float:
     """1 when the answer is a query."""
     return float(QUERY.fullmatch((parser.parse_answer(completion) or "").strip()) is not None)
@@ -165,8 +170,8 @@ def load_environment(
     levels = range(min_level, max_level + 1)
     parser = vf.XMLParser(["answer"])
     rubric = vf.Rubric([correct], parser=parser)
-    rubric.add_metric(answered_by_query)
-    rubric.add_metric(errors_told)
+    for metric in (answered, answered_by_query, errors_told):
+        rubric.add_metric(metric)
     return SQLAgentEnv(
         dataset=lambda: make_rows(num_examples, f"{seed}:train", levels),
         eval_dataset=lambda: make_rows(num_examples, f"{seed}:eval", levels),

@@ -38,6 +38,11 @@ def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float
     return float(normal(parser.parse_answer(completion)) == normal(answer))
 
 
+def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
+    """1 when there is an answer, right or wrong."""
+    return float(bool(parser.parse_answer(completion)))
+
+
 def sections_read(completion: vf.Messages) -> float:
     """Different sections that were read."""
     return float(len(_read(completion)))
@@ -184,11 +189,11 @@ def load_environment(
     if judge is None:
         rubric = vf.Rubric([correct], parser=parser)
     else:
-        asked = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
+        asked: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
         rubric = vf.JudgeRubric(parser, **asked)
         rubric.add_reward_func(rubric.verdict)
-    rubric.add_metric(sections_read)
-    rubric.add_metric(support_found)
+    for metric in (answered, sections_read, support_found):
+        rubric.add_metric(metric)
     return WikiSearchEnv(
         world_seed,
         num_articles,

@@ -16,7 +16,7 @@ hills: Barrow Hills|Cinder Hills|Harp Mountains|Hollow Hills|Juniper Heights|Kes
   Morrow Hills|Needle Peaks|Raven Fells|Shepherd Hills|Whistling Fells
 town: Al|Bar|Bel|Bran|Cal|Cor|Dal|Dun|El|Fal|Far|Fen|Gar|Glen|Hal|Har|Hol|Ister|Kel|Kirn|Lan|Lor|Mal|Mar|Mel|Mor|Nar|
   Nor|Ol|Or|Pel|Pen|Quil|Ram|Ros|Sal|Sel|Sor|Stan|Tal|Tam|Tor|Ul|Val|Ver|Wal|Wen|Wil|Yar|Zel
-town_end: beck|bridge|by|combe|dale|don|fell|ford|gate|ham|haven|holm|holt|hurst|ley|mere|mouth|ness|stead|stow|ton|
+town_end: beck|bridge|by|combe|dale|fell|ford|gate|ham|haven|holm|holt|hurst|ley|mere|mouth|ness|stead|stow|ton|
   wall|wick|worth
 river: Ae|Bri|Cae|Dre|Esk|Fla|Gwe|Hae|Ila|Kye|Lei|Mae|Nae|Or|Pri|Rha|Sae|Tei|Ull|Vae|Wye|Yll
 river_end: ban|bre|da|dwy|fa|l|lan|mer|n|nor|ra|ren|s|sk|th|ven|wen

@@ -133,7 +133,7 @@ SECTIONS = {
   The beaten commander was {loser}.
 == Aftermath | Consequences
 * The peace that followed {peace}.
-  It settled little: the peace {peace}.
+  Of the peace people remember that it {peace}.
 * {memorial} marks the place.
   Farmers still plough up {finds}.
 """,

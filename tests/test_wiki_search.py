@@ -186,7 +186,7 @@ def test_a_count_is_that_of_the_pages_that_say_so_themselves():
     sources = {"books": "book", "inventions": "invention", "buildings": "building", "guilds": "guild"}
     stating = {"book": "author", "invention": "inventor", "building": "architect", "guild": "founder"}
     checked = 0
-    for question in made(book.pages, 400):
+    for question in made(book.pages, 1000):
         owner = book.pages[question.support[-1][0].partition(":")[0]]
         lists = [name for name in sources if owner.thing.facts.get(name)]
         if question.kind == "count" and len(lists) == 1:

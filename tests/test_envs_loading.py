@@ -126,6 +126,17 @@ def test_a_package_may_import_its_own_parts(workplace):
     assert sys.modules["toy"].WORDS == ["a", "b"]
 
 
+def test_packages_of_one_name_keep_their_parts_apart(workplace):
+    for place in ("one", "other"):
+        folder = workplace / place / "toy"
+        folder.mkdir(parents=True)
+        (folder / "words.py").write_text(f"WORD = {place!r}")
+        (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
+        load_environment("toy", env_dir=workplace / place)
+        word = sys.modules["toy"].WORD
+        assert word == place
+
+
 def test_the_same_file_is_loaded_once(workplace):
     put(workplace, "toy", "here")
     first = load_environment("toy", env_dir=workplace)

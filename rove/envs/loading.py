@@ -145,7 +145,7 @@ def _import_installed(name: str) -> ModuleType | None:
     if spec is None or not spec.origin or _is_ours(spec.origin):
         return None
     if getattr(sys.modules.get(name), "__file__", spec.origin) != spec.origin:
-        del sys.modules[name]
+        _forget(name)
     with _importing(name, Path(spec.origin)):
         return importlib.import_module(name)
 
@@ -170,10 +170,17 @@ def _import_file(name: str, file: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    _forget(name)
     sys.modules[name] = module
     with _importing(name, file):
         spec.loader.exec_module(module)
     return module
+
+
+def _forget(name: str) -> None:
+    """Take a module, and the parts of a package, out of those that are imported."""
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
 
 
 @contextmanager
@@ -182,7 +189,7 @@ def _importing(name: str, file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        sys.modules.pop(name, None)
+        _forget(name)
         if isinstance(error, Error) or not isinstance(error, Exception):
             raise
         frames = traceback.extract_tb(error.__traceback__)

@@ -14,7 +14,7 @@ import rove as vf
 
 SYSTEM_PROMPT = (
     "Find the secret English word of five letters. After each guess you are told of its letters, in order: green is in the "
-    "right place, yellow is in the word but in another place, gray is not in the word, or not once more.\n"
+    "right place, yellow is in the word but in another place, gray is not in the word, or not as often as you guessed it.\n"
     "Answer <think>why</think><guess>five letters</guess>"
 )
 COLORS = {"g": "green", "y": "yellow", ".": "gray"}
@@ -75,7 +75,7 @@ History = list[tuple[str, str]]
 """Guesses and their hints."""
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=50_000)
 def hint(guess: str, word: str) -> str:
     """What a guess tells: of a letter written more often than the word has it, green ones count first, then from the left."""
     rest = Counter(mine for theirs, mine in zip(guess, word) if theirs != mine)

@@ -204,7 +204,7 @@ def test_hostile_answers_score_nothing_and_the_rollout_goes_on():
 
 
 def test_every_query_there_is_to_write_takes_a_small_part_of_what_is_allowed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queries, "MAX_STEPS", queries.MAX_STEPS // 20)
+    monkeypatch.setattr(queries, "MAX_STEPS", queries.MAX_STEPS // 10)
     assert len(questions.make_rows(200, "limits", range(1, 6))) == 200
 
 

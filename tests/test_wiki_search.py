@@ -7,6 +7,7 @@ import importlib
 import itertools
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -328,6 +329,18 @@ def test_a_judge_takes_the_place_of_the_comparison():
     assert [record.reward for record in records] == [1.0] * 5
     assert all(record.prompt[-1]["content"] in text and "who knows" in text for record, text in zip(records, asked_of))
     assert "correct" not in values(records[0])
+
+
+def test_a_judge_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(vf.MissingKeyError, match="OPENAI_API_KEY"):
+        vf.load_environment("wiki_search", judge="some-model")
+    endpoint = 'endpoint_id = "strict"\nmodel = "some-model"\nurl = "http://127.0.0.1:9/v1"\nkey = "EMPTY"\n'
+    Path("endpoints.toml").write_text(f"[[endpoint]]\n{endpoint}")
+    env: Any = vf.load_environment("wiki_search", judge="strict")
+    assert "verdict" in env.rubric.names
+    assert "correct" not in env.rubric.names
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,15 +26,20 @@ import rove as vf
 from rove.envs.loading import environment_file, example_environments
 from rove.envs.multi_turn import MultiTurnEnv
 
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(example_environments())
 REWARDS = {
     "double_check": (0.0, 1.0),
     "lookup": (0.0, 1.0),
     "math_python": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
+    "sql_agent": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
+    "wiki_search": (0.0, 1.0),
+    "word_game": (-0.1, 1.4),
 }
 """The least and the most reward a rollout of each environment can get."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
 
 
@@ -44,17 +50,27 @@ def module(name: str) -> Any:
     return found
 
 
+def folder(name: str) -> Path:
+    """Where a package is developed: its module, or a folder with its modules, lies in it."""
+    return environment_file("tictactoe").parents[1] / name
+
+
 def project(name: str) -> dict[str, Any]:
-    return tomllib.loads((environment_file(name).parent / "pyproject.toml").read_text())
+    return tomllib.loads((folder(name) / "pyproject.toml").read_text())
+
+
+def modules(name: str) -> list[str]:
+    """The files of a package as they are installed."""
+    single = folder(name) / f"{name}.py"
+    files = [single] if single.exists() else (folder(name) / name).glob("*.py")
+    return sorted(str(file.relative_to(folder(name))) for file in files)
 
 
 # What holds for every environment
 
 
 def test_every_folder_is_an_environment():
-    folders = [
-        path.name for path in environment_file("tictactoe").parents[1].iterdir() if (path / "README.md").exists()
-    ]
+    folders = [path.name for path in folder("tictactoe").parent.iterdir() if (path / "README.md").exists()]
     assert sorted(folders) == NAMES == sorted(REWARDS)
 
 
@@ -62,26 +78,25 @@ def test_every_folder_is_an_environment():
 def test_it_is_a_package_to_install(name):
     about = project(name)
     assert about["project"]["name"] == name.replace("_", "-")
-    assert about["project"]["dependencies"] == ["rove"]
-    assert about["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [f"{name}.py"]
-    assert len(environment_file(name).read_text().splitlines()) < 250
+    first, *others = about["project"]["dependencies"]
+    assert first == "rove"
+    assert set(others) <= {requirement for extra in EXTRAS.values() for requirement in extra}
+    assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_wheel_holds_the_module_alone(name, tmp_path):
+def test_its_wheel_holds_its_modules_alone(name, tmp_path):
     pytest.importorskip("hatchling")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
-    folder = environment_file(name).parent
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], cwd=folder(name), check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
-    files = [file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file]
-    assert files == [f"{name}.py"]
+    assert sorted(file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file) == modules(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
     env = vf.load_environment(name)
-    readme = (environment_file(name).parent / "README.md").read_text()
+    readme = (folder(name) / "README.md").read_text()
     assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
     arguments = list(module(name).load_environment.__annotations__)[:-1]
     for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.players)]:
@@ -124,7 +139,8 @@ def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
         assert record.error is None, record.error
         assert record.scores is not None
         assert low <= record.scores.reward <= high
-        assert env.parser.get_format_reward_func()(record.completion) == 1.0
+        answers = [m for m in env.parser.get_assistant_messages(record.completion) if not m.get("tool_calls")]
+        assert all(env.parser.format_score(message["content"]) == 1.0 for message in answers)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
+from hostile import FUNCTIONS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
 
 from rove.errors import ConfigError
 from rove.sandbox import LocalBackend, Session
@@ -88,8 +88,11 @@ async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | 
     wanted = one.outcome if one.by != "memory group" or groups else "runs: False"
     session = await backend.open()
     try:
-        run = session.bash if one.kind == "bash" else session.run_python
-        result = await run(host.aim(one.code), one.seconds)
+        code = host.aim(one.code)
+        if one.kind == "bash":
+            result = await session.bash(code, one.seconds)
+        else:
+            result = await session.run_python(code, one.seconds, FUNCTIONS)
         assert outcome(result) in wanted.split(" or "), result
         assert "canary" not in result.text()
         assert (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from rove.errors import (
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price
 
@@ -94,14 +95,27 @@ def make_turn(
 ) -> Turn:
     """The function an environment calls for every model turn; `on_request` is called before each."""
 
-    async def turn(state: State, messages: Messages) -> Message:
+    own = model
+
+    async def turn(
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+    ) -> Message:
+        if seat is not None:
+            how = sampling if sampling_args is None else sampling_args
+            tools = state.get("tools")
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         allowance.check(trajectory)
         last = trajectory[-1] if trajectory else None
         request = Request(
             messages=list(messages),
             sampling=sampling,
-            model=model,
+            model=own,
             tools=state.get("tools"),
             previous=last.tokens if last else None,
             seed=derive_seed(state["seed"], len(trajectory)),

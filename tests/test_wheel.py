@@ -63,7 +63,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     names = zipfile.ZipFile(machine.wheel).namelist()
-    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup"):
+    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup", "needle"):
         assert f"rove/_environments/{env}/{env}.py" in names
     assert "rove/_environments/tictactoe/demo.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -200,6 +200,7 @@ QUESTIONS = [
     Snippet("a question of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote what is no answer", "supervisor"),
     Snippet("half a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'{'"), WALL, "supervisor"),
     Snippet("a question that is no JSON, and goes on", written("struct.pack('<QBI', 1, 2, 4) + b'\\xff\\x00{['"), "runs: nothing", "supervisor"),
+    Snippet("a megabyte that is no text for a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'\\xff' * 10**6"), "runs: nothing", "supervisor"),
     Snippet("a question nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: nothing", "supervisor"),
     Snippet("ten thousand questions without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: nothing", "supervisor"),
     Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote what is no answer", "supervisor"),

@@ -78,6 +78,6 @@ def test_a_context_is_a_file():
 
 
 def test_instructions_tell_what_there_is():
-    plain, deep = instructions("tool", 1, 7), instructions("fence", 2, -1)
+    plain, deep = instructions("tool", 1, 7), instructions("fence", 2, 9)
     assert "tool `python`" in plain and "7 calls in all" in plain and "context=piece" not in plain
-    assert "```python" in deep and "Any number of calls" in deep and "context=piece" in deep
+    assert "```python" in deep and "9 calls in all" in deep and "context=piece" in deep

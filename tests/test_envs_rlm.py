@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +253,7 @@ def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     )
     assert metrics(record)["sub_calls"] == 2 and "no tokens left" in told(record)[1]
     assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("0 calls that are left (of 0); do without")
-    assert metrics(play(env_of(max_sub_calls=-1), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
+    assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
 
 
 def test_tokens_run_out_within_a_batch():
@@ -411,7 +413,7 @@ def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
         unsafe=True,
         max_sandboxes=2,
         max_depth=3,
-        max_sub_calls=-1,
+        max_sub_calls=1000,
     )
     for record in roll(env, says(deep), max_concurrent=6):
         assert record.error is None and metrics(record)["answer_ready"] == 1
@@ -525,6 +527,13 @@ def test_two_hundred_rollouts_leave_nothing():
     assert nothing_new(before)
 
 
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[1] / "benchmarks/recursion.py"
+    words = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("left behind: nothing\n"), done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -533,6 +542,7 @@ def test_two_hundred_rollouts_leave_nothing():
         ({"code_execution_timeout": 3}, "pass timeout_per_command_seconds"),
         ({"max_sub_call": 3}, "did you mean 'max_sub_calls'"),
         ({"max_depth": 0}, "max_depth is 0"),
+        ({"max_sub_calls": -1}, "max_sub_calls is -1; expected 0 or more"),
         ({"max_parallel_calls": 0}, "max_parallel_calls is 0"),
         ({"code_in": "xml"}, "code_in is 'xml'; expected one of tool, fence"),
     ],

@@ -146,5 +146,4 @@ def context_file(context: Any) -> tuple[str, bytes]:
 
 def instructions(code_in: str, max_depth: int, max_sub_calls: int) -> str:
     """What the model is told of its Python and of sub-models."""
-    most = max_sub_calls if max_sub_calls >= 0 else "Any number of"
-    return TOLD.format(how=HOW[code_in], deeper=DEEPER if max_depth > 1 else "", most=most)
+    return TOLD.format(how=HOW[code_in], deeper=DEEPER if max_depth > 1 else "", most=max_sub_calls)

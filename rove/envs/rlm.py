@@ -71,7 +71,7 @@ class RLMEnv(PythonEnv):
         sub_client: who answers sub-calls. Default: the model that plays.
         sub_model: name of the model that answers them, for endpoints that serve several. Default: the same.
         sub_sampling_args: its sampling, under OpenAI's names. Default: that of the rollout, or none for `sub_client`.
-        max_sub_calls: most answers of sub-models in a rollout; -1 = no limit.
+        max_sub_calls: most answers of sub-models in a rollout; 0 = none.
         max_sub_tokens: no further call once these have read and written so many tokens; -1 = no limit.
         max_parallel_calls: most that are under way at once in a rollout.
         max_depth: 1 = a sub-model answers as it is asked; 2 = one that is given a `context` has a Python and sub-models of its
@@ -115,6 +115,10 @@ class RLMEnv(PythonEnv):
             raise ConfigError(f"RLMEnv has no argument '{name}': pass {RENAMED[name]}")
         if code_in not in HOW:
             raise ConfigError(f"code_in is {code_in!r}; expected one of {', '.join(HOW)}")
+        if max_sub_calls < 0:
+            raise ConfigError(
+                f"max_sub_calls is {max_sub_calls}; expected 0 or more: code that nobody trusts makes them"
+            )
         self.context = context
         self.sub_client, self.sub_model, self.sub_sampling_args = sub_client, sub_model, sub_sampling_args
         self.max_sub_calls, self.max_sub_tokens = max_sub_calls, max_sub_tokens
@@ -273,7 +277,7 @@ class RLMEnv(PythonEnv):
 
     def _check_left(self, state: State, name: str, count: int) -> None:
         left = self.max_sub_calls - state["rlm"].calls.made
-        if self.max_sub_calls >= 0 and left < count:
+        if left < count:
             raise ValueError(
                 f"{name}() takes {count} of {left} calls that are left (of {self.max_sub_calls}); do without"
             )

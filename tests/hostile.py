@@ -204,7 +204,7 @@ QUESTIONS = [
     Snippet("a question nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: nothing", "supervisor"),
     Snippet("ten thousand questions without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: nothing", "supervisor"),
     Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote what is no answer", "supervisor"),
-    Snippet("asks from ten threads at once", "import threading\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
+    Snippet("asks from ten threads at once", "import threading\nthreading.stack_size(1 << 18)  # ten of the usual size do not fit into memory_bytes\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
     Snippet("asks when its call is over", "import threading, time\ndef late():\n    time.sleep(0.02)\n    echo('late')\nthreading.Thread(target=late).start()", "runs: nothing", "supervisor"),
     Snippet("asks in a process of its own", "import os\npid = os.fork()\nif not pid:\n    try: echo('a')\n    except RuntimeError: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 7", "supervisor"),
     Snippet("the same, and lies about it", ASKING + "import os\npid = os.fork()\nif not pid:\n    asking.owner = os.getpid()\n    os._exit(echo(5))\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 5", "supervisor"),

@@ -495,6 +495,19 @@ def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
 
 
 @pytest.mark.parametrize("train", [False, True])
+def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
+    def total(state: vf.State) -> float:
+        return float(state["final_answer"])
+
+    options: dict[str, Any] = {"max_depth": 3, "train_sub_calls": train, "backend": None, "unsafe": True}
+    with vf.Run(tmp_path / "run") as run:
+        asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(deep), run=tmp_path / "run"))
+        env = env_of("x" * 444, rubric=vf.Rubric([total]), **options)
+        summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
+    assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
+
+
+@pytest.mark.parametrize("train", [False, True])
 def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
     async def sub(messages: Any) -> str:
         if messages[0]["content"] == "slow":

@@ -13,6 +13,7 @@ import pytest
 from fakes import tiny_model
 from test_envs_sandbox import LIMITS, Counting, held, nothing_new
 from test_envs_tool import call, calls, told
+from test_train_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
 from toys import roll, rows, says
 
 import rove as vf
@@ -478,6 +479,39 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
             "world",
             "no",
         }
+
+
+class Asking(vf.RLMEnv):
+    """Whatever the model says, its code asks two sub-models."""
+
+    def _has_code(self, message: Any) -> bool:
+        return True
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+        return [vf.UserMessage(await self.python("len(llm_batch(['you', 'say']))", state))]
+
+
+def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
+    trained = {}
+    for sub in (False, True):
+        rubric = vf.Rubric()
+        rubric.add_reward_func(letters, weight=1.0)
+        env = Asking(
+            dataset=[{**row, "info": {"context": "hello"}} for row in ROWS],
+            system_prompt="",
+            code_in="fence",
+            max_turns=2,
+            train_sub_calls=sub,
+            rubric=rubric,
+            unsafe=True,
+        )
+        train(tmp_path / str(sub), settings(steps=1), env)
+        records = rollouts_of(tmp_path / str(sub))
+        assert {record.error for record in records} == {None}
+        assert {(len(r.steps), len(r.seats.get("sub_model", []))) for r in records} == {(6, 0) if sub else (2, 4)}
+        assert {len(samples_from_record(record, 1.0)) for record in records} == {5 if sub else 1}
+        trained[sub] = metrics_of(tmp_path / str(sub))[0]["tokens"]
+    assert trained[True] > 2 * trained[False]
 
 
 @pytest.mark.parametrize("options", [{}, {"train_sub_calls": True}])

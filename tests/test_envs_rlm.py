@@ -13,11 +13,13 @@ import pytest
 from fakes import tiny_model
 from test_envs_sandbox import LIMITS, Counting, held, nothing_new
 from test_envs_tool import call, calls, told
+from test_sandbox_docker import engine  # noqa: F401  a fixture
 from test_train_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
 from toys import roll, rows, says
 
 import rove as vf
 from rove.engine.client import EngineClient
+from rove.sandbox import DockerBackend
 from rove.train.samples import samples_from_record
 
 TEXT = "".join(f"{n}: the owl is {n * n}\n" for n in range(2000))
@@ -231,7 +233,7 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
         ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
         ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
         ("llm_batch(['a', None])", "prompt that is NoneType"),
-        ("llm_batch(['a'] * 101)", "llm_batch() takes 101 of 100 calls that are left (of 100); do without"),
+        ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
     ],
 )
 def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
@@ -245,21 +247,20 @@ def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
     record = play(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
-    assert told(record)[0] == "['2', 'llm() takes 1 of 0 calls that are left (of 3); do without']"
+    assert told(record)[0] == "['2', 'llm() asks for 1, but 0 of 3 sub-calls are left']"
     assert (metrics(record)["sub_calls"], record.reward) == (3, 1.0)
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
     assert (
-        told(record)[0]
-        == "['llm(): no tokens left, 4 of 4 are used; do without', 'llm(): no tokens left, 4 of 4 are used; do without']"
+        told(record)[0] == "['llm() has no tokens left: 4 of 4 are used', 'llm() has no tokens left: 4 of 4 are used']"
     )
-    assert metrics(record)["sub_calls"] == 2 and "no tokens left" in told(record)[1]
-    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("0 calls that are left (of 0); do without")
+    assert metrics(record)["sub_calls"] == 2 and "has no tokens left" in told(record)[1]
+    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("but 0 of 0 sub-calls are left")
     assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
 
 
 def test_tokens_run_out_within_a_batch():
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
-    assert "no tokens left" in told(record)[0] and told(record)[1] == "2"
+    assert "has no tokens left" in told(record)[0] and told(record)[1] == "2"
     assert metrics(record)["sub_calls"] == 2
 
 
@@ -560,6 +561,16 @@ def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_h
     assert (record.stop_condition, record.error) == ("timeout_reached", None)
     assert metrics(record)["sub_calls"] == 2
     assert env.backend.is_clean and sub_backend.is_clean
+
+
+def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
+    backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
+    group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
+    mine, other = roll(group, scripted("llm(context)", READY.format("49")))
+    assert (mine.env_id, mine.error, mine.reward, told(mine)) == ("rlm", None, 1.0, ["'ABC'", "[no output]"])
+    assert (other.error, other.seats) == (None, {})
+    log = (engine.parent / "log").read_text()
+    assert log.count('["run"') == log.count('["rm"') == 1
 
 
 def test_two_hundred_rollouts_leave_nothing():

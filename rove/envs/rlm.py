@@ -33,8 +33,7 @@ from rove.functions import function_name, maybe_await
 from rove.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.protocols import Client
 from rove.rubrics import Rubric
-from rove.sandbox import Backend, Session
-from rove.sandbox.backend import Functions
+from rove.sandbox import Backend, Functions, Session
 from rove.seats import ask
 from rove.state import State
 
@@ -278,11 +277,9 @@ class RLMEnv(PythonEnv):
     def _check_left(self, state: State, name: str, count: int) -> None:
         left = self.max_sub_calls - state["rlm"].calls.made
         if left < count:
-            raise ValueError(
-                f"{name}() takes {count} of {left} calls that are left (of {self.max_sub_calls}); do without"
-            )
+            raise ValueError(f"{name}() asks for {count}, but {left} of {self.max_sub_calls} sub-calls are left")
         if 0 <= self.max_sub_tokens <= (used := sub_tokens(state)):
-            raise ValueError(f"{name}(): no tokens left, {used:.0f} of {self.max_sub_tokens} are used; do without")
+            raise ValueError(f"{name}() has no tokens left: {used:.0f} of {self.max_sub_tokens} are used")
 
     def _branch(self, state: State, prompt: str, context: Any) -> State:
         """A new conversation, with a model that has been asked something."""
@@ -299,7 +296,7 @@ class RLMEnv(PythonEnv):
             completion=[],
             is_truncated=False,
             seed=derive_seed(state["seed"], SEAT, len(mine.branches)) if self.train_sub_calls else state["seed"],
-            tools=self.tool_defs if is_deep and self.code_in == "tool" else None,
+            tools=state["tools"] if is_deep else None,
             rlm=Exploration(mine.calls, mine.depth + 1, context if is_deep else None),
             **{name: state[name] for name in ("env_seed", "seats", "seat_clients") if name in state},
             seat_numbers=state.setdefault("seat_numbers", {}),

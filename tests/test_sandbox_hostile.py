@@ -148,7 +148,7 @@ async def test_sixty_four_attacks_at_once(host: Host) -> None:
             return
         sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
         results = await asyncio.gather(
-            *(session.run_python(late[i % len(late)].code) for i, session in enumerate(sessions))
+            *(session.run_python(late[i % len(late)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
         )
         assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
         after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))

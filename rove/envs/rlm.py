@@ -229,7 +229,7 @@ class RLMEnv(PythonEnv):
         """Run Python; see `PythonEnv.python`. It can call sub-models."""
         exploration: Exploration = state["rlm"]
         session = await self.sandbox(state)
-        result = await session.run_python(code, functions=self._functions(state))
+        result = await session.run_python(code, functions=self.functions(state))
         told = [self.told(result, state)]
         if not result.restarted:
             result = await session.run_python(KEEP, functions={"_keep": exploration.keep})
@@ -243,8 +243,8 @@ class RLMEnv(PythonEnv):
             told.append("[`context` and `answer` are as in the beginning]")
         return "\n".join(told)
 
-    def _functions(self, state: State) -> Functions:
-        """What code can call."""
+    def functions(self, state: State) -> Functions:
+        """See `PythonEnv.functions`: `llm` and `llm_batch`."""
 
         async def llm(prompt: Any, context: Any = None) -> str:
             [said] = await self._sub_calls(state, "llm", [prompt], [context])
@@ -257,7 +257,7 @@ class RLMEnv(PythonEnv):
                 raise ValueError(f"llm_batch() was given {len(prompts)} prompts and {len(contexts)} contexts")
             return await self._sub_calls(state, "llm_batch", prompts, contexts or [None] * len(prompts))
 
-        return {"llm": llm, "llm_batch": llm_batch}
+        return {**super().functions(state), "llm": llm, "llm_batch": llm_batch}
 
     async def _sub_calls(self, state: State, name: str, prompts: list[Any], contexts: list[Any]) -> list[str]:
         """The answers of sub-models; the first failure ends the others."""

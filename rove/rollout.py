@@ -62,8 +62,14 @@ class Allowance(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     price: Price | None = None
 
-    def check(self, steps: Sequence[TrajectoryStep]) -> None:
+    def check(
+        self, steps: Sequence[TrajectoryStep], conversations: Sequence[Sequence[TrajectoryStep]] | None = None
+    ) -> None:
         """Refuse one more answer when these have used everything up.
+
+        Args:
+            steps: of the conversation that goes on; its turns count.
+            conversations: of all conversations of the rollout, where there are several; their tokens count.
 
         Raises:
             LimitReachedError: which limit.
@@ -72,7 +78,7 @@ class Allowance(msgspec.Struct, frozen=True):
         if limits.max_turns is not None and len(steps) >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
-            used = sum((step.usage for step in steps), Usage())
+            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
                 raise _cut_off("max_total_tokens_reached")
@@ -110,7 +116,7 @@ def make_turn(
             tools = state.get("tools")
             return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
-        allowance.check(trajectory)
+        allowance.check(trajectory, state.get("conversations"))
         last = trajectory[-1] if trajectory else None
         request = Request(
             messages=list(messages),

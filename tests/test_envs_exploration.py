@@ -31,7 +31,7 @@ async def never(*args: Any, **options: Any) -> vf.Message:
 
 
 def calls_of(**seats: Any) -> Calls:
-    return Calls(never, asyncio.Semaphore(1), seats)
+    return Calls(never, asyncio.Semaphore(1), seats, [said("own")])
 
 
 def conversation(calls: Calls, *words: str, branches: Any = ()) -> vf.State:
@@ -53,7 +53,7 @@ def test_sub_calls_are_counted_wherever_they_are_kept():
     apart = conversation(calls_of(**{SEAT: said("a", "b"), "judge": said("c")}))
     assert (sub_calls(apart), sub_tokens(apart)) == (2, 8)
     calls = calls_of()
-    calls.trajectories += [said("a"), said(), said("b", "c")]
+    calls.conversations += [said("a"), said(), said("b", "c")]
     assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
 
 

@@ -347,6 +347,22 @@ def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
     assert said == [told(record)[0].split() for record in both[1]]
 
 
+def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_turns_of_the_model():
+    script = ["for n in range(30): llm('a b')", READY.format("49")]
+    for limits, stop, steps in (
+        (vf.Limits(max_total_tokens=10**5), "answer_is_ready", 32),
+        (vf.Limits(max_turns=2), "answer_is_ready", 32),
+        (vf.Limits(max_turns=1), "max_turns_reached", 31),
+    ):
+        [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+        assert (record.stop_condition, len(record.steps), record.error) == (stop, steps, None)
+    first = record.steps[0].usage
+    limits = vf.Limits(max_total_tokens=first.prompt_tokens + first.completion_tokens + 10)
+    [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+    assert (record.stop_condition, record.is_truncated, record.error) == ("max_total_tokens_reached", True, None)
+    assert len(record.steps) == 1 + 3  # 4 tokens each
+
+
 # Depth
 
 

@@ -65,14 +65,14 @@ class Calls:
     parallel: asyncio.Semaphore
     seats: Mapping[str, list[TrajectoryStep]]
     """Of the rollout."""
-    trajectories: list[list[TrajectoryStep]] = field(default_factory=list)
-    """Of the sub-models that are trained."""
+    conversations: list[list[TrajectoryStep]]
+    """What is trained: the trajectory of the rollout, and those of its sub-models."""
     made: int = 0
 
     @property
     def steps(self) -> list[TrajectoryStep]:
         """What sub-models have said so far."""
-        return [*self.seats.get(SEAT, ()), *chain.from_iterable(self.trajectories)]
+        return [*self.seats.get(SEAT, ()), *chain.from_iterable(self.conversations[1:])]
 
 
 @dataclass(slots=True)

@@ -162,8 +162,9 @@ class RLMEnv(PythonEnv):
 
     async def run(self, state: State, turn: Turn) -> None:
         """As `PythonEnv`; then sub-calls that are to be trained join the trajectory, in the order in which they were asked."""
-        exploration = Exploration(Calls(turn, asyncio.Semaphore(self.max_parallel_calls), state["seats"]))
-        state.update(rlm=exploration, final_answer="")
+        parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [state["trajectory"]]
+        exploration = Exploration(Calls(turn, parallel, state["seats"], conversations))
+        state.update(rlm=exploration, final_answer="", conversations=conversations)
         try:
             await super().run(state, turn)
         finally:
@@ -298,11 +299,11 @@ class RLMEnv(PythonEnv):
             seed=derive_seed(state["seed"], SEAT, len(mine.branches)) if self.train_sub_calls else state["seed"],
             tools=state["tools"] if is_deep else None,
             rlm=Exploration(mine.calls, mine.depth + 1, context if is_deep else None),
-            **{name: state[name] for name in ("env_seed", "seats", "seat_clients") if name in state},
+            **{name: state[name] for name in ("env_seed", "conversations", "seats", "seat_clients") if name in state},
             seat_numbers=state.setdefault("seat_numbers", {}),
         )
         mine.branches.append((len(state["trajectory"]), inner))
-        mine.calls.trajectories.append(inner["trajectory"])
+        mine.calls.conversations.append(inner["trajectory"])
         return inner
 
     async def _answer_of(self, inner: State) -> str:

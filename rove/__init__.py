@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from rove.clients.responses import ResponsesClient
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.python import CodeMathEnv, PythonEnv
+    from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import SandboxEnv
     from rove.models.load import load_model as load_model
 
@@ -75,6 +76,7 @@ _LAZY = {
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
+    "RLMEnv": "rove.envs.rlm",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
     "as_client": "rove.clients.openai",
@@ -121,6 +123,7 @@ __all__ = [
     "Parser",
     "Price",
     "PythonEnv",
+    "RLMEnv",
     "Request",
     "Response",
     "ResponsesClient",

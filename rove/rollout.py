@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from rove.errors import (
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price
 
@@ -61,8 +62,14 @@ class Allowance(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     price: Price | None = None
 
-    def check(self, steps: Sequence[TrajectoryStep]) -> None:
+    def check(
+        self, steps: Sequence[TrajectoryStep], conversations: Sequence[Sequence[TrajectoryStep]] | None = None
+    ) -> None:
         """Refuse one more answer when these have used everything up.
+
+        Args:
+            steps: of the conversation that goes on; its turns count.
+            conversations: of all conversations of the rollout, where there are several; their tokens count.
 
         Raises:
             LimitReachedError: which limit.
@@ -71,7 +78,7 @@ class Allowance(msgspec.Struct, frozen=True):
         if limits.max_turns is not None and len(steps) >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
-            used = sum((step.usage for step in steps), Usage())
+            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
                 raise _cut_off("max_total_tokens_reached")
@@ -94,14 +101,27 @@ def make_turn(
 ) -> Turn:
     """The function an environment calls for every model turn; `on_request` is called before each."""
 
-    async def turn(state: State, messages: Messages) -> Message:
+    own = model
+
+    async def turn(
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+    ) -> Message:
+        if seat is not None:
+            how = sampling if sampling_args is None else sampling_args
+            tools = state.get("tools")
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
-        allowance.check(trajectory)
+        allowance.check(trajectory, state.get("conversations"))
         last = trajectory[-1] if trajectory else None
         request = Request(
             messages=list(messages),
             sampling=sampling,
-            model=model,
+            model=own,
             tools=state.get("tools"),
             previous=last.tokens if last else None,
             seed=derive_seed(state["seed"], len(trajectory)),

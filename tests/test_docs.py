@@ -154,6 +154,13 @@ def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> No
             assert "reward" in run(command, tmp_path).stdout
 
 
+def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
+    prints_what_it_says("docs/recursion.md", 20)
+    for block in blocks("docs/recursion.md", "bash"):
+        for command in commands(block):
+            assert "sub_calls" in run(command, tmp_path).stdout
+
+
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
     [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
     command = [

@@ -32,6 +32,7 @@ REWARDS = {
     "double_check": (0.0, 1.0),
     "lookup": (0.0, 1.0),
     "math_python": (0.0, 1.0),
+    "needle": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
     "sql_agent": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
@@ -657,3 +658,70 @@ async def test_a_person_can_take_the_other_seat():
 def test_tictactoe_refuses_impossible_settings(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         game(**options)
+
+
+# needle
+
+
+def needle(**options: Any) -> Any:
+    return vf.load_environment("needle", **{"unsafe": True, "length": 20_000, **options})
+
+
+def text_and_facts(example: dict[str, Any]) -> tuple[str, list[Any]]:
+    info = example["info"]
+    facts = module("needle").hidden(random.Random(info["seed"]), info["kind"])[2]
+    return module("needle").haystack(vf.State(input=example)), facts
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
+    env = needle(num_examples=15, min_level=level, max_level=level)
+    for example in env.get_dataset():
+        text, facts = text_and_facts(example)
+        assert abs(len(text) - 20_000) < 1000
+        assert text == text_and_facts(example)[0]
+        assert len(set(facts)) == len(facts) > 50
+        for kind, of, what in set(facts):
+            tellings = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
+            found = sum(text.count(words[0].upper() + words[1:]) for words in tellings)
+            assert found == 1, (kind, of, what)
+        assert example["prompt"][1].content.count(" ") < 40
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("player", ["solver", "recursive"])
+def test_needles_players_find_what_was_hidden(level, player):
+    env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
+    for record in roll(env, says(env.players[player])):
+        assert (record.error, record.reward) == (None, 1.0)
+        assert scores_of(record)["sub_calls"] == (5 if player == "recursive" else 0)
+        assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
+
+
+def test_needles_guesses_earn_little():
+    env = needle(num_examples=60)
+    records = roll(env, says(env.players["novice"]))
+    assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
+    assert sum(record.reward for record in records) < 20
+
+
+def test_needle_has_all_levels_and_the_length_it_is_told():
+    examples = needle(num_examples=60).get_dataset()
+    assert {example["info"]["kind"] for example in examples} == {"code", "seen", "keeper", "weight"}
+    assert min(int(e["answer"]) for e in examples if e["info"]["kind"] == "seen") >= 3
+    [example] = vf.load_environment("needle", num_examples=1).get_dataset()
+    assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
+
+
+def test_needles_sub_calls_can_be_trained():
+    env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
+    for record in roll(env, says(env.players["recursive"])):
+        assert (record.reward, record.seats) == (1.0, {})
+        roles = [step.prompt[0]["role"] for step in record.steps]
+        assert roles == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 5)])
+def test_needle_refuses_levels_there_are_not(levels):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 4"):
+        needle(min_level=levels[0], max_level=levels[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
+from hostile import FUNCTIONS, IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
 
 from rove.errors import ConfigError
 from rove.sandbox import Backend, DockerBackend, LocalBackend, Session
@@ -100,8 +100,11 @@ async def withstand(one: Snippet, wanted: str, backend: Backend, bystander: Sess
     """Attack in a new session; it, the bystander and the host are as before."""
     session = await backend.open()
     try:
-        run = session.bash if one.kind == "bash" else session.run_python
-        result = await run(host.aim(one.code), one.seconds)
+        code = host.aim(one.code)
+        if one.kind == "bash":
+            result = await session.bash(code, one.seconds)
+        else:
+            result = await session.run_python(code, one.seconds, FUNCTIONS)
         assert outcome(result) in wanted.split(" or "), result
         assert "canary" not in result.text()
         assert (
@@ -157,7 +160,7 @@ async def test_sixty_four_attacks_at_once(host: Host) -> None:
             return
         sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
         results = await asyncio.gather(
-            *(session.run_python(late[i % len(late)].code) for i, session in enumerate(sessions))
+            *(session.run_python(late[i % len(late)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
         )
         assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
         after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))

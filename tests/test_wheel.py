@@ -63,7 +63,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     names = zipfile.ZipFile(machine.wheel).namelist()
-    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup", "word_game"):
+    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup", "word_game", "needle"):
         assert f"rove/_environments/{env}/{env}.py" in names
     for env in ("sql_agent", "wiki_search"):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names

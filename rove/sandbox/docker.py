@@ -30,7 +30,13 @@ os.remove(path)
 sys.path.remove(path)
 main(sys.argv[2])
 """
-ENVIRONMENT = {"HOME": "/session", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "HOME": "/session",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
 END_SECONDS = 20.0
 
 

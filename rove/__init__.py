@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.agent import AgentEnv
     from rove.envs.python import CodeMathEnv, PythonEnv
+    from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import SandboxEnv
     from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
     from rove.models.load import load_model as load_model
@@ -79,6 +80,7 @@ _LAZY = {
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
+    "RLMEnv": "rove.envs.rlm",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
     "SmolaAgentEnv": "rove.envs.smola",
@@ -129,6 +131,7 @@ __all__ = [
     "Parser",
     "Price",
     "PythonEnv",
+    "RLMEnv",
     "Request",
     "Response",
     "ResponsesClient",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -29,6 +29,7 @@ from rove.errors import (
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price
 
@@ -63,8 +64,18 @@ class Allowance(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     price: Price | None = None
 
-    def check(self, steps: Sequence[TrajectoryStep], under_way: int = 0) -> None:
-        """Refuse one more answer when these, and as many more as are under way, have used everything up.
+    def check(
+        self,
+        steps: Sequence[TrajectoryStep],
+        conversations: Sequence[Sequence[TrajectoryStep]] | None = None,
+        under_way: int = 0,
+    ) -> None:
+        """Refuse one more answer when these, and those under way, have used everything up.
+
+        Args:
+            steps: of the conversation that goes on; its turns count.
+            conversations: of all conversations of the rollout, where there are several; their tokens count.
+            under_way: answers of that conversation that are asked for.
 
         Raises:
             LimitReachedError: which limit.
@@ -73,7 +84,7 @@ class Allowance(msgspec.Struct, frozen=True):
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
-            used = sum((step.usage for step in steps), Usage())
+            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
                 raise _cut_off("max_total_tokens_reached")
@@ -143,16 +154,29 @@ def make_turn(
 ) -> Turn:
     """The function an environment calls for every model turn; `on_request` is called before each."""
 
-    async def turn(state: State, messages: Messages, asked: Request | None = None) -> Message:
+    own = model
+
+    async def turn(
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+        asked: Request | None = None,
+    ) -> Message:
+        shown = state.get("tools")
+        if seat is not None:
+            how = sampling if sampling_args is None else sampling_args
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=shown)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
-        allowance.check(trajectory, turns.under_way)
+        allowance.check(trajectory, state.get("conversations"), turns.under_way)
         before, known = _continued(trajectory, messages)
-        shown = state.get("tools")
         request = Request(
             messages=[*known, *messages[len(known) :]],
             sampling=sampling if asked is None else over(sampling, asked.sampling),
-            model=model,
+            model=own,
             tools=shown if asked is None else asked.tools,
             previous=before.tokens if before else None,
             seed=derive_seed(state["seed"], turns.begun),

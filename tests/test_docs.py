@@ -22,6 +22,7 @@ from settings_page import PAGE, TABLES, page, rows
 from test_engine_lora import adapter_of, save
 
 from rove.config import load
+from rove.envs.loading import example_environments
 from rove.errors import RunError
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
@@ -154,11 +155,27 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
 
 
+def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:
+    page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(example_environments())
+    for block in blocks("docs/environments.md", "bash"):
+        for command in commands(block):
+            assert "20 of 20 rollouts scored" in run(command, tmp_path).stdout
+
+
 def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     prints_what_it_says("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):
         for command in commands(block):
             assert "reward" in run(command, tmp_path).stdout
+
+
+def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
+    prints_what_it_says("docs/recursion.md", 20)
+    for block in blocks("docs/recursion.md", "bash"):
+        for command in commands(block):
+            assert "sub_calls" in run(command, tmp_path).stdout
 
 
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:

@@ -638,8 +638,8 @@ async def test_what_an_agent_asks_with_goes_over_the_run():
     turn = make_turn(client, "", Sampling(temperature=1.0, max_tokens=5, stop=["a"]))
     tools = [{"type": "function", "function": {"name": "f"}}]
     state["tools"] = tools
-    await turn(state, [user("a")], Request([], Sampling(max_tokens=9, stop=["b", "a"]), tools=tools))
-    await turn(state, [user("b")], Request([], Sampling(max_tokens=2, temperature=0.0)))
+    await turn(state, [user("a")], asked=Request([], Sampling(max_tokens=9, stop=["b", "a"]), tools=tools))
+    await turn(state, [user("b")], asked=Request([], Sampling(max_tokens=2, temperature=0.0)))
     assert [request.sampling for request in client.asked] == [
         Sampling(temperature=1.0, max_tokens=5, stop=["a", "b"]),
         Sampling(temperature=0.0, max_tokens=2, stop=["a"]),

@@ -19,7 +19,7 @@ from rove.processes import run_command
 from rove.protocols import Request, Sampling
 from rove.records import TrajectoryStep
 from rove.rubrics import Rubric
-from rove.server.proxy import Access, AgentTurns, Proxy
+from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
 from rove.state import State
 from rove.threads import Threads, UnderWay
 from rove.tools import as_content
@@ -190,16 +190,16 @@ class AgentEnv(Environment):
                 raise
             return None, error
 
-    def _limited(self, turn: Turn) -> Callable[[State, Messages, Request], Any]:
+    def _limited(self, turn: Turn) -> ModelTurn:
         """The turn, of which there are `max_turns` at most."""
         begun = 0
 
-        async def limited(state: State, messages: Messages, asked: Request) -> Message:
+        async def limited(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
             nonlocal begun
             if 0 <= self.max_turns <= begun:
                 raise LimitReachedError("max_turns_reached")
             begun += 1
-            return await turn(state, messages, asked)
+            return await turn(state, messages, asked=asked)
 
         return limited
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,16 +26,23 @@ from rove.state import State
 class Turn(Protocol):
     """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
 
-    Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to.
+    Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to. In another
+    `seat` it is asked as by `rove.ask`: recorded apart, under that name, and there under another name of a model and with
+    other sampling arguments where they are given. Where a foreign agent asks, `asked` has its tools (instead of
+    `state["tools"]`), its sampling (which goes over the run's), and who is told the answer as it comes.
     """
 
-    async def __call__(self, state: State, messages: Messages, asked: Request | None = None) -> Message:
-        """The model's answer.
-
-        Args:
-            asked: where a foreign agent asks. The tools are those of this request (else `state["tools"]`), its sampling goes
-                over the run's, and its `on_text` is told the answer as it comes.
-        """
+    def __call__(
+        self,
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+        asked: Request | None = None,
+    ) -> Awaitable[Message]:
+        """The model's answer."""
         ...
 
 

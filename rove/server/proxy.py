@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -39,7 +39,11 @@ AT_ONCE = 64
 GOODBYE = 2.0
 """Seconds for those who still ask to be cut off."""
 
-ModelTurn = Callable[[State, Messages, Request], Awaitable[Message]]
+
+class ModelTurn(Protocol):
+    """Asks the model in the name of an agent, and records the step; see `rove.envs.environment.Turn`."""
+
+    def __call__(self, state: State, messages: Messages, *, asked: Request | None = None) -> Awaitable[Message]: ...  # noqa: D102
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -119,7 +123,7 @@ class AgentTurns:
         asked = msgspec.structs.replace(request, sampling=self._allowed(request.sampling))
         messages = self._as_recorded(as_messages(request.messages))
         try:
-            message = await self._turn(self._state, messages, asked)
+            message = await self._turn(self._state, messages, asked=asked)
             if await self._is_over(self._state):
                 self.over.set()
         except OverlongPromptError as error:

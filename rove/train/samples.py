@@ -6,8 +6,8 @@ A rollout of two turns whose second prompt extends the first turn's tokens is on
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. Conversations that are held in turns,
-as by an agent and those it asks, are a sample each.
+Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. A turn goes on with the longest sample
+that its prompt extends: what other conversations had their turns in between (see `RLMEnv`, `AgentEnv`) breaks nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from rove.errors import ConfigError
-from rove.records import RolloutRecord, StepTokens
+from rove.records import RolloutRecord
 from rove.renderer import Renderer
-
-_Branch = tuple[list[int], list[bool], list[float], list[float], int]
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -50,7 +48,7 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     Raises:
         ConfigError: a step has no tokens, so that nothing exact can be trained.
     """
-    branches: list[_Branch] = []
+    branches: list[tuple[list[int], list[bool], list[float], list[float], int]] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(of_turns) == 1:
         of_turns = [of_turns[0]] * len(record.steps)
@@ -60,13 +58,17 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        ids, mask, logprobs, values, version = _continued(branches, tokens)
+        place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
+        if place is None:
+            place = len(branches)
+            branches.append(([], [], [], [], tokens.policy_version))
+        ids, mask, logprobs, values, version = branches[place]
         added = len(tokens.prompt_ids) - len(ids)
         ids = tokens.prompt_ids + tokens.completion_ids
         mask = mask + [False] * added + [True] * len(tokens.completion_ids)
         logprobs = logprobs + [0.0] * added + tokens.logprobs
         values = values + [0.0] * added + [advantage] * len(tokens.completion_ids)
-        branches.append((ids, mask, logprobs, values, min(version, tokens.policy_version)))
+        branches[place] = (ids, mask, logprobs, values, min(version, tokens.policy_version))
     temperature = record.temperature or 1.0
     return [
         Sample(ids, mask, logprobs, values, temperature, policy_version=version)
@@ -74,13 +76,14 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     ]
 
 
-def _continued(branches: list[_Branch], tokens: StepTokens) -> _Branch:
-    """The longest branch that a turn goes on with, taken out of the others; an empty one where there is none."""
-    prompt = tokens.prompt_ids
-    fitting = [i for i, (ids, *_) in enumerate(branches) if prompt[: len(ids)] == ids]
-    if not fitting:
-        return [], [], [], [], tokens.policy_version
-    return branches.pop(max(fitting, key=lambda i: len(branches[i][0])))
+def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
+    """The longest of the branches that a prompt begins with, of equals the latest."""
+    fitting = [
+        (len(ids), place)
+        for place, ids in enumerate(branches)
+        if len(ids) <= len(prompt_ids) and ids[-1] == prompt_ids[len(ids) - 1] and prompt_ids[: len(ids)] == ids
+    ]
+    return max(fitting)[1] if fitting else None
 
 
 def samples_from_messages(

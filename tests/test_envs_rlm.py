@@ -566,7 +566,7 @@ def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_h
         return "quick"
 
     sub_backend = Counting()
-    env = env_of(timeout_seconds=1.5, train_sub_calls=train, max_depth=2, sub_backends=[sub_backend])
+    env = env_of(timeout_seconds=5, train_sub_calls=train, max_depth=2, sub_backends=[sub_backend])
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if is_sub(messages):

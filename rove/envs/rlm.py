@@ -200,7 +200,10 @@ class RLMEnv(PythonEnv):
         if self.code_in == "tool":
             return super().no_tools_called(state)
         steps = state["trajectory"]
-        return bool(steps) and not FENCED.search(text_of(steps[-1].completion[-1]))
+        return bool(steps) and not self._has_code(steps[-1].completion[-1])
+
+    def _has_code(self, message: Mapping[str, Any]) -> bool:
+        return bool(message.get("tool_calls") if self.code_in == "tool" else FENCED.search(text_of(message)))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """What came of the code of the model's turn."""

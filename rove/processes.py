@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GRACE_SECONDS = 1.0
 """How long a process may take to end once it is asked to, and its pipes to close once it has ended."""
@@ -31,6 +31,37 @@ def signal_group(group: int, number: signal.Signals) -> None:
     """Send a signal to a process group, if there still is one."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
+    """Start a program as the leader of a session and group of its own, with pipes for its stdin, stdout and stderr.
+
+    Args:
+        words: the program and its arguments.
+        options: of `asyncio.create_subprocess_exec`.
+
+    Raises:
+        OSError: there is no such program or folder.
+    """
+    pipe = asyncio.subprocess.PIPE
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **options)
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:  # asyncio itself, cancelled in the middle of it, may wait for ever
+        starting.add_done_callback(_put_down)
+        await asyncio.wait((starting,))
+        if starting.exception() is None:
+            await has_ended(starting.result(), KILLED_SECONDS)
+        raise
+
+
+def _put_down(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        process = started.result()
+        signal_group(process.pid, signal.SIGKILL)
+        process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def has_ended(process: asyncio.subprocess.Process, seconds: float = float("inf")) -> bool:
@@ -65,10 +96,7 @@ async def run_command(
         OSError: there is no such program or folder.
     """
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(env), cwd=cwd, start_new_session=True
-    )
+    process = await start_group(*words, env=dict(env), cwd=cwd)
     # For those who leave without waiting: a loop that is closed in the middle.
     last_resort = weakref.finalize(process, signal_group, process.pid, signal.SIGKILL)
     said = [_Tail(max_chars), _Tail(max_chars)]

@@ -273,7 +273,8 @@ async def test_fifty_rollouts_at_once_leave_no_process_task_or_socket():
     talks = await env_of(talker, rows=rows).generate(vf.ScriptedClient(echo), max_concurrent=50)
     assert [record.reward for record in talks] == [1.0] * 50
     assert sleepers() == before and len(asyncio.all_tasks()) == 1
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
+    async with asyncio.timeout(60):
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
 
 # What goes wrong

@@ -176,6 +176,12 @@ async def test_a_model_that_cannot_do_it_is_a_rollout_with_exact_tokens():
     assert trained == sum(len(step.tokens.completion_ids) for step in record.steps if step.tokens)
 
 
+@pytest.mark.parametrize("name", ["agent", "command"])
+def test_there_is_one_agent(name: str):
+    with pytest.raises(vf.ConfigError, match=f"no argument '{name}'"):
+        vf.SmolaAgentEnv(coding, dataset=ROWS, **{name: "true"})
+
+
 async def test_an_agent_that_breaks_and_a_model_that_does():
     def broken(model: Any) -> Any:
         raise KeyError("no such agent")

@@ -73,3 +73,29 @@ async def test_a_program_that_is_not_there_says_so():
     with pytest.raises(OSError, match="no-such-program"):
         await run_command(["no-such-program"], env=ENV)
     signal_group(2**22 + 1, signal.SIGTERM)  # nobody there: no error
+
+
+async def test_a_program_that_is_cancelled_while_it_starts_is_not_left_behind():
+    before = set(os.listdir("/proc"))
+    for turns in range(12):  # wherever in its start that is
+        task = asyncio.create_task(run_command("sleep 2718", env=ENV))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(30):
+            await asyncio.wait((task,))
+        assert task.cancelled()
+
+    def sleepers() -> list[str]:
+        new = [pid for pid in set(os.listdir("/proc")) - before if pid.isdigit() and not has_ended(int(pid))]
+        return [pid for pid in new if "2718" in command_of(pid)]
+
+    async with asyncio.timeout(30):
+        await until(lambda: not sleepers())
+
+
+def command_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

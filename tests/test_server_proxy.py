@@ -133,6 +133,8 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         assert (await post(session, f"{path}/chat/completions", body))[0] == 200
         assert (await post(session, f"{path}/messages", body))[0] == 200
         assert (await post(session, "/v1/messages", body, headers={"x-api-key": key}))[0] == 200
+        both = {"Authorization": "Bearer of somebody else", "x-api-key": key}
+        assert (await post(session, "/v1/messages", body, headers=both))[0] == 200
         async with session.get(f"{path}/models") as reply:
             assert (await reply.json())["data"][0]["id"] == "rove"
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {key}"}):
@@ -142,7 +144,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         assert (status, said["error"]["type"]) == (401, "authentication_error")
         status, said = await post(session, f"{path}/embeddings", body)
         assert status == 404 and "/v1/messages" in said["error"]["message"]
-        assert len(rollout.steps) == 3 and not rollout.turns.over.is_set()
+        assert len(rollout.steps) == 4 and not rollout.turns.over.is_set()
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ class AgentEnv(Environment):
     stopped after `grace_seconds`: a coroutine is cancelled, a process killed with its group, a thread left to fail at its next
     request.
 
-    What the agent raises is an `AgentError` in the phase "agent", and the rollout is not scored. So is what the model's client
-    raises, in the phase "model", whatever the agent makes of it.
+    A rollout whose agent raises fails with an `AgentError`, in the phase "agent". One whose model's client raises fails with
+    that, in the phase "model", whatever the agent makes of it.
 
     Sampling is the run's, so that what is trained is what was meant to be: of the agent's own arguments only those in
     `agent_sampling` count. The smaller `max_tokens` holds, and the `stop` texts of both.

@@ -77,6 +77,8 @@ class SmolaAgentEnv(AgentEnv):
 
     def __init__(self, make_agent: Callable[[Any], Any], **kwargs: Any):
         check_installed()
+        for name in {"agent", "command"} & kwargs.keys():
+            raise ConfigError(f"SmolaAgentEnv has no argument '{name}'; expected make_agent, or an AgentEnv")
         super().__init__(**kwargs)
         self.make_agent = make_agent
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rove.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
-from rove.processes import has_ended, signal_group
+from rove.processes import has_ended, signal_group, start_group
 
 CLOSED_SECONDS = 2.0
 """How long a server may take to end once its stdin is closed, and again once it is asked to."""
@@ -58,18 +58,8 @@ class ServerProcess:
         Raises:
             MCPServerError: there is no such program or folder.
         """
-        pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(
-                settings.command,
-                *settings.args,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                env={**env, **settings.env},
-                cwd=settings.cwd,
-                start_new_session=True,
-            )
+            process = await start_group(settings.command, *settings.args, env={**env, **settings.env}, cwd=settings.cwd)
         except (OSError, ValueError) as error:
             raise MCPServerError(f"MCP server '{settings.name}' cannot be started: {error}") from error
         return cls(process, decode, encode)

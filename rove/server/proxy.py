@@ -261,7 +261,8 @@ class Proxy:
         Raises:
             Refusal: there is none.
         """
-        desk = self._desks.get(request.match_info.get("key") or key_of(request))
+        keys = request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")
+        desk = next((self._desks[key] for key in keys if key in self._desks), None)
         if desk is None:
             raise Refusal(
                 401,

@@ -21,6 +21,7 @@ from rove.envs import (
 )
 from rove.envs.loading import load_environment
 from rove.errors import (
+    AgentError,
     ConfigError,
     EmptyModelResponseError,
     Error,
@@ -63,20 +64,27 @@ if TYPE_CHECKING:
     from rove.clients.openai import OpenAIClient, as_client
     from rove.clients.responses import ResponsesClient
     from rove.engine.client import EngineClient as EngineClient
+    from rove.envs.agent import AgentEnv
     from rove.envs.python import CodeMathEnv, PythonEnv
+    from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import SandboxEnv
+    from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AgentEnv": "rove.envs.agent",
     "AnthropicClient": "rove.clients.anthropic",
     "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
+    "RLMEnv": "rove.envs.rlm",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
+    "SmolaAgentEnv": "rove.envs.smola",
+    "SmolaToolEnv": "rove.envs.smola",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
@@ -90,6 +98,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AgentEnv",
+    "AgentError",
     "AnthropicClient",
     "AssistantMessage",
     "Client",
@@ -121,6 +131,7 @@ __all__ = [
     "Parser",
     "Price",
     "PythonEnv",
+    "RLMEnv",
     "Request",
     "Response",
     "ResponsesClient",
@@ -136,6 +147,8 @@ __all__ = [
     "Scores",
     "ScriptedClient",
     "SingleTurnEnv",
+    "SmolaAgentEnv",
+    "SmolaToolEnv",
     "State",
     "StatefulToolEnv",
     "StepTokens",

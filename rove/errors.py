@@ -10,6 +10,7 @@ Error
 ├── ToolError               a tool call went wrong, and the environment wants the rollout to end
 │   ├── ToolParseError      the call cannot be read, or does not fit the tool
 │   └── ToolCallError       the tool failed
+├── AgentError              a foreign agent failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
 │   ├── SandboxError        a sandbox could not be started, or died and could not be made anew
 │   └── MCPServerError      an MCP server could not be started, or ended
@@ -69,6 +70,10 @@ class ToolParseError(ToolError):
 
 class ToolCallError(ToolError):
     """A tool failed; its own error is the cause."""
+
+
+class AgentError(Error):
+    """A foreign agent failed, not the model behind it; its own error is the cause, where it runs in this process."""
 
 
 class InfraError(Error):

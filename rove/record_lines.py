@@ -37,6 +37,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     policy_version: int = 0
     attempts: list[str] = []
     reward: float | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
@@ -107,6 +108,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
                 policy_version=tokens.policy_version if tokens else 0,
                 attempts=step.attempts,
                 reward=step.reward,
+                tools=step.tools,
             )
         )
         said = step.prompt + step.completion
@@ -125,7 +127,7 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version)
         prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
         completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
-        told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward)
+        told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
         steps.append(TrajectoryStep(prompt, completion, *told))
         said = prompt + completion
         ids = tokens.ids if tokens else []

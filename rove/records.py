@@ -59,6 +59,8 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     """One line per failed try before this answer, oldest first."""
     reward: float | None = None
     """What this turn earned beside the rollout's own reward; None: nobody said. RL trains by it, evaluation does not count it."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that this turn was shown, where they are not those of the rollout; [] = none."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)

@@ -5,7 +5,7 @@ Tool calls are read from what the model wrote and rendered as it would write the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -229,9 +229,11 @@ class Renderer:
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any = None
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, said_at: Collection[int] | None = None
     ) -> list[tuple[list[int], list[bool]]]:
         """A finished conversation as (ids, mask) pairs, the mask true on what the assistant said and its end of turn.
+
+        Of the assistant's messages only those in the places `said_at` count as such, where these are given.
 
         The ids are those that sampling the conversation turn by turn would have produced. A turn whose prompt does not
         extend the turn before it starts another pair. What follows the last assistant message is left out.
@@ -239,7 +241,7 @@ class Renderer:
         branches: list[tuple[list[int], list[bool]]] = []
         said = ""
         for i, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or (said_at is not None and i not in said_at):
                 continue
             prompt = self.text(messages[:i], tools)
             answer = self._answer_text(prompt, messages[: i + 1], tools)

@@ -287,13 +287,16 @@ class _Replay(Environment):
 
 
 class _Answers:
-    """The client of one rollout: it answers as its record says, to the very prompts the record says."""
+    """The client of one rollout: it answers as its record says, to the very prompts the record says.
+
+    Conversations of several models at once (see `RLMEnv`) may come in another order than they were recorded in.
+    """
 
     max_concurrent = 1
 
     def __init__(self, record: RolloutRecord):
         self.record = record
-        self._given = 0
+        self._left = list(record.steps)
         self._failure: ReplayError | None = None
 
     async def respond(self, request: Request) -> Response:
@@ -305,15 +308,13 @@ class _Answers:
         """
         turn, ended = self._given, self.record.stop_condition
         with phase("replay"):
-            if turn == len(self.record.steps):
+            if not self._left:
                 if ended in LIMITS:
                     limit = LimitReachedError(ended)
                     limit.truncated = self.record.is_truncated
                     raise limit
                 self._fail(f"at turn {turn + 1}: one more answer is asked for; the rollout had ended there ({ended})")
-            step = self.record.steps[turn]
-            self._compare(f"at turn {turn + 1}", request.messages, step.prompt)
-        self._given += 1
+            step = self._left.pop(self._place(f"at turn {turn + 1}", request.messages))
         # A copy, as the environment may change it, and the prompts on record hold the same message.
         message = copy.deepcopy(Message(step.completion[-1]))
         return Response(message, step.usage, step.finish_reason, step.tokens, step.attempts)
@@ -345,11 +346,27 @@ class _Answers:
         if record.stop_condition in LIMITS:
             state.update(stop_condition=record.stop_condition, is_truncated=record.is_truncated)
 
+    @property
+    def _given(self) -> int:
+        return len(self.record.steps) - len(self._left)
+
+    def _place(self, where: str, now: Sequence[Any]) -> int:
+        """Which of the answers that are left was given to this prompt."""
+        prompts = [step.prompt for step in self._left]
+        if now not in prompts:
+            now = self._read_back(now)
+        if now not in prompts:
+            self._fail(f"{where}: {_difference(now, prompts[0])}")
+        return prompts.index(list(now))
+
     def _compare(self, where: str, now: Sequence[Any], then: Sequence[Any]) -> None:
         if now != then:  # as they are; else as they would be read back
-            now = decode_record(encode_record(self._with(now))).prompt
+            now = self._read_back(now)
         if now != then:
             self._fail(f"{where}: {_difference(now, then)}")
+
+    def _read_back(self, prompt: Sequence[Any]) -> list[Any]:
+        return decode_record(encode_record(self._with(prompt))).prompt
 
     def _with(self, prompt: Sequence[Any]) -> RolloutRecord:
         return msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
@@ -359,7 +376,7 @@ class _Answers:
         raise self._failure
 
 
-def _difference(now: Sequence[Message], then: Sequence[Message]) -> str:
+def _difference(now: Sequence[Any], then: Sequence[Any]) -> str:
     """The first message in which two conversations are not the same."""
     for position, (mine, theirs) in enumerate(zip(now, then), start=1):
         if mine != theirs:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -27,6 +29,7 @@ from rove.errors import (
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.seats import ask
 from rove.state import State
 from rove.statistics import Price
 
@@ -61,17 +64,27 @@ class Allowance(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     price: Price | None = None
 
-    def check(self, steps: Sequence[TrajectoryStep]) -> None:
-        """Refuse one more answer when these have used everything up.
+    def check(
+        self,
+        steps: Sequence[TrajectoryStep],
+        conversations: Sequence[Sequence[TrajectoryStep]] | None = None,
+        under_way: int = 0,
+    ) -> None:
+        """Refuse one more answer when these, and those under way, have used everything up.
+
+        Args:
+            steps: of the conversation that goes on; its turns count.
+            conversations: of all conversations of the rollout, where there are several; their tokens count.
+            under_way: answers of that conversation that are asked for.
 
         Raises:
             LimitReachedError: which limit.
         """
         limits = self.limits
-        if limits.max_turns is not None and len(steps) >= limits.max_turns:
+        if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
-            used = sum((step.usage for step in steps), Usage())
+            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
                 raise _cut_off("max_total_tokens_reached")
@@ -85,6 +98,53 @@ def _cut_off(name: str) -> LimitReachedError:
     return reached
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The turns of one rollout, several of which may be under way where an agent asks."""
+
+    begun: int = 0
+    under_way: int = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """A turn from its beginning to its end."""
+        self.begun += 1
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+
+def _continued(
+    steps: Sequence[TrajectoryStep], messages: Sequence[Any]
+) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
+    """The step that a conversation goes on from: that with which it begins with the most messages, of equals the last.
+
+    Returns:
+        the step, and these messages: steps that hold the very same ones take little memory.
+    """
+    found: TrajectoryStep | None = None
+    most: list[dict[str, Any]] = []
+    for step in reversed(steps):
+        if found is None or len(step.prompt) + len(step.completion) > len(most):
+            known = [*step.prompt, *step.completion]
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, messages)))
+            if found is None or common > len(most):
+                found, most = step, known[:common]
+    return found, most
+
+
+def over(sampling: Sampling, asked: Sampling) -> Sampling:
+    """The sampling with what an agent asks over it; the smaller `max_tokens`, and the texts in `stop` of both."""
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
+    if sampling.max_tokens is not None and "max_tokens" in given:
+        given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
+    if sampling.stop and "stop" in given:
+        given["stop"] = list(dict.fromkeys([*sampling.stop, *given["stop"]]))
+    return msgspec.structs.replace(sampling, **given)
+
+
 def make_turn(
     client: Client,
     model: str,
@@ -94,23 +154,39 @@ def make_turn(
 ) -> Turn:
     """The function an environment calls for every model turn; `on_request` is called before each."""
 
-    async def turn(state: State, messages: Messages) -> Message:
+    own = model
+
+    async def turn(
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+        asked: Request | None = None,
+    ) -> Message:
+        shown = state.get("tools")
+        if seat is not None:
+            how = sampling if sampling_args is None else sampling_args
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=shown)
         trajectory: list[TrajectoryStep] = state["trajectory"]
-        allowance.check(trajectory)
-        last = trajectory[-1] if trajectory else None
+        turns: _Turns = state.setdefault("turn_numbers", _Turns())
+        allowance.check(trajectory, state.get("conversations"), turns.under_way)
+        before, known = _continued(trajectory, messages)
         request = Request(
-            messages=list(messages),
-            sampling=sampling,
-            model=model,
-            tools=state.get("tools"),
-            previous=last.tokens if last else None,
-            seed=derive_seed(state["seed"], len(trajectory)),
+            messages=[*known, *messages[len(known) :]],
+            sampling=sampling if asked is None else over(sampling, asked.sampling),
+            model=own,
+            tools=shown if asked is None else asked.tools,
+            previous=before.tokens if before else None,
+            seed=derive_seed(state["seed"], turns.begun),
             state=state,
             text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
+            on_text=None if asked is None else asked.on_text,
         )
         started = time.perf_counter()
         on_request()
-        with phase("model"):
+        with turns.one_more(), phase("model"):
             response = await client.respond(request)
         trajectory.append(
             TrajectoryStep(
@@ -121,6 +197,7 @@ def make_turn(
                 seconds=time.perf_counter() - started,
                 tokens=response.tokens,
                 attempts=response.attempts,
+                tools=None if request.tools == shown else request.tools or [],
             )
         )
         if response.finish_reason == "length":

@@ -23,7 +23,7 @@ async def ask(
     *,
     seat: str,
     model: str = "",
-    sampling_args: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, Any] | Sampling | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> Message:
     """What another player says, inside `setup_state`, `env_response` or a reward function.
@@ -38,7 +38,7 @@ async def ask(
         client: who answers.
         seat: "opponent", "user", "judge", …: what tokens are counted by, and part of the error's phase ("seat opponent").
         model: name of the model, for endpoints that serve several.
-        sampling_args: under OpenAI's names.
+        sampling_args: under OpenAI's names, or read already.
         tools: in OpenAI's form.
 
     Raises:
@@ -47,7 +47,7 @@ async def ask(
     """
     with phase(f"seat {seat}"):
         conversation: list[dict[str, Any]] = list(as_messages(messages))
-        sampling = Sampling.from_args(sampling_args)
+        sampling = sampling_args if isinstance(sampling_args, Sampling) else Sampling.from_args(sampling_args)
         before = state.setdefault("seats", {}).get(seat, [])
         number = _next_number(state, seat)
         request = Request(

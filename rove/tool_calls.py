@@ -63,32 +63,43 @@ def read_calls(
         names: of the tools there are.
         before: anything that tells this turn from others of the conversation, so that ids of calls differ.
     """
-    thought, closed, rest = text.rpartition("</think>")
-    if not how.starts.search(rest):
-        return text, []
-    try:
-        beside, calls = how.parse(rest)
-        if how.bare and any(call.name not in names for call in calls):
-            return text, []
-        told = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
-    except (Malformed, RecursionError):
-        return text, []
-    return (thought + closed + beside).strip(), told
+    for end in _thought_ends(text):
+        try:
+            beside, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
+            if not calls or "</think>" in beside or (how.bare and any(call.name not in names for call in calls)):
+                continue
+            told = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
+        except (Malformed, RecursionError):
+            continue
+        return (text[:end] + beside).strip(), told
+    return text, []
+
+
+def unreadable_call(text: str) -> Format | None:
+    """The format of a call that an answer begins and `read_calls` left in its text; None where none is begun."""
+    rest = text.rpartition("</think>")[2]
+    begun = ((rest.find(mark), -i) for i, how in enumerate(FORMATS) for mark in how.marks if mark in rest)
+    _, place = min(begun, default=(0, None))
+    return None if place is None else FORMATS[-place]
+
+
+def _thought_ends(text: str) -> list[int]:
+    """Where an answer may go on after its thoughts: the last </think> may be one that a call quotes, or all of them may."""
+    closed = (text.find("</think>"), text.rfind("</think>"))
+    return sorted({0, *(at + len("</think>") for at in closed if at >= 0)})
 
 
 def sure_of(text: str, how: Format) -> int:
     """How many characters of the beginning of an answer `read_calls` will leave in its text, whatever comes after them."""
-    thought = text.rfind("</think>")
-    start = 0 if thought < 0 else thought + len("</think>")
-    rest = text[start:]
-    found = [at for mark in how.marks if (at := rest.find(mark)) >= 0]
-    partial = (n for mark in how.marks for n in range(min(len(mark), len(rest)), 0, -1) if mark.startswith(rest[-n:]))
-    sure = min([*found, len(rest) - max(partial, default=0)])
-    if how.bare and rest.lstrip()[:1] in ("", "{"):
-        sure = 0
+    found = [at for mark in how.marks if (at := text.find(mark)) >= 0]
+    partial = (n for mark in how.marks for n in range(min(len(mark), len(text)), 0, -1) if mark.startswith(text[-n:]))
+    sure = min([*found, len(text) - max(partial, default=0)])
     if text[:1].isspace():  # beside calls it would go
         return 0
-    return len(text[: start + sure].rstrip())
+    if how.bare:
+        opened = (end for end in _thought_ends(text) if text[end:].lstrip()[:1] in ("", "{"))
+        sure = min(sure, next(opened, sure))
+    return len(text[:sure].rstrip())
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call] | None:

@@ -24,6 +24,7 @@ LIMITS = SandboxLimits(
     file_bytes=8 << 20,
     open_files=64,
     output_chars=2000,
+    message_bytes=1 << 20,
 )
 WALL = "stopped after 0.5 s"
 REFUSED, MISSING, READ_ONLY = (
@@ -32,6 +33,19 @@ REFUSED, MISSING, READ_ONLY = (
     "OSError: Read-only file system",
 )
 NUMBER_REFUSED = "runs: (-1, 'EPERM')"
+
+
+async def echo(text: str) -> str:
+    """What code may call: says what it is told."""
+    return text
+
+
+async def repeat(text: str, count: int) -> str:
+    """The same so many times."""
+    return text * count
+
+
+FUNCTIONS = {"echo": echo, "repeat": repeat}
 
 
 class Snippet(NamedTuple):
@@ -60,6 +74,12 @@ def syscall(number: int, *arguments: str) -> str:
     return called(f"syscall({', '.join([str(number), *arguments])})")
 
 
+def written(frame: str) -> str:
+    """Code that writes into every pipe it has."""
+    return f"import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, {frame})\n    except OSError: pass"
+
+
+ASKING = "import gc\n[asking] = [one for one in gc.get_objects() if type(one).__name__ == 'Asking']\n"
 TIME = [
     Snippet("infinite loop, every signal blocked", "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass", WALL, "supervisor"),
     Snippet("sleeps, every signal ignored", "import signal, time\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)", WALL, "supervisor"),
@@ -167,7 +187,31 @@ PROTOCOL = [
     Snippet("code with a null character", "'\0'", "SyntaxError or ValueError", "supervisor"),
     Snippet("a hundred thousand parentheses", "(" * 100_000, "SyntaxError", "supervisor"),
 ]  # fmt: skip
-SNIPPETS = [*TIME, *PROCESSES, *MEMORY, *DISK, *FILES, *KERNEL, *PROTOCOL]
+QUESTIONS = [
+    Snippet("asks with 100 MB", "echo('x' * (100 << 20))", "ValueError or MemoryError", "limits", seconds=8),
+    Snippet("100 MB past the check of size", ASKING + "asking.most = 1 << 40\necho('x' * (40 << 20))", "Python wrote what is no answer or MemoryError", "supervisor", seconds=8),
+    Snippet("asks for 16 MB", "repeat('x', 16 << 20)", "RuntimeError", "supervisor", seconds=8),
+    Snippet("asks a million times", "for _ in range(10**6): echo('a')", WALL, "supervisor"),
+    Snippet("asks for ever, whatever it is told", "while True:\n    try: echo(1, 2, 3)\n    except RuntimeError: pass", WALL, "supervisor"),
+    Snippet("asks and floods standard output", "import threading\ndef flood():\n    while True: print('x' * 1000)\nthreading.Thread(target=flood, daemon=True).start()\nwhile True: echo('a')", WALL, "supervisor"),
+    Snippet("asks for what it was not given", ASKING + "asking._ask('__class__', (), {})", "RuntimeError", "supervisor"),
+    Snippet("arguments of a function that does not take them", "echo(__globals__={}, self=1)", "RuntimeError", "supervisor"),
+    Snippet("arguments that run code where they are unpacked", "class P:\n    def __reduce__(self): return print, ('evil',)\necho(P())", "TypeError", "supervisor"),
+    Snippet("a question of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote what is no answer", "supervisor"),
+    Snippet("half a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'{'"), WALL, "supervisor"),
+    Snippet("a question that is no JSON, and goes on", written("struct.pack('<QBI', 1, 2, 4) + b'\\xff\\x00{['"), "runs: nothing", "supervisor"),
+    Snippet("a megabyte that is no text for a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'\\xff' * 10**6"), "runs: nothing", "supervisor"),
+    Snippet("a question nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: nothing", "supervisor"),
+    Snippet("ten thousand questions without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: nothing", "supervisor"),
+    Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote what is no answer", "supervisor"),
+    Snippet("asks from ten threads at once", "import threading\nthreading.stack_size(1 << 18)  # ten of the usual size do not fit into memory_bytes\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
+    Snippet("asks when its call is over", "import threading, time\ndef late():\n    time.sleep(0.02)\n    echo('late')\nthreading.Thread(target=late).start()", "runs: nothing", "supervisor"),
+    Snippet("asks in a process of its own", "import os\npid = os.fork()\nif not pid:\n    try: echo('a')\n    except RuntimeError: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 7", "supervisor"),
+    Snippet("the same, and lies about it", ASKING + "import os\npid = os.fork()\nif not pid:\n    asking.owner = os.getpid()\n    os._exit(echo(5))\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 5", "supervisor"),
+    Snippet("asks and is gone", written("struct.pack('<QBI', 1, 2, 29) + b'{\"name\":\"echo\",\"args\":[\"a\"]}'") + "\nos._exit(0)", "Python ended with exit status 0", "supervisor"),
+    Snippet("breaks off where it waits", "import signal\ndef stop(*_): raise KeyError\nsignal.signal(signal.SIGALRM, stop)\nsignal.setitimer(signal.ITIMER_REAL, 0.02)\nwhile True: echo('a')", "KeyError", "supervisor"),
+]  # fmt: skip
+SNIPPETS = [*TIME, *PROCESSES, *MEMORY, *DISK, *FILES, *KERNEL, *PROTOCOL, *QUESTIONS]
 
 
 WITHOUT = [
@@ -179,6 +223,20 @@ WITHOUT = [
     (("memory group",), "four processes with 120 MB each", "runs: False"),
 ]
 """Features turned off, an attack that harms nobody even so, what becomes of it."""
+
+
+DENIED = "PermissionError: Permission denied"
+IN_CONTAINERS = {
+    "fills the disk": "OSError: No space left on device or Python was ended by signal SIGKILL",
+    "a million small files": f"OSError: No space left on device or {WALL}",
+    "becomes root with su": f"exit status 1 or {WALL}",
+    "kernel settings in /proc/sys": READ_ONLY,
+    "passwords": DENIED,
+    "opens its supervisor's memory": DENIED,
+    "through /proc/1/root": DENIED,
+    "its supervisor's environment variables": DENIED,
+}
+"""What becomes in containers of what ends otherwise there."""
 
 
 def outcome(result: Result) -> str:

@@ -373,7 +373,9 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             asked = [vf.UserMessage(content="same")]
-            said = [await self.get_model_response(state, asked) for _ in range(2)]
+            said = [
+                await self.get_model_response(state, asked, sampling_args=how) for how in ({"temperature": 0.5}, None)
+            ]
             return [vf.UserMessage(content=said[0].message.content)]
 
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
@@ -382,9 +384,33 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
     assert len(record.steps) == 2
     assert len(record.seats["environment"]) == 2
     assert len({request.seed for request in client.asked}) == 4
+    assert [request.sampling.temperature for request in client.asked] == [None, 0.5, None, None]
     again = Says("4")
     await rove.generate(env, again)
     assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
+
+
+async def test_calls_of_the_environment_may_be_many_at_once() -> None:
+    class Asks(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            asked = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
+            how = [None, {"temperature": 0.5}] * 4
+            calls = (
+                self.get_model_response(state, one, sampling_args=args) for one, args in zip(asked, how, strict=True)
+            )
+            said = await asyncio.gather(*calls)
+            return [vf.UserMessage(content=" ".join(one.message.content for one in said))]
+
+    class Echo(Says):
+        async def respond(self, request: rove.Request) -> rove.Response:
+            last = request.messages[-1]["content"]
+            await asyncio.sleep(0.01 * (9 - int(last[-1])) if last.startswith("number") else 0)
+            return rove.Response(rove.AssistantMessage(last[-1]))
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    [record] = await rove.generate(env, Echo())
+    assert record.completion[1]["content"] == "0 1 2 3 4 5 6 7"
+    assert (len(record.steps), len(record.seats["environment"])) == (2, 8)
 
 
 async def test_the_model_is_shown_its_turns_as_it_sampled_them() -> None:

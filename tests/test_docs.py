@@ -22,6 +22,7 @@ from settings_page import PAGE, TABLES, page, rows
 from test_engine_lora import adapter_of, save
 
 from rove.config import load
+from rove.envs.loading import example_environments
 from rove.errors import RunError
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
@@ -141,11 +142,44 @@ def test_tools_page_prints_what_it_says() -> None:
     prints_what_it_says("docs/tools.md", 25)
 
 
+def test_agents_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/agents.md", 20)
+
+
+@pytest.mark.slow
+def test_agents_page_commands(tmp_path: Path) -> None:
+    [package] = [block for block in blocks("docs/agents.md", "python") if not block.startswith(">>>")]
+    (tmp_path / "sure.py").write_text(package)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    [block] = blocks("docs/agents.md", "bash")
+    said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
+    assert "ended by agent_finished (16)" in said[0]
+    metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
+    assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
+
+
+def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:
+    page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(example_environments())
+    for block in blocks("docs/environments.md", "bash"):
+        for command in commands(block):
+            assert "20 of 20 rollouts scored" in run(command, tmp_path).stdout
+
+
 def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     prints_what_it_says("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):
         for command in commands(block):
             assert "reward" in run(command, tmp_path).stdout
+
+
+def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
+    prints_what_it_says("docs/recursion.md", 20)
+    for block in blocks("docs/recursion.md", "bash"):
+        for command in commands(block):
+            assert "sub_calls" in run(command, tmp_path).stdout
 
 
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
@@ -233,7 +267,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
             "rove_requests_total",
         ):
             assert any(wanted in text for text in answers.values()), wanted
-        assert len(answers) == 10 and all(answers.values())
+        assert len(answers) == 11 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
         prints_what_it_says("docs/serving.md", 25, ports)
 

@@ -13,6 +13,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,15 +26,21 @@ import rove as vf
 from rove.envs.loading import environment_file, example_environments
 from rove.envs.multi_turn import MultiTurnEnv
 
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(example_environments())
 REWARDS = {
     "double_check": (0.0, 1.0),
     "lookup": (0.0, 1.0),
     "math_python": (0.0, 1.0),
+    "needle": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
+    "sql_agent": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
+    "wiki_search": (0.0, 1.0),
+    "word_game": (-0.1, 1.4),
 }
 """The least and the most reward a rollout of each environment can get."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
 
 
@@ -44,17 +51,27 @@ def module(name: str) -> Any:
     return found
 
 
+def folder(name: str) -> Path:
+    """Where a package is developed: its module, or a folder with its modules, lies in it."""
+    return environment_file("tictactoe").parents[1] / name
+
+
 def project(name: str) -> dict[str, Any]:
-    return tomllib.loads((environment_file(name).parent / "pyproject.toml").read_text())
+    return tomllib.loads((folder(name) / "pyproject.toml").read_text())
+
+
+def modules(name: str) -> list[str]:
+    """The files of a package as they are installed."""
+    single = folder(name) / f"{name}.py"
+    files = [single] if single.exists() else (folder(name) / name).glob("*.py")
+    return sorted(str(file.relative_to(folder(name))) for file in files)
 
 
 # What holds for every environment
 
 
 def test_every_folder_is_an_environment():
-    folders = [
-        path.name for path in environment_file("tictactoe").parents[1].iterdir() if (path / "README.md").exists()
-    ]
+    folders = [path.name for path in folder("tictactoe").parent.iterdir() if (path / "README.md").exists()]
     assert sorted(folders) == NAMES == sorted(REWARDS)
 
 
@@ -62,26 +79,25 @@ def test_every_folder_is_an_environment():
 def test_it_is_a_package_to_install(name):
     about = project(name)
     assert about["project"]["name"] == name.replace("_", "-")
-    assert about["project"]["dependencies"] == ["rove"]
-    assert about["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [f"{name}.py"]
-    assert len(environment_file(name).read_text().splitlines()) < 250
+    first, *others = about["project"]["dependencies"]
+    assert first == "rove"
+    assert set(others) <= {requirement for extra in EXTRAS.values() for requirement in extra}
+    assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_wheel_holds_the_module_alone(name, tmp_path):
+def test_its_wheel_holds_its_modules_alone(name, tmp_path):
     pytest.importorskip("hatchling")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
-    folder = environment_file(name).parent
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], cwd=folder(name), check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
-    files = [file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file]
-    assert files == [f"{name}.py"]
+    assert sorted(file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file) == modules(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
     env = vf.load_environment(name)
-    readme = (environment_file(name).parent / "README.md").read_text()
+    readme = (folder(name) / "README.md").read_text()
     assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
     arguments = list(module(name).load_environment.__annotations__)[:-1]
     for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.players)]:
@@ -124,7 +140,8 @@ def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
         assert record.error is None, record.error
         assert record.scores is not None
         assert low <= record.scores.reward <= high
-        assert env.parser.get_format_reward_func()(record.completion) == 1.0
+        answers = [m for m in env.parser.get_assistant_messages(record.completion) if not m.get("tool_calls")]
+        assert all(env.parser.format_score(message["content"]) == 1.0 for message in answers)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -641,3 +658,70 @@ async def test_a_person_can_take_the_other_seat():
 def test_tictactoe_refuses_impossible_settings(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         game(**options)
+
+
+# needle
+
+
+def needle(**options: Any) -> Any:
+    return vf.load_environment("needle", **{"unsafe": True, "length": 20_000, **options})
+
+
+def text_and_facts(example: dict[str, Any]) -> tuple[str, list[Any]]:
+    info = example["info"]
+    facts = module("needle").hidden(random.Random(info["seed"]), info["kind"])[2]
+    return module("needle").haystack(vf.State(input=example)), facts
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
+    env = needle(num_examples=15, min_level=level, max_level=level)
+    for example in env.get_dataset():
+        text, facts = text_and_facts(example)
+        assert abs(len(text) - 20_000) < 1000
+        assert text == text_and_facts(example)[0]
+        assert len(set(facts)) == len(facts) > 50
+        for kind, of, what in set(facts):
+            tellings = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
+            found = sum(text.count(words[0].upper() + words[1:]) for words in tellings)
+            assert found == 1, (kind, of, what)
+        assert example["prompt"][1].content.count(" ") < 40
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("player", ["solver", "recursive"])
+def test_needles_players_find_what_was_hidden(level, player):
+    env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
+    for record in roll(env, says(env.players[player])):
+        assert (record.error, record.reward) == (None, 1.0)
+        assert scores_of(record)["sub_calls"] == (5 if player == "recursive" else 0)
+        assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
+
+
+def test_needles_guesses_earn_little():
+    env = needle(num_examples=60)
+    records = roll(env, says(env.players["novice"]))
+    assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
+    assert sum(record.reward for record in records) < 20
+
+
+def test_needle_has_all_levels_and_the_length_it_is_told():
+    examples = needle(num_examples=60).get_dataset()
+    assert {example["info"]["kind"] for example in examples} == {"code", "seen", "keeper", "weight"}
+    assert min(int(e["answer"]) for e in examples if e["info"]["kind"] == "seen") >= 3
+    [example] = vf.load_environment("needle", num_examples=1).get_dataset()
+    assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
+
+
+def test_needles_sub_calls_can_be_trained():
+    env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
+    for record in roll(env, says(env.players["recursive"])):
+        assert (record.reward, record.seats) == (1.0, {})
+        roles = [step.prompt[0]["role"] for step in record.steps]
+        assert roles == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 5)])
+def test_needle_refuses_levels_there_are_not(levels):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 4"):
+        needle(min_level=levels[0], max_level=levels[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rove as vf
-from rove.envs.loading import environment_file, example_environments, load_environment
+from rove.envs.loading import environment_defaults, environment_file, example_environments, load_environment
 from rove.errors import ConfigError
 
 MODULE = """
@@ -99,12 +99,22 @@ def test_owner_version_and_dashes_do_not_matter(env_id, workplace):
     assert len(env.get_dataset()) == 2
 
 
-@pytest.mark.parametrize("layout", ["toy/toy.py", "toy/__init__.py", "toy.py"])
+@pytest.mark.parametrize("layout", ["toy/toy.py", "toy/__init__.py", "toy/toy/__init__.py", "toy.py"])
 def test_an_environment_is_a_file_a_package_or_a_folder_with_a_file(layout, workplace):
     file = workplace / "given" / layout
     file.parent.mkdir(parents=True)
     file.write_text(MODULE.replace("@", layout))
     assert origin(load_environment("toy", env_dir=workplace / "given")) == layout
+
+
+def test_version_and_defaults_of_a_folder_in_a_folder_lie_beside_it(workplace):
+    module = workplace / "given" / "toy" / "toy" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(MODULE)
+    project = workplace / "given" / "toy" / "pyproject.toml"
+    project.write_text("[project]\nversion = '1.5'\n[tool.rove.eval]\nseed = 3\n")
+    assert load_environment("toy", env_dir=workplace / "given").source.startswith("1.5#")
+    assert environment_defaults("toy", workplace / "given") == (project, {"seed": 3})
 
 
 def test_a_package_may_import_its_own_parts(workplace):
@@ -114,6 +124,17 @@ def test_a_package_may_import_its_own_parts(workplace):
     (folder / "__init__.py").write_text("from .words import WORDS\n" + MODULE)
     load_environment("toy", env_dir=workplace / "given")
     assert sys.modules["toy"].WORDS == ["a", "b"]
+
+
+def test_packages_of_one_name_keep_their_parts_apart(workplace):
+    for place in ("one", "other"):
+        folder = workplace / place / "toy"
+        folder.mkdir(parents=True)
+        (folder / "words.py").write_text(f"WORD = {place!r}")
+        (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
+        load_environment("toy", env_dir=workplace / place)
+        word = sys.modules["toy"].WORD
+        assert word == place
 
 
 def test_the_same_file_is_loaded_once(workplace):
@@ -240,4 +261,4 @@ def test_what_the_environment_says_of_itself_is_kept(workplace):
 def test_examples_are_listed_with_their_files():
     found = example_environments()
     assert {"tictactoe", "reverse_text", "double_check"} <= found.keys()
-    assert all(file.is_file() and file.stem == name for name, file in found.items())
+    assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in found.items())

@@ -431,7 +431,8 @@ def test_a_rollout_in_time_trouble_ends_its_server() -> None:
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that runs in the background inherits that it is ignored
 sys.path.insert(0, {tests!r})
 from test_envs_mcp import *
 script = says(lambda m, state, rng: calls(call("spawn"), call("wait", {{"seconds": 60}}, "2")))
@@ -505,3 +506,11 @@ async def test_a_server_for_each_of_many_rollouts() -> None:
     records = await vf.generate(env, says(player), max_concurrent=12)
     assert [told(record)[0].split()[0] for record in records] == ["1"] * 12
     assert 1 <= most <= 4
+
+
+@pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[1] / "benchmarks/mcp_tools.py"
+    words = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.count("left behind: nothing\n") == 2, done.stdout

@@ -70,6 +70,22 @@ def test_the_model_is_told_of_python_alone_and_of_its_packages():
     assert tool["function"]["description"].endswith("Packages: msgspec, click.")
 
 
+def test_code_can_call_functions_of_the_environment():
+    class Shop(vf.PythonEnv):
+        def functions(self, state: vf.State) -> Any:
+            async def price(fruit: str) -> float:
+                return {"apple": 0.5 + float(state["answer"])}[fruit]
+
+            return {"price": price}
+
+    env = Shop(dataset=rows(2), backend=Counting())
+    answers = [
+        told(record) for record in roll(env, in_turn(calls(python("3 * price('apple')"), python("price('fig')"))))
+    ]
+    assert [said[0] for said in answers] == ["1.5", "4.5"]
+    assert all(said[1].endswith("RuntimeError: 'fig'") for said in answers)
+
+
 def test_bash_can_be_had_as_well():
     env = env_of()
     env.add_tool(env.bash, args_to_skip=["state"])

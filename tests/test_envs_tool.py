@@ -11,13 +11,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import correct, roll, rows, says, timeless
 
 import rove as vf
+from rove.errors import ToolParseError
 from rove.evaluate import all_text
+from rove.protocols import Request, Response
 from rove.record_lines import decode_record, encode_record
 from rove.tools import make_tool
 
@@ -248,6 +251,36 @@ def test_calls_that_are_no_list_are_an_error_of_the_rollout():
     record = play(env_of(add), vf.AssistantMessage("", tool_calls="add(1, 2)"))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
+
+
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>', '{"name": "name", "arguments": {"argument"'),
+        ("<think>so</think> <|tool_call_start|>[add(1, 2)]<|tool_call_end|>", "[name(argument='value')]"),
+        ("[TOOL_CALLS]add(1, 2)", "[TOOL_CALLS]"),
+        ("<|python_tag|>add(1, 2)", '"parameters": {"argument": "value"}'),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_told(text: str, example: str):
+    record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
+    assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
+    [told] = [message["content"] for message in record.completion if message["role"] == "user"]
+    assert told.startswith("the tool call cannot be read; expected, with nothing left out: ") and example in told
+    stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
+    assert stopped.error is not None and stopped.error.type == "ToolParseError"
+
+
+class CutOff(vf.ScriptedClient):
+    async def respond(self, request: Request) -> Response:
+        return msgspec.structs.replace(await super().respond(request), finish_reason="length")
+
+
+def test_a_call_that_was_thought_of_or_cut_off_is_none():
+    record = play(env_of(add), vf.AssistantMessage("<think><tool_call></think>3"))
+    assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
+    [record] = roll(env_of(add), CutOff(lambda *_: '<tool_call>{"name'))
+    assert (record.stop_condition, len(record.steps), record.is_truncated) == ("no_tools_called", 1, True)
 
 
 junk = st.recursive(

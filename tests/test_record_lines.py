@@ -30,6 +30,7 @@ messages = st.builds(
 )
 conversations = st.lists(messages, max_size=3)
 ids = st.lists(st.integers(0, 9), max_size=4)
+tools = st.none() | st.just([]) | st.just([{"type": "function"}])
 usages = st.builds(Usage, st.integers(0, 99), st.integers(0, 99))
 
 
@@ -50,7 +51,18 @@ def trajectories(draw) -> list[TrajectoryStep]:
             tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
         reward = draw(st.none() | numbers)
-        steps.append(TrajectoryStep(prompt, completion, reason, draw(usages), draw(numbers), tokens, reward=reward))
+        steps.append(
+            TrajectoryStep(
+                prompt,
+                completion,
+                reason,
+                draw(usages),
+                draw(numbers),
+                tokens,
+                reward=reward,
+                tools=draw(tools),
+            )
+        )
         said = prompt + completion
         seen = tokens.ids if tokens else []
     return steps

@@ -14,8 +14,9 @@ from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 import rove as vf
 from rove.digest import derive_seed
 from rove.groups import RolloutError, run_groups
+from rove.protocols import Request, Response, Sampling
 from rove.record_lines import encode_record
-from rove.rollout import Job, plan
+from rove.rollout import Allowance, Job, make_turn, plan
 
 
 def examples_of(env: vf.Environment) -> list[dict]:
@@ -577,3 +578,71 @@ def test_a_record_survives_what_an_environment_puts_into_its_state() -> None:
 
     [record] = Odd(dataset=[{"question": "?"}]).generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
     assert record.is_truncated is True
+
+
+# A foreign agent's turns
+
+
+class Counted:
+    """Answers with numbered words and tokens, and keeps what it was asked; several at once wait for each other."""
+
+    max_concurrent = 8
+
+    def __init__(self, together: int = 1):
+        self.asked: list[Request] = []
+        self._all_there = asyncio.Barrier(together)
+
+    async def respond(self, request: Request) -> Response:
+        self.asked.append(request)
+        number = len(self.asked)
+        await self._all_there.wait()
+        return Response(vf.AssistantMessage(f"answer {number}"), tokens=vf.StepTokens([number], [number], [0.0]))
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+def rollout_state() -> vf.State:
+    return vf.State(input={"prompt": []}, trajectory=[], seed=7, is_truncated=False)
+
+
+def user(text: str) -> vf.Message:
+    return vf.UserMessage(text)
+
+
+async def test_a_conversation_goes_on_from_the_step_it_shares_most_with():
+    client, state = Counted(), rollout_state()
+    turn = make_turn(client, "", Sampling())
+    first = await turn(state, [user("agent")])
+    await turn(state, [user("helper")])
+    await turn(state, [user("agent"), first, user("more")])
+    await turn(state, [user("agent"), vf.AssistantMessage("rewritten"), user("more")])
+    previous = [request.previous and request.previous.prompt_ids for request in client.asked]
+    assert previous == [None, [1], [1], [3]]  # of equals the last: the renderer sees whether it fits
+
+
+async def test_turns_at_once_have_random_streams_of_their_own_and_count_as_turns():
+    client, state = Counted(together=3), rollout_state()
+    turn = make_turn(client, "", Sampling(), Allowance(vf.Limits(max_turns=3)))
+    turns = [turn(state, [user(name)]) for name in "abcd"]
+    *answers, refused = await asyncio.gather(*turns, return_exceptions=True)
+    assert isinstance(refused, vf.LimitReachedError) and str(refused) == "max_turns_reached"
+    assert len({request.seed for request in client.asked}) == 3
+    assert [request.seed for request in client.asked] == [derive_seed(7, number) for number in range(3)]
+    steps = {step.prompt[0]["content"]: step.completion[0]["content"] for step in state["trajectory"]}
+    assert steps == {name: answer["content"] for name, answer in zip("abc", answers, strict=True)}
+
+
+async def test_what_an_agent_asks_with_goes_over_the_run():
+    client, state = Counted(), rollout_state()
+    turn = make_turn(client, "", Sampling(temperature=1.0, max_tokens=5, stop=["a"]))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    state["tools"] = tools
+    await turn(state, [user("a")], asked=Request([], Sampling(max_tokens=9, stop=["b", "a"]), tools=tools))
+    await turn(state, [user("b")], asked=Request([], Sampling(max_tokens=2, temperature=0.0)))
+    assert [request.sampling for request in client.asked] == [
+        Sampling(temperature=1.0, max_tokens=5, stop=["a", "b"]),
+        Sampling(temperature=0.0, max_tokens=2, stop=["a"]),
+    ]
+    assert [step.tools for step in state["trajectory"]] == [None, []]
+    assert [request.tools for request in client.asked] == [tools, None]

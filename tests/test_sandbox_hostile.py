@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
+from hostile import FUNCTIONS, IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
 
 from rove.errors import ConfigError
-from rove.sandbox import LocalBackend, Session
+from rove.sandbox import Backend, DockerBackend, LocalBackend, Session
 from rove.sandbox.containment import ESSENTIAL, FEATURES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+IMAGE = os.environ.get("ROVE_TEST_IMAGE", "")
 
 
 class Host:
@@ -63,11 +64,17 @@ async def bystander(backend: LocalBackend) -> AsyncIterator[Session | None]:
     if await refused(backend):
         yield None
         return
-    session = await backend.open()
-    await session.put("bystander", b"canary")
-    await session.run_python("mine = 'canary'")
+    session = await minding(backend)
     yield session
     await session.close()
+
+
+async def minding(backend: Backend) -> Session:
+    """A session with something to lose."""
+    session = await backend.open()
+    await session.put("bystander", b"canary")
+    await session.run_python("import os; mine, where = 'canary', os.path.abspath('bystander')")
+    return session
 
 
 async def refused(backend: LocalBackend) -> bool:
@@ -86,10 +93,18 @@ async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | 
         return
     groups = "memory group" not in " ".join((await backend.describe()).missing)
     wanted = one.outcome if one.by != "memory group" or groups else "runs: False"
+    await withstand(one, wanted, backend, bystander, host)
+
+
+async def withstand(one: Snippet, wanted: str, backend: Backend, bystander: Session, host: Host) -> None:
+    """Attack in a new session; it, the bystander and the host are as before."""
     session = await backend.open()
     try:
-        run = session.bash if one.kind == "bash" else session.run_python
-        result = await run(host.aim(one.code), one.seconds)
+        code = host.aim(one.code)
+        if one.kind == "bash":
+            result = await session.bash(code, one.seconds)
+        else:
+            result = await session.run_python(code, one.seconds, FUNCTIONS)
         assert outcome(result) in wanted.split(" or "), result
         assert "canary" not in result.text()
         assert (
@@ -101,7 +116,7 @@ async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | 
         assert not after[0].files_lost
     finally:
         await session.close()
-    assert (await bystander.run_python("mine, open('/tmp/bystander').read()")).value == "('canary', 'canary')"
+    assert (await bystander.run_python("mine, open(where).read()")).value == "('canary', 'canary')"
     assert host.secret.read_text() == "canary"
     with pytest.raises(BlockingIOError):
         host.server.accept()
@@ -145,8 +160,20 @@ async def test_sixty_four_attacks_at_once(host: Host) -> None:
             return
         sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
         results = await asyncio.gather(
-            *(session.run_python(late[i % len(late)].code) for i, session in enumerate(sessions))
+            *(session.run_python(late[i % len(late)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
         )
         assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
         after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
         assert {result.value for result in after} == {"42"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not IMAGE, reason="ROVE_TEST_IMAGE names no image that Docker or Podman has, with Python as python3"
+)
+async def test_attacks_in_containers(host: Host) -> None:
+    async with DockerBackend(IMAGE, LIMITS, binary=os.environ.get("ROVE_TEST_ENGINE")) as backend:
+        bystander = await minding(backend)
+        for one in SNIPPETS:
+            await withstand(one, IN_CONTAINERS.get(one.name, one.outcome), backend, bystander, host)
+        await bystander.close()

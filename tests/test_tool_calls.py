@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of
+from rove.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of, unreadable_call
 
 BY_NAME = {one.name: one for one in FORMATS}
 IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
+    st.just("</think>")
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9)
 )
 VALUES = st.recursive(
     SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3), max_leaves=8
@@ -188,3 +193,15 @@ def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Cal
         begun = "Let me see. I think so."[:length]
         assert sure_of(begun, how) == len(begun.rstrip())
     assert sure_of("a <b> c", how) == 7
+
+
+@given(
+    how=st.sampled_from([one for one in FORMATS if not one.bare]), some=st.lists(st.sampled_from(FRAGMENTS), max_size=8)
+)
+def test_what_is_begun_is_read_or_known_to_be_unreadable(how: Format, some: list[str]) -> None:
+    text = "".join(some)
+    _, told = read_calls(text, how, ("f",))
+    begun = how.starts.search(text.rpartition("</think>")[2])
+    assert told or unreadable_call(text) if begun else not told
+    if not any(mark in text for one in FORMATS for mark in one.marks):
+        assert unreadable_call(text) is None

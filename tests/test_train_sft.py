@@ -12,10 +12,10 @@ from fakes import record_of, tiny_model
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, UserMessage
 from rove.models.load import LoadedModel, load_model
-from rove.records import RolloutRecord
+from rove.records import RolloutRecord, TrajectoryStep
 from rove.runs import Run
 from rove.train.samples import samples_from_messages
-from rove.train.sft import SFTConfig, Talk, conversations, split, train_sft
+from rove.train.sft import SFTConfig, Talk, conversations, split, talks_of, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -215,3 +215,32 @@ def test_something_is_always_held_out_and_something_always_trained(fraction: flo
 def test_impossible_settings_are_refused(wrong: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         settings(**wrong).check()
+
+
+def step(prompt: list[Any], said: str, tools: Any = None) -> TrajectoryStep:
+    return TrajectoryStep(list(prompt), [AssistantMessage(said)], tools=tools)
+
+
+def test_a_rollout_in_which_model_and_environment_take_turns_is_one_conversation():
+    first = step([UserMessage("a")], "1")
+    second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
+    completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
+    made = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
+    assert talks_of(made) == [Talk([UserMessage("a"), *completion], [{"type": "function"}])]
+
+
+def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
+    first = step([UserMessage("system words"), UserMessage("a")], "1")
+    helper = step([UserMessage("help")], "yes", tools=[])
+    second = step([*first.prompt, *first.completion, AssistantMessage("put in its mouth"), UserMessage("b")], "2")
+    rewritten = step([UserMessage("all in all: 1, 2")], "3")
+    completion = [AssistantMessage("2"), AssistantMessage("the agent's answer")]
+    steps = [first, helper, second, rewritten]
+    made = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
+    mine, helped, last = talks_of(made)
+    assert mine == Talk([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}))
+    assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}))
+    assert last.said_at == frozenset({1})
+    renderer = tiny_model().renderer
+    [sample] = samples_from_messages(renderer, mine.messages, None, mine.said_at)
+    assert renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m]) == "1<|end|>2<|end|>"

@@ -63,8 +63,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     names = zipfile.ZipFile(machine.wheel).namelist()
-    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup"):
+    for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup", "word_game", "needle"):
         assert f"rove/_environments/{env}/{env}.py" in names
+    for env in ("sql_agent", "wiki_search"):
+        assert f"rove/_environments/{env}/{env}/__init__.py" in names
     assert "rove/_environments/tictactoe/demo.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
@@ -96,12 +98,26 @@ def test_the_first_rollout_is_scored_within_two_cpu_seconds(machine: Machine, tm
 
 
 @pytest.mark.parametrize(
-    ("env", "player"), [("reverse-text", "oracle"), ("double_check", "oracle"), ("math-python", "solver")]
+    ("env", "player"),
+    [
+        ("reverse-text", "oracle"),
+        ("double_check", "oracle"),
+        ("math-python", "solver"),
+        ("word-game", "solver"),
+        ("sql-agent", "solver"),
+    ],
 )
 def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env: str, player: str):
     words = ("rove", "eval", env, "-m", f"scripted:{player}", "-n", "2", "-r", "1", "--json")
     done, _ = machine.run(*words, cwd=tmp_path)
     assert json.loads(done.stdout)["scored"] == 2
+
+
+def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_path: Path):
+    done, _ = machine.run("rove", "eval", "wiki-search", "-m", "scripted:solver", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "wiki_search needs bm25s; install it (pip install bm25s), or rove's extra: rove[wiki]" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,14 @@ def test_the_pieces_of_a_stream_are_the_answer(message: Message, data: st.DataOb
     text = message.content or ""
     cut = data.draw(st.integers(0, len(text)))
     response = Response(message, Usage(1, 2))
-    chunks = [*chat.first_chunks(HEAD, 0), chat.text_chunk(HEAD, 0, text[:cut])]
+    chunks = [*chat.first_chunks(HEAD, 0), *chat.text_chunks(HEAD, 0, text[:cut], "")]
     chunks += chat.last_chunks(HEAD, 0, response, text[:cut])
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("content") or "" for delta in deltas) == text
     told = [call for delta in deltas for call in delta.get("tool_calls", [])]
     assert told == [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "stop"
-    parts = [completions.text_chunk(HEAD, 0, text[:cut]), *completions.last_chunks(HEAD, 0, response, text[:cut])]
+    parts = [*completions.text_chunks(HEAD, 0, text[:cut], ""), *completions.last_chunks(HEAD, 0, response, text[:cut])]
     assert "".join(part["choices"][0]["text"] for part in parts) == text
 
 

@@ -11,7 +11,7 @@ from rove.messages import AssistantMessage
 from rove.protocols import Response, Sampling
 from rove.records import StepTokens, Usage
 from rove.wire.serving import TokenLogprob, new_head
-from rove.wire.tokens import last_chunks, read_request, response_body, text_chunk, usage_chunk
+from rove.wire.tokens import last_chunks, read_request, response_body, text_chunks, usage_chunk
 
 HEAD = new_head("gen", "toy")
 TOKENS = [TokenLogprob("a", -1.0, [TokenLogprob("b", -0.5, id=6)], 5), TokenLogprob("b", -2.0, [], 6, 1)]
@@ -46,7 +46,7 @@ def test_an_answer_and_its_stream_say_the_same():
         "finish_reason": "length",
         "policy_version": 4,
     }
-    first, last = text_chunk(HEAD, 0, "", TOKENS[:1]), last_chunks(HEAD, 0, RESPONSE, "", TOKENS[1:])[0]
+    first, last = text_chunks(HEAD, 0, "", "", TOKENS[:1])[0], last_chunks(HEAD, 0, RESPONSE, "", TOKENS[1:])[0]
     parts = [chunk["choices"][0] for chunk in (first, last)]
     assert [one for part in parts for one in part["ids"]] == whole["ids"]
     assert {name: parts[1][name] for name in ("text", "finish_reason", "policy_version")}.items() <= whole.items()

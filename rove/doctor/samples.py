@@ -205,6 +205,7 @@ def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
     """Lengths of rollouts: of their exact tokens, else as the model would read and write them."""
     prompts, answers = [], []
     for step, tools in ((step, record.tools) for record in records for step in record.steps):
+        tools = tools if step.tools is None else step.tools
         if step.tokens is not None:
             prompts.append(len(step.tokens.prompt_ids))
             answers.append(len(step.tokens.completion_ids))

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rove.digest import digest_files
 from rove.envs.dataset import DatasetSource, Rows, build_example
@@ -17,15 +17,34 @@ from rove.errors import ConfigError, ends_task, nearest
 from rove.functions import maybe_await
 from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.parsers import Parser
+from rove.protocols import Request
 from rove.records import TrajectoryStep
 from rove.rubrics import Rubric, RubricGroup
 from rove.state import State
 
-Turn = Callable[[State, Messages], Awaitable[Message]]
-"""Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
 
-Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to.
-"""
+class Turn(Protocol):
+    """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
+
+    Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to. In another
+    `seat` it is asked as by `rove.ask`: recorded apart, under that name, and there under another name of a model and with
+    other sampling arguments where they are given. Where a foreign agent asks, `asked` has its tools (instead of
+    `state["tools"]`), its sampling (which goes over the run's), and who is told the answer as it comes.
+    """
+
+    def __call__(
+        self,
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+        asked: Request | None = None,
+    ) -> Awaitable[Message]:
+        """The model's answer."""
+        ...
+
 
 Player = Callable[[Messages, State, Any], Any]
 """A scripted player: (messages, state, random.Random) → text or message."""

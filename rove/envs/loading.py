@@ -69,23 +69,30 @@ def as_environment(value: Any, said: str = "this is") -> Environment:
 def _source(file: Path) -> str:
     """Version and hash of a package: scores of an older one are not its scores."""
     digest = digest_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
-    project = file.with_name("pyproject.toml")
+    project = _project_file(file)
     if not project.is_file():
         return digest
     return f"{read_toml(project).get('project', {}).get('version', '')}#{digest}"
 
 
+def _project_file(file: Path) -> Path:
+    """Where the `pyproject.toml` of a module belongs: beside it, or beside its folder in the layout NAME/NAME/__init__.py."""
+    folder = file.parent
+    nested = file.name == "__init__.py" and folder.name == folder.parent.name
+    return (folder.parent if nested else folder) / "pyproject.toml"
+
+
 def environment_defaults(
     env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
 ) -> tuple[Path, dict[str, Any]]:
-    """How an environment asks to be evaluated: the `pyproject.toml` beside its module, and its table `[tool.rove.eval]`.
+    """How an environment asks to be evaluated: the `pyproject.toml` of its package, and its table `[tool.rove.eval]`.
 
     The table is empty where there is none; what it holds is not checked. Another `tool`'s has its name in place of "rove".
 
     Raises:
         ConfigError: nothing has that name, or the file is not TOML or has something else than a table there.
     """
-    file = environment_file(env_id, env_dir).with_name("pyproject.toml")
+    file = _project_file(environment_file(env_id, env_dir))
     table: Any = read_toml(file) if file.is_file() else {}
     for name in ("tool", tool, "eval"):
         table = table.get(name, {})
@@ -128,7 +135,7 @@ def _shipped() -> Path:
 
 def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
     for child in sorted(folder.iterdir()) if folder.is_dir() else []:
-        for file in (child / f"{child.name}.py", child / "__init__.py", child):
+        for file in (child / f"{child.name}.py", child / "__init__.py", child / child.name / "__init__.py", child):
             if file.is_file() and file.suffix == ".py":
                 yield child.stem, file
                 break
@@ -153,7 +160,7 @@ def _import_installed(name: str) -> ModuleType | None:
     if spec is None or not spec.origin or _is_ours(spec.origin):
         return None
     if getattr(sys.modules.get(name), "__file__", spec.origin) != spec.origin:
-        del sys.modules[name]
+        _forget(name)
     with _importing(name, Path(spec.origin)):
         return importlib.import_module(name)
 
@@ -178,10 +185,17 @@ def _import_file(name: str, file: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    _forget(name)
     sys.modules[name] = module
     with _importing(name, file):
         spec.loader.exec_module(module)
     return module
+
+
+def _forget(name: str) -> None:
+    """Take a module, and the parts of a package, out of those that are imported."""
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
 
 
 @contextmanager
@@ -190,7 +204,7 @@ def _importing(name: str, file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        sys.modules.pop(name, None)
+        _forget(name)
         if isinstance(error, Error) or not isinstance(error, Exception):
             raise
         frames = traceback.extract_tb(error.__traceback__)

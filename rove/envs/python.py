@@ -7,6 +7,7 @@ from typing import Any
 
 from rove.envs.sandbox import SandboxEnv
 from rove.rubrics import MathRubric, Rubric, RubricGroup
+from rove.sandbox import Functions
 from rove.state import State
 from rove.tools import make_tool
 
@@ -33,6 +34,13 @@ class PythonEnv(SandboxEnv):
             told += f" Packages: {', '.join(self.packages)}."
         self.add_tool(make_tool(self.python, description=told, hidden=["state"]))
 
+    def functions(self, state: State) -> Functions:
+        """Async functions of ours that the model's code can call (see `Session.run_python`). Default: none.
+
+        The model knows of them what the prompt tells.
+        """
+        return {}
+
     async def python(self, code: str, state: State) -> str:
         """Run Python and get what it prints and the value of its last expression. Variables stay. There is no network.
 
@@ -40,7 +48,7 @@ class PythonEnv(SandboxEnv):
             code: may have several lines
         """
         session = await self.sandbox(state)
-        return self.told(await session.run_python(code), state)
+        return self.told(await session.run_python(code, functions=self.functions(state)), state)
 
 
 class CodeMathEnv(PythonEnv):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,12 @@ class SandboxUse:
     """Seconds that the rollout waited for it, other rollouts' included where there are as many as may be."""
     calls: list[Result] = field(default_factory=list)
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def end(self) -> None:
+        """Close it; none is opened any more."""
+        self.is_over = True
+        if self.session is not None:
+            await self.session.close()
 
 
 def use_of(state: State) -> SandboxUse:
@@ -115,14 +122,16 @@ class SandboxEnv(StatefulToolEnv):
         super().__init__(parallel_calls=parallel_calls, **kwargs)
         self.packages = package_names(pip_install_packages)
         self.start_command = start_command
+        self._local_backend = functools.partial(
+            LocalBackend,
+            SandboxLimits(seconds=SECONDS),
+            packages=self.packages,
+            environment=environment_vars,
+            unsafe=unsafe,
+            max_sessions=max_sandboxes,
+        )
         if backend is None:
-            backend = LocalBackend(
-                SandboxLimits(seconds=SECONDS),
-                packages=self.packages,
-                environment=environment_vars,
-                unsafe=unsafe,
-                max_sessions=max_sandboxes,
-            )
+            backend = self._local_backend()
         elif given := [
             name
             for name, value in (
@@ -179,7 +188,7 @@ class SandboxEnv(StatefulToolEnv):
             if use.session is None:
                 began = time.perf_counter()
                 try:
-                    use.session = await self.backend.open(self.limits)
+                    use.session = await self.backend_of(state).open(self.limits)
                 finally:
                     use.ready_wait += time.perf_counter() - began
             if not use.is_ready:
@@ -187,6 +196,10 @@ class SandboxEnv(StatefulToolEnv):
                     await self.setup_sandbox(use.session, state)
                 use.is_ready = True
             return use.session
+
+    def backend_of(self, state: State) -> Backend:
+        """Where this rollout's sandbox comes from."""
+        return self.backend
 
     async def bash(self, command: str, state: State) -> str:
         """Run a command of bash in a sandbox and get its output. Files stay for the next call. There is no network.
@@ -221,9 +234,7 @@ class SandboxEnv(StatefulToolEnv):
             with phase("post_rollout"):
                 await maybe_await(self.post_rollout(state))
         finally:
-            use.is_over = True
-            if use.session is not None:
-                await use.session.close()
+            await use.end()
 
     @teardown
     async def close_backend(self) -> None:

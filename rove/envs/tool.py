@@ -24,10 +24,11 @@ from rove.errors import (
     phase,
 )
 from rove.functions import is_async, maybe_await
-from rove.messages import Message, Messages, ToolMessage, as_message
+from rove.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
 from rove.rubrics import Rubric
 from rove.state import State
 from rove.threads import Threads, UnderWay
+from rove.tool_calls import Call, unreadable_call
 from rove.tools import (
     QUOTED,
     Arguments,
@@ -259,20 +260,27 @@ class ToolEnv(MultiTurnEnv):
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """The model has answered without calling a tool."""
+        """The model has answered without calling a tool, and without beginning a call that nobody can read."""
         steps = state["trajectory"]
-        return bool(steps) and not steps[-1].completion[-1].get("tool_calls")
+        if not steps or steps[-1].completion[-1].get("tool_calls"):
+            return False
+        return steps[-1].finish_reason == "length" or not unreadable_call(text_of(steps[-1].completion[-1]))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
-        """One tool message per call of the model's turn, in the order of the calls.
+        """One tool message per call of the model's turn, in the order of the calls; one of the user if there is none that can be
+        read.
 
         Raises:
-            ToolParseError: the calls are no list.
+            ToolParseError: the calls are no list, or cannot be read and `stop_errors` say so.
             ToolError: one call failed with an error of `stop_errors`; in parallel once all have ended.
         """
         calls = messages[-1].get("tool_calls") or []
         if not isinstance(calls, list):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
+        if not calls and (how := unreadable_call(text_of(messages[-1]))):
+            example = how.write([Call("name", {"argument": "value"})])
+            error = ToolParseError(f"the tool call cannot be read; expected, with nothing left out: {example}")
+            return [UserMessage(self._told(error, error, ToolParseError, "")["content"])]
         if not self.parallel_calls or len(calls) < 2:
             return [await self._answer(call, messages, state) for call in calls]
         # Whoever fails waits for the others: nothing may still be at work when the rollout cleans up.

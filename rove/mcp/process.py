@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +12,7 @@ from typing import Any
 
 from rove.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
+from rove.processes import has_ended, signal_group, start_group
 
 CLOSED_SECONDS = 2.0
 """How long a server may take to end once its stdin is closed, and again once it is asked to."""
@@ -44,7 +43,7 @@ class ServerProcess:
         self.silent = False
         """Whether its stdout has ended: nothing more will come."""
         # For those who leave without closing: an exit() in the middle, a loop that is closed.
-        self._last_resort = weakref.finalize(self, _signal_group, process.pid, signal.SIGKILL)
+        self._last_resort = weakref.finalize(self, signal_group, process.pid, signal.SIGKILL)
 
     @classmethod
     async def start(
@@ -59,18 +58,8 @@ class ServerProcess:
         Raises:
             MCPServerError: there is no such program or folder.
         """
-        pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(
-                settings.command,
-                *settings.args,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                env={**env, **settings.env},
-                cwd=settings.cwd,
-                start_new_session=True,
-            )
+            process = await start_group(settings.command, *settings.args, env={**env, **settings.env}, cwd=settings.cwd)
         except (OSError, ValueError) as error:
             raise MCPServerError(f"MCP server '{settings.name}' cannot be started: {error}") from error
         return cls(process, decode, encode)
@@ -134,14 +123,10 @@ class ServerProcess:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        _signal_group(self._process.pid, number)
+        signal_group(self._process.pid, number)
 
     async def _has_ended(self, seconds: float) -> bool:
-        # Not process.wait(), which also waits for pipes that others may hold open.
-        until = time.monotonic() + seconds
-        while self._process.returncode is None and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        return self._process.returncode is not None
+        return await has_ended(self._process, seconds)
 
     async def _read(self, arrived: Any) -> None:
         assert self._process.stdout is not None
@@ -197,8 +182,3 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
         size += len(rest)
         if size > MESSAGE_BYTES:
             raise ValueError(f"a line of more than {MESSAGE_BYTES >> 20} MiB")
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)

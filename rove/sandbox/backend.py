@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from rove.config import check_positive
+
+Functions = Mapping[str, Callable[..., Awaitable[Any]]]
+"""Async functions of the host that code may call, by name. What they are given and what they return is JSON: numbers, texts,
+lists and dicts, nothing else crosses. What they are given was written by the code: data to check."""
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +43,8 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Open files of one process."""
     output_chars: int = 8192
     """What comes back of a call: so many bytes of output and as many of a value or a traceback, the middle left out."""
+    message_bytes: int = 4 << 20
+    """What code gives to a function of the host in one call, as JSON; and what comes back of it."""
 
     def __post_init__(self) -> None:
         check_positive(self, *self.__struct_fields__)
@@ -94,11 +101,20 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Session(Protocol):
     """One room with one Python in it. Calls are run one after the other; close it whatever happens."""
 
-    async def run_python(self, code: str, seconds: float | None = None) -> Result:
-        """Run Python; variables stay for the next call. `seconds`: wall time, None = that of the limits.
+    async def run_python(self, code: str, seconds: float | None = None, functions: Functions | None = None) -> Result:
+        """Run Python; variables stay for the next call.
+
+        Args:
+            code: may have several lines.
+            seconds: wall time, None = that of the limits. The time that `functions` take does not count; asking them takes a
+                millisecond of it at least, so that there is an end to questions.
+            functions: what code can call of the host, as ordinary functions that wait. One question is answered at a time; a
+                name is the function's in this call, and fails in those to which it is not given. What a function raises is
+                raised in the code as a RuntimeError with its words; InfraError and LimitReachedError end the call, and the
+                session's processes, and are raised here.
 
         Raises:
-            ConfigError: `seconds` is not above 0.
+            ConfigError: `seconds` is not above 0, or a function has no name that Python allows.
             SandboxError: the sandbox itself failed; what the code does wrong is in the result.
         """
         ...

@@ -30,7 +30,13 @@ os.remove(path)
 sys.path.remove(path)
 main(sys.argv[2])
 """
-ENVIRONMENT = {"HOME": "/session", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "HOME": "/session",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
 END_SECONDS = 20.0
 
 
@@ -88,6 +94,7 @@ class DockerBackend:
             ],
             missing=[
                 "own user: all containers of a machine share the user 65534 unless the engine maps users",
+                "number of files: Podman has no option for it; they take of disk_bytes and of the memory",
                 "host: who may talk to the container engine may do anything; rove may",
             ],
         )
@@ -159,7 +166,7 @@ class DockerSession(SupervisedSession):
 
 def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:
     """Words that start a session's container."""
-    folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},nr_inodes={limits.files},mode=1777"
+    folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},mode=1777"
     memory = limits.memory_bytes + limits.disk_bytes
     words = f"""
         run --rm --interactive --name {name} --label rove --pull never --network none --ipc private

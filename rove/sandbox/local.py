@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a thread pool in the parent could not be forked
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # else each thread may reserve 64 MB, which count as memory_bytes
 }
 
 

@@ -13,13 +13,15 @@ from typing import Any, Self
 import msgspec
 
 from rove.errors import ConfigError, SandboxError, SandboxFileError
-from rove.sandbox.backend import Result, SandboxLimits
+from rove.sandbox.asked import reply_to
+from rove.sandbox.backend import Functions, Result, SandboxLimits
 
 START_SECONDS = 60.0
 """For one session to say that it is ready."""
 GUARD_SECONDS = 2.0
 """A call is over so long after its time at the latest, should the supervisor itself not answer."""
 LENGTH = struct.Struct("<I")
+NOTHING: Functions = {}
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -65,9 +67,13 @@ class SupervisedSession(ABC):
             await self._end()
             raise SandboxError(f"a sandbox did not start:\n{hello['broken']}")
 
-    async def run_python(self, code: str, seconds: float | None = None) -> Result:
+    async def run_python(self, code: str, seconds: float | None = None, functions: Functions | None = None) -> Result:
         """See `Session.run_python`."""
-        return await self._run({"kind": "python", "code": code}, seconds)
+        for name in functions or ():
+            if not name.isidentifier():
+                raise ConfigError(f"functions has '{name}'; expected names that Python allows")
+        request = {"kind": "python", "code": code, "functions": list(functions or ())}
+        return await self._run(request, seconds, functions or {})
 
     async def bash(self, command: str, seconds: float | None = None) -> Result:
         """See `Session.bash`."""
@@ -97,11 +103,11 @@ class SupervisedSession(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, request: dict[str, Any], seconds: float | None) -> Result:
+    async def _run(self, request: dict[str, Any], seconds: float | None, functions: Functions = NOTHING) -> Result:
         seconds = self.limits.seconds if seconds is None else seconds
         if not 0 < seconds < float("inf"):
             raise ConfigError(f"seconds is {seconds}; expected more than 0, and an end")
-        answer = await self._call({**request, "seconds": seconds}, seconds)
+        answer = await self._call({**request, "seconds": seconds}, seconds, functions)
         if "lost" in answer:
             error = f"the sandbox died: {answer['lost']}"
             return Result(error=error, restarted=True, files_lost=True, timed_out=answer.get("timed_out", False))
@@ -118,7 +124,7 @@ class SupervisedSession(ABC):
             raise SandboxFileError(answer["error"])
         return answer
 
-    async def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def _call(self, request: dict[str, Any], seconds: float, functions: Functions = NOTHING) -> dict[str, Any]:
         """One question to the supervisor; {"lost": why} where it did not answer, and the session is dead."""
         async with self._lock:
             if self._closed:
@@ -127,13 +133,13 @@ class SupervisedSession(ABC):
                 await self.start()
             assert self._streams is not None
             try:
-                async with asyncio.timeout(seconds + GUARD_SECONDS):
-                    body = json.dumps(
-                        request
-                    ).encode()  # msgspec refuses half of a surrogate pair, which models do write
-                    self._streams[1].write(LENGTH.pack(len(body)) + body)
-                    await self._streams[1].drain()
-                    answer = await self._read()
+                async with asyncio.timeout(seconds + GUARD_SECONDS) as limit:
+                    await self._write(request)
+                    while "asked" in (answer := await self._read()):
+                        limit.reschedule(None)
+                        reply = await reply_to(answer["asked"], functions, self.limits.message_bytes)
+                        limit.reschedule(asyncio.get_running_loop().time() + answer["left"] + GUARD_SECONDS)
+                        await self._write({"reply": reply})
                 if "broken" not in answer:
                     return answer
                 await self._end()
@@ -150,11 +156,19 @@ class SupervisedSession(ABC):
                 await self._end()
                 raise
 
+    async def _write(self, message: dict[str, Any]) -> None:
+        if self._streams is None:
+            raise EOFError("closed while a function of the host was at work")
+        body = json.dumps(message).encode()  # msgspec refuses half of a surrogate pair, which models do write
+        self._streams[1].write(LENGTH.pack(len(body)) + body)
+        await self._streams[1].drain()
+
     async def _read(self) -> dict[str, Any]:
         assert self._streams is not None
         reader = self._streams[0]
         length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-        if length > 2 * self.limits.file_bytes + 16 * self.limits.output_chars + 65536:
+        limits = self.limits
+        if length > 2 * limits.file_bytes + 16 * limits.output_chars + 8 * limits.message_bytes + 65536:
             raise EOFError(f"an answer of {length} bytes")
         return msgspec.json.decode(await reader.readexactly(length), type=dict[str, Any])
 

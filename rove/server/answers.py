@@ -1,11 +1,11 @@
-"""Answering a chat completion or a completion, whole or as a stream of events."""
+"""Answering a request in the words of its API, whole or as a stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from aiohttp import web
@@ -29,12 +29,18 @@ class Wire(Protocol):
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None
     ) -> dict[str, Any]: ...
     def first_chunks(self, head: Head, index: int) -> list[dict[str, Any]]: ...  # noqa: D102
-    def text_chunk(  # noqa: D102
-        self, head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None
-    ) -> dict[str, Any]: ...
+    def text_chunks(  # noqa: D102
+        self, head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None
+    ) -> list[dict[str, Any]]: ...
     def last_chunks(  # noqa: D102
         self, head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None
     ) -> list[dict[str, Any]]: ...
+
+
+@runtime_checkable
+class TellsUsage(Protocol):
+    """A wire module whose streams end with token counts where that is asked for; other APIs tell them anyway."""
+
     def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
 
 
@@ -95,6 +101,7 @@ class _Stream:
         )
         self.choices = [_Choice() for _ in asked.questions]
         self._news: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
+        self._sent = 0
 
     async def run(self) -> web.StreamResponse:
         questions = self.asked.questions
@@ -135,7 +142,7 @@ class _Stream:
         responses: dict[int, Response] = {}
         while True:
             if isinstance(item, Exception):
-                await self._send(told(item)[1])
+                await self._send(told(item, self.asked.api)[1])
                 return
             if isinstance(item, Response):
                 responses[index] = item
@@ -143,10 +150,11 @@ class _Stream:
             if len(responses) == len(self.asked.questions):
                 break
             index, item = await self._news.get()
-        if self.asked.include_usage:
+        if self.asked.include_usage and isinstance(self.wire, TellsUsage):
             usage = usage_of([responses[i] for i in sorted(responses)], self.asked.n)
             await self._send(self.wire.usage_chunk(self.head, usage))
-        await self.reply.write(b"data: [DONE]\n\n")
+        if not self.asked.api:
+            await self.reply.write(b"data: [DONE]\n\n")
 
     def _chunks(self, index: int, item: Token | str | Response) -> list[dict[str, Any]]:
         """What to send of a choice's news; a token waits for the text that it is part of."""
@@ -159,8 +167,8 @@ class _Stream:
             if not self.asked.by_token:
                 return []
             item = ""
-        choice.text += item
-        return [self.wire.text_chunk(self.head, index, item, self._tokens(choice))]
+        before, choice.text = choice.text, choice.text + item
+        return self.wire.text_chunks(self.head, index, item, before, self._tokens(choice))
 
     def _tokens(self, choice: _Choice) -> list[TokenLogprob] | None:
         """The tokens that go with what is told next, if they were asked for."""
@@ -174,4 +182,8 @@ class _Stream:
 
     async def _send(self, *chunks: dict[str, Any]) -> None:
         for chunk in chunks:
-            await self.reply.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+            if self.asked.api == "responses":
+                chunk = {**chunk, "sequence_number": self._sent}
+            name = f"event: {chunk['type']}\n".encode() if self.asked.api else b""
+            await self.reply.write(name + b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+            self._sent += 1

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.protocols import Client
-from rove.server.answers import answer, json_response
+from rove.server.answers import Wire, answer, json_response
 from rove.server.desk import Desk
 from rove.server.refusals import Refusal, refusal
 from rove.server.tokens import detokenize, tokenize
-from rove.wire import chat, completions, tokens
+from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 from rove.wire.common import excerpt
 
+
+class Api(NamedTuple):
+    """An API of answers."""
+
+    wire: Wire
+    prefix: str
+    """How the ids of its answers begin."""
+
+
+APIS = {
+    "chat/completions": Api(chat, "chatcmpl"),
+    "completions": Api(completions, "cmpl"),
+    "responses": Api(serving_responses, "resp"),
+    "messages": Api(serving_anthropic, "msg"),
+}
+"""Those of others, by their path."""
 DESK = web.AppKey("desk", Desk)
 MAX_BODY = 16 << 20
 """Bytes of a request's body."""
@@ -34,16 +51,16 @@ def make_app(
 ) -> web.Application:
     """An OpenAI-compatible web application over any client.
 
-    `POST /v1/chat/completions`, `/v1/completions`, `GET /v1/models`, `/health`, `/metrics` (Prometheus); and where the
-    client has an engine and a renderer of its own `POST /tokenize`, `/detokenize` and `/generate` (token ids in, token
-    ids out). At most `client.max_concurrent` answers are under way, the others wait. Whoever disconnects cancels what
-    was asked, provided the application runs under `listening` or a runner with `handler_cancellation`. The client is
-    not closed.
+    `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and Anthropic's `/v1/messages`, `GET /v1/models`,
+    `/health`, `/metrics` (Prometheus); and where the client has an engine and a renderer of its own `POST /tokenize`,
+    `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` answers are under way,
+    the others wait. Whoever disconnects cancels what was asked, provided the application runs under `listening` or a
+    runner with `handler_cancellation`. The client is not closed.
 
     Args:
         client: who answers.
         model: the name or names that requests may give; the client is told which one it was.
-        api_key: what every request but `/health` must bring as bearer token; None or "" = nothing.
+        api_key: what every request but `/health` must bring, see `key_of`; None or "" = nothing.
         max_body: bytes of a request's body.
         max_queued: answers that may wait; beyond that requests are turned away with status 503.
     """
@@ -55,27 +72,27 @@ def make_app(
     return app
 
 
+def answering(api: Api, desk_of: Callable[[web.Request], Desk]) -> Handler:
+    """The handler of an API, for the desk that a request is meant for."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await answer(request, desk_of(request), api.wire, api.prefix)
+
+    return handler
+
+
 def _routes(desk: Desk) -> list[web.RouteDef]:
-    async def chat_completions(request: web.Request) -> web.StreamResponse:
-        return await answer(request, desk, chat, "chatcmpl")
-
-    async def text_completions(request: web.Request) -> web.StreamResponse:
-        return await answer(request, desk, completions, "cmpl")
-
     async def to_tokens(request: web.Request) -> web.StreamResponse:
         return await tokenize(request, desk)
 
     async def to_text(request: web.Request) -> web.StreamResponse:
         return await detokenize(request, desk)
 
-    async def continued(request: web.Request) -> web.StreamResponse:
-        return await answer(request, desk, tokens, "gen")
-
     async def models(request: web.Request) -> web.StreamResponse:
-        return json_response({"object": "list", "data": [_model(desk, name) for name in desk.names]})
+        return json_response({"object": "list", "data": [model_body(desk, name) for name in desk.names]})
 
     async def one_model(request: web.Request) -> web.StreamResponse:
-        return json_response(_model(desk, desk.named(request.match_info["name"])))
+        return json_response(model_body(desk, desk.named(request.match_info["name"])))
 
     async def health(request: web.Request) -> web.StreamResponse:
         return json_response({"status": "ok"})
@@ -84,22 +101,28 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
         return web.Response(text=desk.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     return [
-        web.post("/v1/chat/completions", chat_completions),
-        web.post("/v1/completions", text_completions),
+        *(web.post(f"/v1/{path}", answering(api, lambda request: desk)) for path, api in APIS.items()),
         web.get("/v1/models", models),
         web.get("/v1/models/{name:.+}", one_model),
         web.post("/tokenize", to_tokens),
         web.post("/detokenize", to_text),
-        web.post("/generate", continued),
+        web.post("/generate", answering(Api(tokens, "gen"), lambda request: desk)),
         web.get("/health", health),
         web.get("/metrics", metrics),
     ]
 
 
-def _model(desk: Desk, name: str) -> dict[str, object]:
+def model_body(desk: Desk, name: str) -> dict[str, object]:
+    """A model as lists of models have it."""
     told = {"id": name, "object": "model", "created": desk.started, "owned_by": "rove"}
     context = getattr(getattr(desk.client, "engine", None), "context", None)
     return told if context is None else told | {"max_model_len": context}  # under vLLM's name
+
+
+def key_of(request: web.Request) -> str:
+    """The key that a request brings, as OpenAI's bearer token or in Anthropic's header; "" when there is none."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _reception(desk: Desk, api_key: str) -> Middleware:
@@ -107,12 +130,15 @@ def _reception(desk: Desk, api_key: str) -> Middleware:
     wanted = api_key.encode()
 
     def let_in(request: web.Request) -> None:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = key.strip().encode(errors="surrogateescape") if scheme.lower() == "bearer" else b""
+        given = key_of(request).encode(errors="surrogateescape")
         if desk.draining:
             raise Refusal(503, "the server is shutting down; ask again later, or another one")
         if wanted and request.path != "/health" and not hmac.compare_digest(given, wanted):
-            raise Refusal(401, "wrong or missing API key; send it as 'Authorization: Bearer KEY'", "invalid_api_key")
+            raise Refusal(
+                401,
+                "wrong or missing API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                "invalid_api_key",
+            )
 
     @web.middleware
     async def reception(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -127,9 +153,9 @@ def _reception(desk: Desk, api_key: str) -> Middleware:
                 response = await handler(request)
             except web.HTTPNotFound:
                 paths = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
-                response = refusal(Refusal(404, f"nothing at {excerpt(request.path)}; expected one of {paths}"))
+                response = refusal(Refusal(404, f"nothing at {excerpt(request.path)}; expected one of {paths}"), route)
             except Exception as error:
-                response = refusal(error)
+                response = refusal(error, route)
             status = response.status
             if desk.draining:
                 response.force_close()

@@ -15,6 +15,7 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
+from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
@@ -39,7 +40,9 @@ class Desk:
         self.idle.set()
         self.started = int(time.time())
         self._cut = False
-        self._asking: set[asyncio.Task[Any]] = set()
+        self.asking: set[asyncio.Task[Any]] = set()
+        """Tasks that wait for an answer."""
+        """Those who wait for an answer."""
         self._room = asyncio.Semaphore(client.max_concurrent)
         self._texts: dict[int, str] = {}
 
@@ -90,10 +93,15 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it needs tokens, and there are none; or a token id that does not exist; or a field that an engine does
-                not know.
+            ConfigError: it wants a tool to be called; or tokens, and there are none; or has a token id that does not exist, or a
+                field that an engine does not know.
         """
         model = self.named(asked.model)
+        if asked.tool_choice is not None:
+            raise ConfigError(
+                f"tool_choice is {excerpt(asked.tool_choice)}; expected 'none' or 'auto': no other choice can be promised "
+                "here, response_format can promise a form"
+            )
         if hasattr(self.client, "engine"):  # it would refuse them in Python's words
             asked = check_known(asked)
         if asked.logprobs is not None:
@@ -135,7 +143,7 @@ class Desk:
         """
         task = asyncio.current_task()
         assert task is not None
-        self._asking.add(task)
+        self.asking.add(task)
         try:
             return await self._ask(question)
         except asyncio.CancelledError:
@@ -143,12 +151,12 @@ class Desk:
                 raise Refusal(503, "the server was stopped before the answer was complete") from None
             raise
         finally:
-            self._asking.discard(task)
+            self.asking.discard(task)
 
     def cut_off(self) -> None:
         """End whatever is asked; those who asked are told."""
         self._cut = True
-        for task in self._asking:
+        for task in self.asking:
             task.cancel()
 
     async def _ask(self, question: Question) -> Response:

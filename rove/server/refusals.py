@@ -1,8 +1,9 @@
-"""Every error as an HTTP answer in OpenAI's shape, with a reason that can be read."""
+"""Every error as an HTTP answer in the shape of the API that was asked, with a reason that can be read."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from rove.errors import ConfigError, Error, InfraError, ModelError, OverlongPromptError
 from rove.wire.common import excerpt
 from rove.wire.serving import error_body
+from rove.wire.serving_anthropic import error_body as anthropic_error
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +25,19 @@ class Refusal(Exception):
         self.code = code
 
 
-def told(error: Exception) -> tuple[int, dict[str, object]]:
-    """The HTTP status of an error and its JSON.
+def told(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
+    """The HTTP status of an error and its JSON, in the shape of an API (see `Asked.api`).
 
     What the asker can mend is a 4xx, and so is a prompt that does not fit; a model that gave no usable answer is a 502,
     an endpoint behind that is out of reach a 503, any other error a 500.
     """
+    status, body = _told(error)
+    if api == "anthropic":
+        return status, anthropic_error(status, body["error"]["message"])
+    return status, {**body["error"], **body, "type": "error"} if api == "responses" else body
+
+
+def _told(error: Exception) -> tuple[int, dict[str, Any]]:
     message = excerpt(error, 1000)
     if isinstance(error, Refusal):
         return error.status, error_body(message, _type(error.status), error.code)
@@ -49,7 +58,7 @@ def told(error: Exception) -> tuple[int, dict[str, object]]:
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
 
 
-def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, object]]:
+def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -58,9 +67,9 @@ def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, object]]:
     return error.status, error_body(f"{error.reason}", _type(error.status))
 
 
-def refusal(error: Exception) -> web.Response:
-    """The answer to a request that ended with this error."""
-    status, body = told(error)
+def refusal(error: Exception, path: str = "") -> web.Response:
+    """The answer to a request to this path that ended with this error."""
+    status, body = told(error, "anthropic" if path.endswith("/messages") else "")
     headers = {"Retry-After": "1"} if status == 503 else {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]

@@ -6,12 +6,13 @@ A rollout of two turns whose second prompt extends the first turn's tokens is on
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-Had the second prompt not started with [1, 2, 7, 8], a second sample would start there.
+Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. A turn goes on with the longest sample
+that its prompt extends: what other conversations had their turns in between (see `RLMEnv`, `AgentEnv`) breaks nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -57,16 +58,17 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        if branches and tokens.prompt_ids[: len(branches[-1][0])] == branches[-1][0]:
-            ids, mask, logprobs, values, version = branches.pop()
-        else:
-            ids, mask, logprobs, values, version = [], [], [], [], tokens.policy_version
+        place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
+        if place is None:
+            place = len(branches)
+            branches.append(([], [], [], [], tokens.policy_version))
+        ids, mask, logprobs, values, version = branches[place]
         added = len(tokens.prompt_ids) - len(ids)
         ids = tokens.prompt_ids + tokens.completion_ids
         mask = mask + [False] * added + [True] * len(tokens.completion_ids)
         logprobs = logprobs + [0.0] * added + tokens.logprobs
         values = values + [0.0] * added + [advantage] * len(tokens.completion_ids)
-        branches.append((ids, mask, logprobs, values, min(version, tokens.policy_version)))
+        branches[place] = (ids, mask, logprobs, values, min(version, tokens.policy_version))
     temperature = record.temperature or 1.0
     return [
         Sample(ids, mask, logprobs, values, temperature, policy_version=version)
@@ -74,11 +76,27 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     ]
 
 
+def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
+    """The longest of the branches that a prompt begins with, of equals the latest."""
+    fitting = [
+        (len(ids), place)
+        for place, ids in enumerate(branches)
+        if len(ids) <= len(prompt_ids) and ids[-1] == prompt_ids[len(ids) - 1] and prompt_ids[: len(ids)] == ids
+    ]
+    return max(fitting)[1] if fitting else None
+
+
 def samples_from_messages(
-    renderer: Renderer, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None = None
+    renderer: Renderer,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]] | None = None,
+    said_at: Collection[int] | None = None,
 ) -> list[Sample]:
-    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it."""
+    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it.
+
+    See `Renderer.training_branches` for `said_at`.
+    """
     return [
         Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
-        for ids, mask in renderer.training_branches(messages, tools)
+        for ids, mask in renderer.training_branches(messages, tools, said_at)
     ]

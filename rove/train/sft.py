@@ -16,7 +16,7 @@ from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.errors import ConfigError
 from rove.models.load import LoadedModel
-from rove.records import RolloutRecord
+from rove.records import RolloutRecord, TrajectoryStep
 from rove.renderer import Renderer
 from rove.runs import Run
 from rove.train.alarms import AlarmLimits
@@ -133,6 +133,42 @@ class Talk(NamedTuple):
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None = None
     """What the model was shown beside them."""
+    said_at: frozenset[int] | None = None
+    """Places of the messages that the model said; None: all of the assistant's are."""
+
+
+def talks_of(record: RolloutRecord) -> list[Talk]:
+    """The conversations in which the model said what it said, each of its messages in one.
+
+    One, of prompt and completion, unless the model was shown something else: a foreign agent has words of its own before
+    the task, rewrites what was said, and holds several conversations.
+    """
+    steps = record.steps
+    said = [step.completion[-1] for step in steps if step.completion]
+    if not said or (
+        steps[0].prompt == record.prompt and said == [m for m in record.completion if m["role"] == "assistant"]
+    ):
+        return [Talk([*record.prompt, *record.completion], record.tools)]
+    chains: list[list[TrajectoryStep]] = []
+    for step in steps:
+        chain = next((chain for chain in chains if _goes_on(step, chain[-1])), None)
+        if chain is None:
+            chains.append([step])
+        else:
+            chain.append(step)
+    return [
+        Talk(
+            [*chain[-1].prompt, *chain[-1].completion],
+            record.tools if chain[-1].tools is None else chain[-1].tools or None,
+            frozenset(len(step.prompt) for step in chain),
+        )
+        for chain in chains
+    ]
+
+
+def _goes_on(step: TrajectoryStep, before: TrajectoryStep) -> bool:
+    known = [*before.prompt, *before.completion]
+    return step.tools == before.tools and step.prompt[: len(known)] == known
 
 
 def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Talk]:
@@ -141,7 +177,7 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[T
     Raises:
         ConfigError: fewer than two are left.
     """
-    seen = 0
+    seen = taken = 0
     kept: list[Talk] = []
     for record in records:
         seen += 1
@@ -149,9 +185,10 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[T
             continue
         if not record.completion:  # the model never said anything: its prompt was too long
             continue
-        if 0 <= config.max_examples <= len(kept):
+        if 0 <= config.max_examples <= taken:
             break
-        kept.append(Talk([*record.prompt, *record.completion], record.tools))
+        taken += 1
+        kept += talks_of(record)
     if len(kept) < 2:
         raise ConfigError(
             f"{len(kept)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"

@@ -131,19 +131,14 @@ class _Body(Options):
 def read_request(body: Any) -> Asked:
     """What a chat-completions body asks for.
 
-    Contents that are nothing but text parts become one text. `tool_choice` "none" drops the tools; no other choice than
-    "auto" can be promised. Fields that we do not know go on to the client, as `sampling.extra`.
+    Contents that are nothing but text parts become one text. `tool_choice` "none" drops the tools. Fields that we do not know
+    go on to the client, as `sampling.extra`.
 
     Raises:
         ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
     """
     options = read_body(body, _Body)
     refuse(body, *GENERATE_ONLY)
-    if options.tool_choice not in (None, "none", "auto"):
-        raise ConfigError(
-            f"tool_choice is {excerpt(options.tool_choice)}; expected 'none' or 'auto': no other choice can be promised here, "
-            "response_format can promise a form"
-        )
     if options.top_logprobs and not options.logprobs:
         raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
     for tool in options.tools or []:
@@ -169,6 +164,7 @@ def read_request(body: Any) -> Asked:
         bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
         fields=fields_of(options),
+        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
     )
 
 
@@ -193,9 +189,11 @@ def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
 
 
-def text_chunk(head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
-    """A piece of a choice's text, and the tokens that are new with it."""
-    return _chunk(head, index, {"content": text}, logprobs=logprobs)
+def text_chunks(
+    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """A further piece of a choice's text, which was streamed as far as `told`, and the tokens that are new with it."""
+    return [_chunk(head, index, {"content": text}, logprobs=logprobs)]
 
 
 def last_chunks(

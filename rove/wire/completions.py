@@ -175,9 +175,11 @@ def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     return []
 
 
-def text_chunk(head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
-    """A piece of a choice's text, and the tokens that are new with it."""
-    return _piece(head, [_choice(index, text, logprobs=logprobs)])
+def text_chunks(
+    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """A further piece of a choice's text, which was streamed as far as `told`, and the tokens that are new with it."""
+    return [_piece(head, [_choice(index, text, logprobs=logprobs)])]
 
 
 def last_chunks(

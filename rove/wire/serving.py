@@ -1,4 +1,4 @@
-"""What OpenAI's APIs share where we are the one who is asked: the options, the questions, log-probabilities, errors."""
+"""What the APIs share where we are the one who is asked: the options, the questions, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -88,6 +88,10 @@ class Asked(msgspec.Struct, frozen=True):
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
     """That its API knows."""
+    tool_choice: Any = None
+    """Which tool has to be called, where not just any may."""
+    api: str = ""
+    """"responses" or "anthropic", whose streams are of named events and whose errors have shapes of their own; "" = another."""
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -73,9 +73,11 @@ def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     return []
 
 
-def text_chunk(head: Head, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+def text_chunks(
+    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
     """Further tokens of a choice; their text is told with the last ones."""
-    return _piece(head, [_sampled(index, logprobs or [])])
+    return [_piece(head, [_sampled(index, logprobs or [])])]
 
 
 def last_chunks(

@@ -52,7 +52,7 @@ _NOT_HERE = {
     "HarborEnv": "it runs a program in a sandbox of a vendor's",
     "OpenEnvEnv": "use rove's own integration of OpenEnv",
     "ReasoningGymEnv": "use rove's own integration of reasoning-gym",
-    "SmolaToolEnv": "use vf.ToolEnv",
+    "SmolaToolEnv": "use vf.ToolEnv, or rove.SmolaToolEnv",
     "SmolaToolRubric": "use vf.Rubric",
     "TextArenaEnv": "use rove's own integration of TextArena",
     "VLLMClient": "rove's trainer samples by itself; serve a model with `rove serve`",

@@ -7,7 +7,6 @@ makes of the model lie in the seat "environment", and are not trained on.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from rove.compat.verifiers.group import EnvGroup
 from rove.compat.verifiers.messages import content_text, normalize_messages, to_rove
 from rove.compat.verifiers.mode import fixed
 from rove.compat.verifiers.types import Response, State, Tool
-from rove.digest import derive_seed, digest_code
+from rove.digest import digest_code
 from rove.envs.environment import Environment, Turn
 from rove.errors import ConfigError
 from rove.functions import function_name, unwrapped
@@ -43,7 +42,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
         self.raw = raw
         """Whether the prompt is one text, to be continued."""
         self.state: State | None = None
-        self.calls = 0
+        self.inner = RoveState(outer)
+        """What a call is made with: its steps are those that v0's trajectory has."""
         self._steps: dict[int, tuple[Response, TrajectoryStep]] = {}
 
     def begin(self, state: State) -> None:
@@ -59,20 +59,18 @@ class TurnClient(Client[Any, Any, Any, Any]):
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Sequence[Tool] | None = None, **kwargs: Any
     ) -> Response:
-        """What rove's model answers; `model` and sampling are those of rove's run."""
-        if self.state is not None and sampling_args and sampling_args is not self.state["sampling_args"]:
-            warnings.warn(
-                "sampling_args of a call are not used: under rove's runs all sample as the run does", stacklevel=3
-            )
+        """What rove's model answers; with `model` and `sampling_args` of its own, another call than a turn."""
         steps, _ = self.steps()
-        inner = RoveState(self.outer)
-        inner["trajectory"] = list(steps)
-        inner["tools"] = [wire_tool(tool) for tool in tools or []] or None
-        if self.calls != len(steps):  # not a turn of the rollout: a random stream of its own
-            inner["seed"] = derive_seed(self.outer["seed"], "call", self.calls)
-        self.calls += 1
-        await self.turn(inner, _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps))
-        step: TrajectoryStep = inner["trajectory"][-1]
+        known = list(steps)  # of this call alone: others may be under way
+        self.inner.update(trajectory=known, tools=[wire_tool(tool) for tool in tools or []] or None)
+        shown = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
+        usual = not model and (self.state is None or not sampling_args or sampling_args is self.state["sampling_args"])
+        if usual:
+            await self.turn(self.inner, shown)
+            step = known[-1]
+        else:
+            said = await self.turn(self.inner, shown, seat=SEAT, model=model, sampling_args=_sampling(sampling_args))
+            step = next(one for one in self.inner["seats"][SEAT] if one.completion[-1] is said)
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
@@ -207,7 +205,7 @@ class BridgedEnvironment(Environment):
         state.update(
             {_KEPT: inner},
             trajectory=mine,
-            seats={SEAT: others} if others else {},
+            seats={**(state.get("seats") or {}), **({SEAT: others} if others else {})},
             prompt=raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"])),
             completion=_completed(mine, completion) if client.raw else list(to_rove(completion)),
             tools=[wire_tool(tool) for tool in inner.get("tool_defs") or []] or None,

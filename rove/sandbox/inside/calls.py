@@ -7,9 +7,18 @@ import resource
 import select
 import time
 from collections.abc import Callable
+from typing import Any
 
-from . import repl
+from .asking import ANSWER, ASKED, FAILED, REQUEST
 from .clip import Clipped
+from .frames import read_frame, write_frame
+
+ASKING_SECONDS = 0.001
+"""What a question to the host takes of the time of a call at least; how long the host takes beyond that does not count."""
+
+
+class HostGoneError(Exception):
+    """Nobody is there any more to ask."""
 
 
 class Child:
@@ -52,11 +61,24 @@ class Child:
 
 
 class Call:
-    """One question to a child: write it, read what is printed, until there is an answer, an end, or no time left."""
+    """One question to a child: write it, read what is printed, until there is an answer, an end, or no time left.
 
-    def __init__(self, child: Child, question: bytes, number: int, limit: int, deadline: float):
-        self.child, self.question, self.number, self.limit, self.deadline = child, question, number, limit, deadline
-        self.output = Clipped(limit)
+    Args:
+        child: whom to ask.
+        question: what; empty where no answer is expected.
+        number: of the call.
+        limits: fields of `rove.sandbox.SandboxLimits`.
+        deadline: when its time is over.
+        host: where the host writes and reads: what the child asks meanwhile is asked there.
+    """
+
+    def __init__(
+        self, child: Child, question: bytes, number: int, limits: dict[str, Any], deadline: float, host: tuple[int, int]
+    ):
+        self.child, self.question, self.number, self.deadline, self.host = child, question, number, deadline, host
+        self.limit, self.most = limits["output_chars"], limits["message_bytes"]
+        self.asked: str | None = None
+        self.output = Clipped(self.limit)
         self.outcome = ""
         self.failed, self.text, self.cut = False, "", False
 
@@ -71,13 +93,18 @@ class Call:
         Args:
             wake: becomes readable when a process ended.
             over: whether the child has ended.
+
+        Raises:
+            HostGoneError: the child asks the host, and the host is gone.
         """
         reading = {self.child.output: self._read_output, wake: lambda: bool(_read(wake)) or True}
         if self.question:
             reading[self.child.ours[2]] = self._read_answer
         while not self.outcome:
-            left = self.deadline - time.monotonic()
             ended = over()
+            if self.asked is not None and not ended:
+                self._ask_host(reading)
+            left = self.deadline - time.monotonic()
             if left <= 0 or ended:
                 if ended and self.number and len(self.child.ours) > 1:
                     self._read_answer()
@@ -90,6 +117,26 @@ class Call:
             if writable:
                 self._write()
         self._drain()
+
+    def _ask_host(self, reading: dict[int, Callable[[], bool]]) -> None:
+        """Pass a question on and what is said to it back; meanwhile the call's time stands still."""
+        began = time.monotonic()
+        requests, answers = self.host
+        write_frame(answers, {"asked": self.asked, "left": max(0.0, self.deadline - began)})
+        self.asked = None
+        read_answer = reading.pop(self.child.ours[2])  # one question at a time
+        while requests not in (ready := select.select([requests, *reading], [], [])[0]):
+            for fd in ready:
+                if not reading[fd]():
+                    del reading[fd]
+        reading[self.child.ours[2]] = read_answer
+        told = read_frame(requests)
+        if told is None:
+            raise HostGoneError
+        reply = told["reply"].encode(errors="replace")
+        self.question += REQUEST.pack(self.number, -1, len(reply)) + reply
+        self.deadline += max(0.0, time.monotonic() - began - ASKING_SECONDS)
+        self._read_unread()
 
     def _write(self) -> None:
         try:
@@ -107,22 +154,28 @@ class Call:
     def _read_answer(self) -> bool:
         piece = _read(self.child.ours[2])
         self.child.unread += piece or b""
-        while not self.outcome and len(self.child.unread) >= repl.ANSWER.size:
-            number, failed, length = repl.ANSWER.unpack_from(self.child.unread)
-            if length > self.limit + 16:
-                self.outcome = "garbled"
-            if len(self.child.unread) < repl.ANSWER.size + length:
-                break
-            said = self.child.unread[repl.ANSWER.size : repl.ANSWER.size + length]
-            del self.child.unread[: repl.ANSWER.size + length]
-            if (
-                number == self.number
-            ):  # others are what code wrote itself into the pipe, or answers to calls that it answered so
-                self.outcome, self.failed = "answered", bool(failed)
-                self.text, self.cut = said.decode(errors="replace"), length > self.limit
+        self._read_unread()
         if piece == b"":
             self.outcome = self.outcome or "ended"
         return piece != b""
+
+    def _read_unread(self) -> None:
+        unread = self.child.unread
+        while not self.outcome and self.asked is None and len(unread) >= ANSWER.size:
+            number, kind, length = ANSWER.unpack_from(unread)
+            if length > (self.most if kind == ASKED else self.limit + 16):
+                self.outcome = "garbled"
+            if len(unread) < ANSWER.size + length:
+                break
+            said = unread[ANSWER.size : ANSWER.size + length].decode(errors="replace")
+            del unread[: ANSWER.size + length]
+            if number != self.number:  # code wrote it into the pipe itself, or it is of a call that code answered so
+                continue
+            if kind == ASKED:
+                self.asked = said
+            else:
+                self.outcome, self.failed = "answered", kind == FAILED
+                self.text, self.cut = said, length > self.limit
 
     def _drain(self) -> None:
         """What was printed before the answer is in the pipe already; what a background process prints on is not waited for."""

@@ -6,32 +6,33 @@ import ast
 import builtins
 import linecache
 import os
-import struct
 import sys
 import traceback
 from types import CodeType, ModuleType
 from typing import Any
 
+from . import asking
+from .asking import ANSWER, REQUEST, Asking
 from .frames import read_all, write_all
 
-REQUEST = struct.Struct("<QI")
-"""Number of the call, bytes of code."""
-ANSWER = struct.Struct("<QBI")
-"""Number of the call, whether it went wrong, bytes of text."""
 
-
-def serve(requests: int, answers: int, limit: int) -> None:
-    """Answer calls until the supervisor is gone. `limit`: most bytes of an answer."""
-    owner = os.getpid()
+def serve(requests: int, answers: int, limit: int, most: int) -> None:
+    """Answer calls until the supervisor is gone. `limit`: most bytes of an answer; `most`: of a question to the host."""
+    host = Asking(requests, answers, most)
     main = sys.modules["__main__"] = ModuleType("__main__")
     space = vars(main)
     space["__builtins__"] = builtins
     while head := read_all(requests, REQUEST.size):
-        number, length = REQUEST.unpack(head)
-        code = read_all(requests, length) or b""
-        failed, text = answer(code.decode(errors="replace"), f"<cell {number}>", space)
-        if os.getpid() != owner:  # code that forked and came back twice: only the first may answer
+        number, names, length = REQUEST.unpack(head)
+        body = read_all(requests, max(names, 0) + length) or b""
+        if names < 0:  # a reply that nobody waits for any more
+            continue
+        host.number = number
+        space |= host.functions(body[:names].decode())
+        failed, text = answer(body[names:].decode(errors="replace"), f"<cell {number}>", space)
+        if os.getpid() != host.owner:  # code that forked and came back twice: only the first may answer
             os._exit(0)
+        host.end()
         flush()
         said = text.encode(errors="replace")
         if len(said) > limit:
@@ -67,7 +68,9 @@ def told(error: BaseException, name: str) -> str:
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace, limit=-20)).rstrip()
+    whole = traceback.TracebackException(type(error), error, trace, limit=-20)
+    whole.stack[:] = [frame for frame in whole.stack if frame.filename != asking.__file__]
+    return "".join(whole.format()).rstrip()
 
 
 def open_streams() -> None:

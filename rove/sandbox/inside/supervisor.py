@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import kernel, repl
-from .calls import Call, Child
+from .asking import REQUEST
+from .calls import Call, Child, HostGoneError
 from .frames import read_frame, write_frame
 
 FAILED = 70
@@ -63,6 +64,8 @@ class Supervisor:
             began = time.monotonic()
             try:
                 answer = kinds[request["kind"]](request)
+            except HostGoneError:
+                break
             except (
                 Exception
             ) as error:  # no file of that name, no process to be had: said of this call, the session goes on
@@ -78,7 +81,8 @@ class Supervisor:
         python, restarted = self._living_python()
         self.calls += 1
         code = request["code"].encode(errors="replace")
-        question = repl.REQUEST.pack(self.calls, len(code)) + code
+        names = " ".join(request["functions"]).encode()
+        question = REQUEST.pack(self.calls, len(names), len(code)) + names + code
         call = self._run(python, request, question)
         if call.outcome == "answered":
             return self._told(call, value=call.text, failed=call.failed, restarted=restarted)
@@ -119,7 +123,7 @@ class Supervisor:
 
     def _run(self, child: Child, request: dict[str, Any], question: bytes = b"") -> Call:
         deadline = time.monotonic() + request["seconds"]
-        call = Call(child, question, self.calls, self.limits["output_chars"], deadline)
+        call = Call(child, question, self.calls, self.limits, deadline, (self.requests, self.answers))
         call.run(self.wake, lambda: child.pid in self.ended)
         return call
 
@@ -151,7 +155,7 @@ class Supervisor:
         def body(child: Child) -> None:
             restrict(self.limits)
             repl.open_streams()
-            repl.serve(child.theirs[0], child.theirs[1], self.limits["output_chars"])
+            repl.serve(child.theirs[0], child.theirs[1], self.limits["output_chars"], self.limits["message_bytes"])
 
         return self._start(body, conversation=True)
 

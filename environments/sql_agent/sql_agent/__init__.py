@@ -1,0 +1,183 @@
+"""SQL agent: questions about a database, for a model that can look at its tables and query it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import rove as vf
+
+from .databases import image
+from .queries import SHOWN_ROWS, as_table, connect, from_lines, run, same
+from .questions import MAX_LEVEL, MIN_LEVEL, MOST_ROWS, make_rows
+
+SYSTEM_PROMPT = (
+    "Answer the question from the database (SQLite, read only): look at its tables, query it. Then write <answer>…</answer>: one "
+    "SELECT whose result is the answer, or the values themselves, a line for each row and | between columns."
+)
+QUERY = re.compile(r"(?:```(?:sql)?\s*)?((?:select|with)\b.*?)(?:```)?", re.IGNORECASE | re.DOTALL)
+
+
+def list_tables(db: sqlite3.Connection) -> str:
+    """The tables of the database, with their numbers of rows."""
+    return "\n".join(f"{table}: {_count(db, table)} rows" for table in _tables(db))
+
+
+def describe_table(name: str, db: sqlite3.Connection) -> str:
+    """How a table was created, and its first three rows.
+
+    Args:
+        name: of the table
+    """
+    if name not in _tables(db):
+        raise ValueError(f"no such table: {name}; there are {', '.join(_tables(db))}")
+    _, [[created]] = run(db, f"SELECT sql FROM sqlite_master WHERE name = '{name}'", 1)
+    return f"{created}\n{as_table(*run(db, f'SELECT * FROM {name} LIMIT 3', 3))}"
+
+
+def run_query(sql: str, db: sqlite3.Connection) -> str:
+    """What a SELECT returns; of many rows the first.
+
+    Args:
+        sql: one statement of SQLite
+    """
+    return as_table(*run(db, sql, SHOWN_ROWS))
+
+
+def _tables(db: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in run(db, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid", 100)[1]]
+
+
+def _count(db: sqlite3.Connection, table: str) -> int:
+    return run(db, f"SELECT COUNT(*) FROM {table}", 1)[1][0][0]
+
+
+def rows_of(answer: str, info: dict[str, Any]) -> list[Any]:
+    """The rows that an answer stands for: those of its query, if it is one that runs, else those it lists."""
+    query = QUERY.fullmatch(answer.strip())
+    if query is not None:
+        with closing(connect(image(info["schema"], info["database"]))) as db:
+            try:
+                return list(run(db, query[1], MOST_ROWS)[1])
+            except ValueError:
+                pass
+    return from_lines(answer)
+
+
+async def correct(completion: vf.Messages, answer: str, info: dict[str, Any], parser: vf.XMLParser) -> float:
+    """1 for the right rows, in the right order where the question asks for one."""
+    said = parser.parse_answer(completion)
+    if said is None:
+        return 0.0
+    rows = await asyncio.to_thread(rows_of, said, info)
+    return float(same(rows, from_lines(answer), ordered="ORDER BY" in info["sql"]))
+
+
+def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
+    """1 when there is an answer, right or wrong."""
+    return float(bool(parser.parse_answer(completion)))
+
+
+def answered_by_query(completion: vf.Messages, parser: vf.XMLParser) -> float:
+    """1 when the answer is a query."""
+    return float(QUERY.fullmatch((parser.parse_answer(completion) or "").strip()) is not None)
+
+
+def errors_told(completion: vf.Messages) -> float:
+    """Calls that failed."""
+    return float(sum(m["role"] == "tool" and str(m["content"]).startswith("error: ") for m in completion))
+
+
+def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return vf.AssistantMessage(None, tool_calls=[{"id": tool, "type": "function", "function": function}])
+
+
+def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """Writes the query that the question was made with; answers with it, or with what it returned."""
+    sql, turn = state["info"]["sql"], len(state["trajectory"])
+    if turn < 2:
+        return _call("run_query", sql=sql) if turn else _call("list_tables")
+    values = messages[-1].content.partition("\n")[2]
+    return f"<answer>{rng.choice([sql, values])}</answer>"
+
+
+def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """Can query one table; where the question takes more, it counts the rows of one."""
+    sql, turn = state["info"]["sql"], len(state["trajectory"])
+    if turn == 0:
+        return _call("list_tables")
+    table = rng.choice(messages[-1].content.splitlines()).partition(":")[0]
+    if turn == 1:
+        return _call("describe_table", name=table)
+    if " JOIN " in sql or "(SELECT" in sql:
+        return f"<answer>SELECT COUNT(*) FROM {sql[sql.index(' FROM ') :].split()[1]}</answer>"
+    return f"<answer>{sql}</answer>"
+
+
+class SQLAgentEnv(vf.StatefulToolEnv):
+    """Three tools over a database of the rollout's own."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(error_formatter=lambda error: f"error: {error}", **kwargs)
+        for tool in (list_tables, describe_table, run_query):
+            self.add_tool(tool, args_to_skip=["db"])
+
+    async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+        state["db"] = connect(image(state["info"]["schema"], state["info"]["database"]))
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: vf.Messages, state: vf.State, **kwargs: Any
+    ) -> dict[str, Any]:
+        return {**tool_args, "db": state["db"]}
+
+    async def clean_up(self, state: vf.State) -> None:
+        """See `ToolEnv.clean_up`; a query that a time limit has left at work is stopped first."""
+        if "db" in state:
+            state["db"].interrupt()
+        await super().clean_up(state)
+
+    @vf.cleanup
+    def close(self, state: vf.State) -> None:
+        if "db" in state:
+            state["db"].close()
+
+
+def load_environment(
+    num_examples: int = 1000,
+    seed: int = 0,
+    min_level: int = MIN_LEVEL,
+    max_level: int = MAX_LEVEL,
+    max_turns: int = 10,
+) -> vf.Environment:
+    """Questions about small databases.
+
+    Args:
+        num_examples: questions in the dataset.
+        seed: of the dataset and the databases; evaluation has databases of its own.
+        min_level, max_level: difficulty, from 1 (one condition on one table) to 5 (what is not there, groups, shares, dates).
+        max_turns: most answers of the model, calls included.
+    """
+    if not MIN_LEVEL <= min_level <= max_level <= MAX_LEVEL:
+        raise vf.ConfigError(
+            f"min_level is {min_level}, max_level {max_level}; need {MIN_LEVEL} <= min_level <= max_level <= {MAX_LEVEL}"
+        )
+    levels = range(min_level, max_level + 1)
+    parser = vf.XMLParser(["answer"])
+    rubric = vf.Rubric([correct], parser=parser)
+    for metric in (answered, answered_by_query, errors_told):
+        rubric.add_metric(metric)
+    return SQLAgentEnv(
+        dataset=lambda: make_rows(num_examples, f"{seed}:train", levels),
+        eval_dataset=lambda: make_rows(num_examples, f"{seed}:eval", levels),
+        system_prompt=SYSTEM_PROMPT,
+        parser=parser,
+        rubric=rubric,
+        players={"solver": solver, "novice": novice},
+        max_turns=max_turns,
+    )

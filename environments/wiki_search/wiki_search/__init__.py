@@ -1,0 +1,207 @@
+"""Wiki search: questions whose answers stand in an encyclopedia of a world that there is not, for three tools to find."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from itertools import islice
+from typing import Any
+
+import rove as vf
+
+from .encyclopedia import encyclopedia, words_of
+from .questions import questions
+from .world import FEWEST, MOST
+
+SYSTEM_PROMPT = (
+    "Answer the question from the encyclopedia: search its pages, look at the sections of a page, read sections. A question may "
+    "take several pages. When you know the answer, write it and nothing else: <answer>a name, a year or a number</answer>"
+)
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def normal(answer: str | None) -> str:
+    """An answer as it is compared: "the River Cael" as "cael", "12,437 inhabitants" as "12437", "in the year 873" as "873"."""
+    words = words_of(re.sub(r"(?<=\d)[,.\u202f ](?=\d{3}\b)", "", answer or ""))
+    while len(words) > 1 and words[0] in ("the", "a", "an", "in", "year", "river", "town", "of"):
+        del words[0]
+    words = [str(NUMBERS.index(word)) if word in NUMBERS else word for word in words]
+    if len(words) == 2 and words[0].isdigit() and words[1].isalpha():
+        del words[1]
+    return " ".join(words)
+
+
+def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
+    """1 for the right answer, in whatever dress."""
+    return float(normal(parser.parse_answer(completion)) == normal(answer))
+
+
+def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
+    """1 when there is an answer, right or wrong."""
+    return float(bool(parser.parse_answer(completion)))
+
+
+def sections_read(completion: vf.Messages) -> float:
+    """Different sections that were read."""
+    return float(len(_read(completion)))
+
+
+def support_found(completion: vf.Messages, info: dict[str, Any]) -> float:
+    """The share of the sections that prove the answer that were read."""
+    needed = {section for section, _ in info["support"]}
+    return len(needed & _read(completion)) / len(needed)
+
+
+def _read(completion: vf.Messages) -> set[str]:
+    told = [message["content"] for message in completion if message["role"] == "tool"]
+    return {text[1 : text.index("]")] for text in told if text.startswith("[")}
+
+
+class WikiSearchEnv(vf.ToolEnv):
+    """Three tools over one encyclopedia, which is made when it is first needed."""
+
+    def __init__(self, world_seed: int, num_articles: int, **kwargs: Any):
+        super().__init__(max_threads=0, **kwargs)
+        self.encyclopedia = functools.partial(encyclopedia, world_seed, num_articles)
+        for tool in (self.search_pages, self.view_sections, self.read_section):
+            self.add_tool(tool)
+
+    def search_pages(self, query: str) -> str:
+        """Find pages by words in them; the best come first, as "page_id: title".
+
+        Args:
+            query: names or words
+        """
+        found = self.encyclopedia().search(query)
+        return "\n".join(f"{page.thing.page_id}: {page.thing.title}" for page in found) or "no page has these words"
+
+    def view_sections(self, page_id: str) -> str:
+        """The sections of a page, by their section_id.
+
+        Args:
+            page_id: as search_pages tells it
+        """
+        page = self.encyclopedia().pages.get(page_id)
+        if page is None:
+            raise ValueError(f"there is no page '{page_id}'; take a page_id from search_pages")
+        return "\n".join(page.section_id(i) for i in range(len(page.texts)))
+
+    def read_section(self, section_id: str) -> str:
+        """The text of a section.
+
+        Args:
+            section_id: as view_sections tells it
+        """
+        text = self.encyclopedia().sections.get(section_id)
+        if text is None:
+            raise ValueError(f"there is no section '{section_id}'; take a section_id from view_sections")
+        return f"[{section_id}] {text}"
+
+
+def _call(tool: str, argument: str, *values: str) -> vf.AssistantMessage:
+    functions = [{"name": tool, "arguments": json.dumps({argument: value})} for value in values]
+    calls = [{"id": f"{tool}_{i}", "type": "function", "function": each} for i, each in enumerate(functions)]
+    return vf.AssistantMessage(None, tool_calls=calls)
+
+
+def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """Knows which pages to search for and which sections to read, and answers if they prove what it knows."""
+    support, turn = state["info"]["support"], len(state["trajectory"])
+    told = [message.content for message in messages if message.role == "tool"]
+    sections = list(dict.fromkeys(section for section, _ in support))
+    pages = list(dict.fromkeys(section.partition(":")[0] for section in sections))
+    if turn == 0:
+        return _call("search_pages", "query", *(page.replace("-", " ") for page in pages))
+    if turn == 1:
+        return _call("view_sections", "page_id", *(page for page in pages if any(f"{page}: " in text for text in told)))
+    if turn == 2:
+        return _call(
+            "read_section", "section_id", *(one for one in sections if any(one in text.split() for text in told))
+        )
+    proven = all(any(text.startswith(f"[{section}]") and fact in text for text in told) for section, fact in support)
+    return f"<answer>{state['answer'] if proven else 'unknown'}</answer>"
+
+
+def first_hit(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """Searches for the whole question, reads all of the first page, and answers with a name or a number from it."""
+    question, turn = state["prompt"][-1]["content"], len(state["trajectory"])
+    if turn == 0:
+        return _call("search_pages", "query", question)
+    if turn == 1:
+        return _call("view_sections", "page_id", messages[-1].content.partition(":")[0])
+    if turn == 2:
+        return _call("read_section", "section_id", *messages[-1].content.splitlines())
+    text = " ".join(message.content.partition("] ")[2] for message in messages if message.role == "tool")
+    wanted = r"\d[\d,]*" if question.startswith(("In what year", "How many")) else r"(?<!\. )\b[A-Z]\w+(?: [A-Z]\w+)*"
+    found = [one for one in re.findall(wanted, text) if one not in question]
+    return f"<answer>{rng.choice(found or ['unknown'])}</answer>"
+
+
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Looks nothing up: one of the two that the question names, or a number, or a month."""
+    question = state["prompt"][-1]["content"]
+    if " or " in question and question.startswith(("Who", "Which")):
+        guess = rng.choice(question.rstrip("?").partition(", ")[2].split(" or "))
+    elif question.startswith("In what year"):
+        guess = rng.randint(720, 1220)
+    else:
+        guess = (
+            rng.randint(2, 99) if question.startswith("How many") else rng.choice(["May", "June", "a hare", "Verrin"])
+        )
+    return f"<answer>{guess}</answer>"
+
+
+def load_environment(
+    num_examples: int = 1000,
+    seed: int = 0,
+    min_hops: int = 1,
+    max_hops: int = 3,
+    num_articles: int = 3000,
+    world_seed: int = 0,
+    max_turns: int = 12,
+    judge: Any = None,
+) -> vf.Environment:
+    """Questions over the encyclopedia of a world that there is not.
+
+    Args:
+        num_examples: questions in the dataset.
+        seed: of the dataset. A fifth of all questions there can be is for evaluation alone, whatever the seed.
+        min_hops, max_hops: facts that an answer takes, 1 to 3.
+        num_articles: size of the encyclopedia.
+        world_seed: of the encyclopedia: another one is another world, with other articles and questions.
+        max_turns: most answers of the model, calls included.
+        judge: a client, or the name of a model in endpoints.toml, that says whether an answer is right, instead of a
+            comparison; see `JudgeRubric`.
+    """
+    if not 1 <= min_hops <= max_hops <= 3:
+        raise vf.ConfigError(f"min_hops is {min_hops}, max_hops {max_hops}; need 1 <= min_hops <= max_hops <= 3")
+    if not FEWEST <= num_articles <= MOST:
+        raise vf.ConfigError(f"num_articles is {num_articles}; expected {FEWEST} to {MOST}")
+    parser = vf.XMLParser(["answer"])
+
+    def rows(evaluation: bool) -> list[dict[str, Any]]:
+        pages = encyclopedia(world_seed, num_articles).pages
+        made = questions(pages, f"{seed}:{evaluation}", range(min_hops, max_hops + 1), evaluation)
+        return [question.row() for question in islice(made, num_examples)]
+
+    if judge is None:
+        rubric = vf.Rubric([correct], parser=parser)
+    else:
+        asked: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
+        rubric = vf.JudgeRubric(parser, **asked)
+        rubric.add_reward_func(rubric.verdict)
+    for metric in (answered, sections_read, support_found):
+        rubric.add_metric(metric)
+    return WikiSearchEnv(
+        world_seed,
+        num_articles,
+        dataset=lambda: rows(False),
+        eval_dataset=lambda: rows(True),
+        system_prompt=SYSTEM_PROMPT,
+        parser=parser,
+        rubric=rubric,
+        players={"solver": solver, "first_hit": first_hit, "guesser": guesser},
+        max_turns=max_turns,
+    )

@@ -1,0 +1,94 @@
+"""Writing the encyclopedia: from the world model to pages of sections, and where each fact stands."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .phrases import SECTIONS
+from .words import FILL
+from .world import Thing, World
+
+PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "his", "him")}
+GAP = re.compile(r"{(\w+)}")
+
+
+@dataclass(slots=True)
+class Page:
+    """An article."""
+
+    thing: Thing
+    headings: list[str]
+    texts: list[str]
+    """Of each section."""
+    places: dict[str, int]
+    """The section in which each fact stands."""
+
+    def section_id(self, section: int) -> str:
+        """The address of a section: "river-sael:course"."""
+        return f"{self.thing.page_id}:{self.headings[section].lower().replace(' ', '-')}"
+
+
+def as_text(value: Any) -> str:
+    """A fact as articles state it: 12,437, or "“The Iron Key” (873) and “The Pale Door” (880)"."""
+    if isinstance(value, list):
+        years = (f" ({one.facts['year']})" if "year" in one.facts else "" for one in value)
+        named = [one.name + year for one, year in zip(value, years)]
+        return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    if isinstance(value, Thing):
+        return value.name
+    return f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)
+
+
+def write_pages(world: World, seed: int) -> dict[str, Page]:
+    """All articles, by page_id, each in words of its own."""
+    forms = {kind: list(_sections(text)) for kind, text in SECTIONS.items()}
+    things = [thing for kind in sorted(world) for thing in world[kind]]
+    return {
+        thing.page_id: _write(thing, forms[thing.kind], random.Random(f"page:{seed}:{thing.title}")) for thing in things
+    }
+
+
+Form = tuple[list[str], list[list[tuple[str, list[str]]]]]
+"""Headings of a section, and its sentences: for each the ways to say it, with their gaps."""
+
+
+def _sections(text: str) -> Iterator[Form]:
+    for part in text.split("== ")[1:]:
+        headings, *sentences = part.strip().split("\n* ")
+        ways = [[(way.strip(), GAP.findall(way)) for way in sentence.split("\n  ")] for sentence in sentences]
+        yield headings.split(" | "), ways
+
+
+def _words(thing: Thing) -> dict[str, str]:
+    """What a sentence can say of a thing: its facts, names and pronouns."""
+    words = {name: as_text(value) for name, value in thing.facts.items() if value is not None}
+    words["name"] = thing.name
+    if thing.kind == "person":
+        words["they"], words["their"], words["them"] = PRONOUNS[thing.facts["sex"]]
+        words["first"] = thing.title.split()[0]
+    for name in words.keys() & {"occupation", "emblem"}:
+        words[f"a_{name}"] = f"{'an' if words[name][0] in 'aeiou' else 'a'} {words[name]}"
+    return words
+
+
+def _write(thing: Thing, form: list[Form], rng: random.Random) -> Page:
+    words = _words(thing)
+    page = Page(thing, [], [], {})
+    for headings, sentences in form:
+        said: list[str] = []
+        for ways in sentences:
+            way, gaps = rng.choice(ways)
+            if not all(gap in words or gap in FILL for gap in gaps):
+                continue
+            text = way.format_map({gap: words[gap] if gap in words else rng.choice(FILL[gap]) for gap in gaps})
+            said.append(text[0].upper() + text[1:])
+            facts = [gap.removeprefix("a_") for gap in gaps]
+            page.places.update({fact: len(page.texts) for fact in facts if fact in thing.facts})
+        if said:
+            page.headings.append(rng.choice(headings))
+            page.texts.append(" ".join(said))
+    return page

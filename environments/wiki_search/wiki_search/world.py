@@ -1,0 +1,203 @@
+"""One world model: people, towns and what they made, with every fact in one place."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from .names import PARTS, TRADES, in_two_words, names
+
+SHARES = {
+    "person": 0.32, "town": 0.14, "river": 0.03, "battle": 0.08, "guild": 0.08, "book": 0.14, "invention": 0.07, "festival": 0.07,
+    "building": 0.07,
+}  # fmt: skip
+"""Of the articles; people fill up what is left."""
+FEWEST, MOST = 500, 3600
+MAKERS = {"book": "writer", "invention": "inventor", "battle": "general", "building": "architect", "guild": "merchant"}
+OCCUPATIONS = [*MAKERS.values(), "painter", "physician", "composer", "astronomer", "botanist", "navigator"]
+WEIGHTS = [8, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2]
+
+
+@dataclass(eq=False, slots=True)
+class Thing:
+    """What an article is about."""
+
+    kind: str
+    title: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Numbers, texts, other things, or lists of these; what lists hold is the other side of other things' facts."""
+
+    @property
+    def name(self) -> str:
+        """As a sentence has it: "the River Sael"."""
+        article = "" if self.kind in ("person", "town") else "the "
+        return f"“{self.title}”" if self.kind == "book" else article + self.title
+
+    @property
+    def page_id(self) -> str:
+        """Its title as an address: "river-sael"."""
+        return self.title.lower().replace("'", "").replace(" ", "-")
+
+
+World = dict[str, list[Thing]]
+"""The things of each kind."""
+
+
+def make_world(seed: int, num_articles: int) -> World:
+    """A world of so many things, the same for the same seed."""
+    rng = random.Random(f"world:{seed}")
+    counts = {kind: int(num_articles * share) for kind, share in SHARES.items()}
+    counts["person"] += num_articles - sum(counts.values())
+    world: World = {"river": _rivers(rng, counts["river"])}
+    world["town"] = _towns(rng, counts["town"], world["river"])
+    world["person"] = _people(rng, counts["person"], world["town"])
+    for kind, make in (("book", _books), ("invention", _inventions), ("building", _buildings)):
+        world[kind] = make(rng, counts[kind], world)
+    for kind, make in (("battle", _battles), ("guild", _guilds), ("festival", _festivals)):
+        world[kind] = make(rng, counts[kind], world)
+    _look_back(world)
+    return world
+
+
+def _rivers(rng: random.Random, count: int) -> list[Thing]:
+    titles = [f"River {name}" for name in names(rng, "river")[:count]]
+    rivers: list[Thing] = []
+    for title in titles:
+        into = rng.choice(rivers).name if rivers and rng.random() < 0.6 else rng.choice(PARTS["seas"])
+        facts = {"length": rng.randint(30, 900), "mouth": into, "hills": rng.choice(PARTS["hills"])}
+        rivers.append(Thing("river", title, facts))
+    return rivers
+
+
+def _towns(rng: random.Random, count: int, rivers: list[Thing]) -> list[Thing]:
+    return [
+        Thing(
+            "town",
+            title,
+            {
+                "founded": rng.randint(150, 700),
+                "population": rng.randint(10_001, 90_000),
+                "region": rng.choice(PARTS["regions"]),
+                "river": rng.choice(rivers),
+                "trade": rng.choice(list(TRADES.values())),
+            },
+        )
+        for title in names(rng, "town")[:count]
+    ]
+
+
+def _people(rng: random.Random, count: int, towns: list[Thing]) -> list[Thing]:
+    last = names(rng, "last")[:700]
+    people: list[Thing] = []
+    taken: set[str] = set()
+    while len(people) < count:
+        sex = rng.choice(["she", "he"])
+        title = f"{rng.choice(PARTS[sex])} {rng.choice(last)}"
+        if title in taken:
+            continue
+        taken.add(title)
+        born = rng.randint(720, 1140)
+        facts = {"born": born, "died": born + rng.randint(48, 91), "birthplace": rng.choice(towns), "sex": sex}
+        people.append(Thing("person", title, {**facts, "occupation": rng.choices(OCCUPATIONS, WEIGHTS)[0]}))
+    for person in people:
+        born = person.facts["born"]
+        teachers = [one for one in rng.sample(people, min(40, count)) if 20 <= born - one.facts["born"] <= 45]
+        person.facts["teacher"] = teachers[0] if teachers and teachers[0].facts["died"] > born + 14 else None
+    return people
+
+
+def _makers(rng: random.Random, kind: str, count: int, world: World) -> list[tuple[Thing, int]]:
+    """So many people who make such things, some of them several, and the year of each."""
+    able = [person for person in world["person"] if person.facts["occupation"] == MAKERS[kind]]
+    chosen = [rng.choice(able) for _ in range(count)]
+    return [
+        (one, rng.randint(one.facts["born"] + 22, min(one.facts["died"] - 1, one.facts["born"] + 70))) for one in chosen
+    ]
+
+
+def _books(rng: random.Random, count: int, world: World) -> list[Thing]:
+    titles = [f"The {title}" for title in names(rng, "book", in_two_words)]
+    makers = _makers(rng, "book", count, world)
+    return [
+        Thing("book", title, {"author": author, "year": year, "setting": rng.choice(world["town"])})
+        for title, (author, year) in zip(titles, makers)
+    ]
+
+
+def _inventions(rng: random.Random, count: int, world: World) -> list[Thing]:
+    titles = names(rng, "device", in_two_words)
+    makers = _makers(rng, "invention", count, world)
+    return [
+        Thing("invention", title, {"inventor": inventor, "year": year, "town": rng.choice(world["town"])})
+        for title, (inventor, year) in zip(titles, makers)
+    ]
+
+
+def _buildings(rng: random.Random, count: int, world: World) -> list[Thing]:
+    titles = names(rng, "building", in_two_words)
+    makers = _makers(rng, "building", count, world)
+    return [
+        Thing("building", title, {"architect": architect, "year": year, "town": rng.choice(world["town"])})
+        for title, (architect, year) in zip(titles, makers)
+    ]
+
+
+def _battles(rng: random.Random, count: int, world: World) -> list[Thing]:
+    generals = [person for person in world["person"] if person.facts["occupation"] == "general"]
+    towns = rng.sample(world["town"], min(count, len(world["town"])))
+    battles: list[Thing] = []
+    for (victor, year), town in zip(_makers(rng, "battle", len(towns), world), towns):
+        alive = [one for one in generals if one is not victor and one.facts["born"] + 20 < year < one.facts["died"]]
+        loser = rng.choice(alive) if alive else None
+        battles.append(
+            Thing("battle", f"Battle of {town.title}", {"victor": victor, "loser": loser, "year": year, "town": town})
+        )
+    return battles
+
+
+def _guilds(rng: random.Random, count: int, world: World) -> list[Thing]:
+    places = rng.sample([(trade, town) for trade in TRADES for town in world["town"]], count)
+    return [
+        Thing(
+            "guild",
+            f"{trade}' Guild of {town.title}",
+            {
+                "seat": town,
+                "founder": founder,
+                "year": year,
+                "emblem": rng.choice(PARTS["emblems"]),
+                "goods": TRADES[trade],
+            },
+        )
+        for (trade, town), (founder, year) in zip(places, _makers(rng, "guild", count, world))
+    ]
+
+
+def _festivals(rng: random.Random, count: int, world: World) -> list[Thing]:
+    places = rng.sample([(fair, town) for fair in PARTS["fair"] for town in world["town"]], count)
+    festivals: list[Thing] = []
+    for fair, town in places:
+        honours = rng.choice(world["person"])
+        facts = {
+            "town": town,
+            "honours": honours,
+            "year": honours.facts["died"] + rng.randint(2, 60),
+            "month": rng.choice(PARTS["months"]),
+        }
+        festivals.append(Thing("festival", f"{fair} {rng.choice(PARTS['fair_end'])} of {town.title}", facts))
+    return festivals
+
+
+def _look_back(world: World) -> None:
+    """Give people and towns the lists of what other things say of them, oldest first."""
+    lists = [
+        ("book", "author", "books"), ("invention", "inventor", "inventions"), ("building", "architect", "buildings"),
+        ("battle", "victor", "victories"), ("guild", "founder", "guilds"), ("festival", "honours", "festivals"),
+        ("person", "teacher", "students"), ("person", "birthplace", "natives"), ("building", "town", "sights"),
+        ("guild", "seat", "guilds_here"), ("festival", "town", "festivals_here"), ("town", "river", "towns"),
+    ]  # fmt: skip
+    for kind, fact, name in lists:
+        for thing in sorted(world[kind], key=lambda one: one.facts.get("year", one.facts.get("born", 0))):
+            if thing.facts[fact] is not None:
+                thing.facts[fact].facts.setdefault(name, []).append(thing)

@@ -1,0 +1,240 @@
+"""Word game: find a five-letter word by what each guess tells of its letters.
+
+A hint is five letters, one per letter of a guess: "g" green (right place), "y" yellow (elsewhere), "." gray (no more of it).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+from typing import Any
+
+import rove as vf
+
+SYSTEM_PROMPT = (
+    "Find the secret English word of five letters. After each guess you are told of its letters, in order: green is in the "
+    "right place, yellow is in the word but in another place, gray is not in the word, or not as often as you guessed it.\n"
+    "Answer <think>why</think><guess>five letters</guess>"
+)
+COLORS = {"g": "green", "y": "yellow", ".": "gray"}
+LEVELS = 5
+WORDS = """
+    about above actor acute admit adopt adult after again agent agree ahead alarm album alert alike alive alley
+    allow alone along aloud alter among angel anger angle angry ankle apart apple apply apron arena argue arise
+    armor arrow aside asset attic audio avoid awake award aware awful bacon badge badly baker basic basil basin
+    batch beach beard beast began begin being below bench berry birch birth black blade blame blank blast blaze
+    bleak blend bless blind blink block blond blood bloom blown board boast bonus boost booth bound brain brake
+    brand brass brave bread break breed brick bride brief bring brisk broad broke brook broom broth brown brush
+    build built bunch burst buyer cabin cable camel canal candy canoe cargo carry carve catch cause cedar chain
+    chair chalk charm chart chase cheap check cheek cheer chess chest chief child chill chime china choir chord
+    cider cigar civic claim clash class clean clear clerk click cliff climb clock close cloth cloud clown coach
+    coast cocoa color comet comic coral couch cough could count court cover crack craft crane crash crate crawl
+    crazy cream creek creep crest crime crisp cross crowd crown cruel crumb crush crust curly curry curve cycle
+    daily dairy daisy dance dealt decay decor delay depth diary dirty ditch dizzy dodge doing donor doubt dough
+    dozen draft drain drama drank drawn dream dress dried drift drill drink drive drove drums dusty dwarf eager
+    eagle early earth easel eight elbow elder empty enemy enjoy enter entry equal error essay event every exact
+    exist extra fable faint fairy faith false fancy fault favor feast fence ferry fever fiber field fiery fifth
+    fifty fight final first flair flame flash fleet flesh float flock flood floor flour fluid flute focus foggy
+    force forge forth forty found frame frank fraud fresh front frost frown fruit fudge funny gauge genre ghost
+    giant given glade glass gleam globe gloom glory glove going grace grade grain grand grant grape graph grasp
+    grass grave gravy great green greet grief grill grind groan group grove growl grown guard guess guest guide
+    guilt habit handy happy harsh hasty haunt haven hazel heart heavy hedge hello hence hobby honey honor horse
+    hotel hound house human humor hurry ideal image imply inbox index inner input irony issue ivory jelly jewel
+    joint jolly judge juice juicy jumbo kayak kneel knife knock known label labor ladle large laser later laugh
+    layer learn least leave ledge legal lemon level lever light lilac limit linen liver lobby local lodge logic
+    loose lorry lower loyal lucky lunar lunch lying magic major maker mango maple march marry match maybe mayor
+    medal melon mercy merge merit merry metal meter midst might miner minor minus mixed model moist money month
+    moose moral motor mound mount mouse mouth movie muddy music naive nasty naval nerve never newly night ninth
+    noble noise north novel nurse nylon ocean offer often olive onion opera orbit order organ other otter ought
+    ounce outer owner paint panda panel panic paper party pasta patch pause peace peach pearl pedal penny perch
+    phase phone photo piano piece pilot pinch pitch pizza place plain plane plank plant plate plaza pluck point
+    poppy porch pouch pound power press price pride prime print prize proof proud prune pulse punch pupil puppy
+    purse quack queen query quest quick quiet quilt quite quota quote radar radio rainy raise rally ranch range
+    rapid raven reach ready realm rebel refer reign relax reply ridge rifle right rigid rinse ripen risky rival
+    river roast robin robot rocky rough round route royal rugby ruler rural rusty sadly salad salty sandy sauce
+    scale scarf scene scent scold scoop scope score scout scrap screw sense serve seven shade shake shall shame
+    shape share shark sharp shave sheep sheet shelf shell shift shine shirt shock shoes shore short shout shown
+    siege sight silly since siren sixth sixty skill skirt slate sleep slice slide slope smart smell smile smoke
+    snack snail snake sneak solar solid solve sorry sound south space spare spark speak spear speed spell spend
+    spice spicy spill spine spoke spoon sport spray squad stack staff stage stain stair stake stalk stall stamp
+    stand stare start state steak steal steam steel steep stern stick stiff still sting stock stone stood stool
+    store storm story stove straw strip stuck study stuff style sugar sunny super surge swamp swarm sweep sweet
+    swept swift swing sword syrup table taken tasty teach tempo tenth thank theft their theme there thick thief
+    thing think third thorn those three threw throw thumb tidal tiger tight timer tired title toast today token
+    topic torch total touch tough towel tower toxic trace track trade trail train trait treat trend trial tribe
+    trick tried troop trout truck truly trunk trust truth tulip tutor twice twins twist uncle under union unite
+    until upper upset urban usage usual vague valid value valve vapor vault verse video villa vinyl virus visit
+    vital vivid vocal voice voter vowel wagon waist waste watch water weary weave wedge weigh weird whale wheat
+    wheel where which while whirl white whole whose widow width woman world worry worse worst worth would wound
+    woven wrist write wrong wrote yacht yearn yeast yield young youth zebra
+""".split()  # noqa: SIM905  nobody wants to read 858 quoted words
+LETTERS = Counter(letter for word in WORDS for letter in set(word))
+
+History = list[tuple[str, str]]
+"""Guesses and their hints."""
+
+
+@functools.lru_cache(maxsize=50_000)
+def hint(guess: str, word: str) -> str:
+    """What a guess tells: of a letter written more often than the word has it, green ones count first, then from the left."""
+    rest = Counter(mine for theirs, mine in zip(guess, word) if theirs != mine)
+    colors = []
+    for theirs, mine in zip(guess, word):
+        if theirs == mine:
+            colors.append("g")
+        else:
+            colors.append("y" if rest[theirs] > 0 else ".")
+            rest[theirs] -= 1
+    return "".join(colors)
+
+
+def fits(word: str, history: History) -> bool:
+    """Whether the secret word could be this one."""
+    return all(hint(guess, word) == told for guess, told in history)
+
+
+def commonness(word: str) -> int:
+    """How many words share its letters: many for "alert", few for "fuzzy"."""
+    return sum(LETTERS[letter] for letter in set(word))
+
+
+@functools.cache
+def levels() -> list[list[str]]:
+    """The words in five equal parts, from those of common letters to those of rare and repeated ones."""
+    ranked = sorted(WORDS, key=lambda word: (-commonness(word), word))
+    return [
+        sorted(ranked[len(ranked) * level // LEVELS : len(ranked) * (level + 1) // LEVELS]) for level in range(LEVELS)
+    ]
+
+
+def show(guess: str, told: str) -> str:
+    """A hint as the model sees it, letter by letter, as its tokens would hide them."""
+    return "\n".join(f"{letter.upper()} {COLORS[color]}" for letter, color in zip(guess, told))
+
+
+def count_left(left: int) -> str:
+    return f"{left} guess{'' if left == 1 else 'es'} left."
+
+
+def _answer(reason: str, guess: str) -> str:
+    return f"<think>{reason}</think><guess>{guess}</guess>"
+
+
+def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Guesses a word that fits all hints, of some such words the one whose own hint would tell most."""
+    possible = [word for word in WORDS if fits(word, state["history"])]
+    if not state["history"]:
+        return _answer("Common letters first.", max(possible, key=commonness))
+    some, others = (rng.sample(possible, min(size, len(possible))) for size in (20, 50))
+    left = {guess: sum(n * n for n in Counter(hint(guess, word) for word in others).values()) for guess in sorted(some)}
+    return _answer(f"Words that fit: {len(possible)}.", min(left, key=lambda guess: left[guess]))
+
+
+def random_word(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Any word, whatever the hints."""
+    return _answer("Any word.", rng.choice(WORDS))
+
+
+def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Keeps what is green and forgets the rest."""
+    kept = ["."] * 5
+    for guess, told in state["history"]:
+        kept = [letter if color == "g" else old for letter, color, old in zip(guess, told, kept)]
+    possible = [word for word in WORDS if all(old in (".", letter) for letter, old in zip(word, kept))]
+    return _answer(f"Green: {' '.join(kept).upper()}", rng.choice(possible))
+
+
+class WordGameEnv(vf.MultiTurnEnv):
+    """Answers guesses with hints, until the word is found or no guess is left."""
+
+    async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+        state.update(history=[], invalid=False)
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str | None:
+        guess, word, history = (self.parser.parse_answer(messages) or "").lower(), state["answer"], state["history"]
+        left = state["info"]["guesses"] - len(state["trajectory"])
+        if len(guess) == 5 and guess.isascii() and guess.isalpha():
+            history.append((guess, hint(guess, word)))
+            told = show(*history[-1])
+        else:
+            state["invalid"] = True
+            told = "Invalid guess: not five letters from A to Z."
+        if guess != word and left:
+            return f"{told}\n{count_left(left)}"
+        ending = "You found it." if guess == word else f"No guess left. The word was {word.upper()}."
+        state["final_env_response"] = f"{told}\n{ending}"
+        return None
+
+
+def solved(state: vf.State) -> float:
+    """1 when the word was found."""
+    return float((state["answer"], "ggggg") in state["history"])
+
+
+def early(state: vf.State) -> float:
+    """The share of the guesses that were left when the word was found; 0 when it was not."""
+    return solved(state) * (1 - len(state["trajectory"]) / state["info"]["guesses"])
+
+
+def invalid_guess(state: vf.State) -> float:
+    """1 if any guess was not five letters."""
+    return float(state["invalid"])
+
+
+def fitting(state: vf.State) -> float:
+    """The share of the guesses, of those that were valid, that all hints before them allowed; 0 without any."""
+    history = state["history"]
+    return sum(fits(guess, history[:turn]) for turn, (guess, _) in enumerate(history)) / max(1, len(history))
+
+
+def _rows(count: int, seed: str, words: list[str], guesses: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    level_of = {word: level for level, some in enumerate(levels(), start=1) for word in some}
+    while len(rows) < count:  # every word once before any comes again
+        for word in random.Random(f"{seed}:{len(rows)}").sample(words, len(words)):
+            info = {"level": level_of[word], "guesses": guesses}
+            rows.append({"question": f"Guess the word. {count_left(guesses)}", "answer": word, "info": info})
+    return rows[:count]
+
+
+def load_environment(
+    num_examples: int = 500,
+    seed: int = 0,
+    min_level: int = 1,
+    max_level: int = LEVELS,
+    max_turns: int = 6,
+) -> vf.Environment:
+    """Five-letter words to be found by guessing.
+
+    Args:
+        num_examples: games in the dataset; those beyond the number of words repeat them, in another order.
+        seed: of the dataset. Every fifth word is for evaluation alone, whatever the seed.
+        min_level, max_level: difficulty, from 1 (words of common letters) to 5 (of rare and repeated ones).
+        max_turns: guesses, invalid ones included.
+    """
+    if not 1 <= min_level <= max_level <= LEVELS:
+        raise vf.ConfigError(
+            f"min_level is {min_level}, max_level {max_level}; need 1 <= min_level <= max_level <= {LEVELS}"
+        )
+    if max_turns < 1:
+        raise vf.ConfigError(f"max_turns is {max_turns}; expected 1 guess or more")
+    chosen = levels()[min_level - 1 : max_level]
+    train = [word for some in chosen for index, word in enumerate(some) if index % 5]
+    evaluation = [word for some in chosen for word in some[::5]]
+    parser = vf.XMLParser(["think", "guess"], answer_field="guess")
+    rubric = vf.Rubric(parser=parser)
+    rubric.add_reward_func(solved, weight=1.0)
+    rubric.add_reward_func(early, weight=0.2)
+    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2, name="format")
+    rubric.add_reward_func(invalid_guess, weight=-0.1)
+    rubric.add_metric(fitting)
+    return WordGameEnv(
+        dataset=lambda: _rows(num_examples, f"{seed}:train", train, max_turns),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", evaluation, max_turns),
+        system_prompt=SYSTEM_PROMPT,
+        parser=parser,
+        rubric=rubric,
+        players={"solver": solver, "random_word": random_word, "novice": novice},
+        max_turns=max_turns,
+    )

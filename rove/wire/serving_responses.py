@@ -1,0 +1,300 @@
+"""OpenAI's Responses API where we are the one who is asked. Pure functions; no network here.
+
+Nothing is stored: every request brings its whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from rove.errors import ConfigError
+from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.protocols import Request, Response
+from rove.records import Usage
+from rove.wire.chat import asked_messages
+from rove.wire.common import excerpt, said, tool_call, tool_calls_of, without_none
+from rove.wire.serving import (
+    Asked,
+    AtLeastOne,
+    Head,
+    Question,
+    TokenLogprob,
+    fields_of,
+    questions_of,
+    read_body,
+    refuse,
+    rest_of,
+    sampling_of,
+)
+
+_ITEMS = "message, function_call, function_call_output or reasoning"
+
+
+class _Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
+    verbosity: Any = None
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    """The fields of a Responses request that we read, or that say nothing about the answer."""
+
+    input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    max_output_tokens: AtLeastOne | None = None
+    text: _Text | None = None
+    background: bool | None = None
+    conversation: Any = None
+    previous_response_id: str | None = None
+    top_logprobs: int | None = None
+    include: Any = None
+    max_tool_calls: Any = None
+    prompt_cache_retention: Any = None
+    reasoning: Any = None
+    stream_options: Any = None
+    truncation: Any = None
+
+
+def read_request(body: Any) -> Asked:
+    """What a Responses body asks for.
+
+    Function calls and reasoning join the assistant's message beside them. `tool_choice` "none" drops the tools.
+
+    Raises:
+        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+    """
+    options = read_body(body, _Body)
+    refuse(
+        body, ("previous_response_id", "conversation"), "nothing is stored here: send the whole conversation as input"
+    )
+    refuse(body, ("background",), "an answer comes with the request that asks for it")
+    refuse(body, ("top_logprobs",), "only chat completions tell log-probabilities")
+    wanted = options.text.format if options.text else None
+    sampling = sampling_of(body, options, max_tokens=options.max_output_tokens, response_format=_chat_format(wanted))
+    tools = None if options.tool_choice == "none" else [_tool(tool) for tool in options.tools or []] or None
+    request = Request(asked_messages(_messages(options)), sampling, tools=tools)
+    return Asked(
+        options.model,
+        questions_of(Question(request), 1),
+        stream=bool(options.stream),
+        fields=fields_of(options),
+        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
+        api="responses",
+    )
+
+
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
+) -> dict[str, Any]:
+    """The JSON of a response with the one answer there is."""
+    return _response(head, responses[0], _output(head, responses[0].message))
+
+
+def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+    """How a stream begins."""
+    begun = _response(head, None, [])
+    return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+
+
+def text_chunks(
+    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """A further piece of the text, which was streamed as far as `told`."""
+    if not text:
+        return []
+    begin = [] if told else list(_text_begins(_message_item(head, {"type": "output_text"}), 0))
+    return [*begin, _text_event(head, 0, "delta", delta=text, logprobs=[])]
+
+
+def last_chunks(
+    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+) -> list[dict[str, Any]]:
+    """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
+    output = _output(head, response.message, text_first=bool(told))
+    events: list[dict[str, Any]] = []
+    for place, item in enumerate(output):
+        if item["type"] == "message" and item["content"][0]["type"] == "output_text":
+            events += _text_events(head, place, item, rest_of(response, told), bool(told))
+        else:
+            events += _item_events(place, item)
+    whole = _response(head, response, output)
+    return [*events, {"type": f"response.{whole['status']}", "response": whole}]
+
+
+def _response(head: Head, response: Response | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+    cut = response is not None and response.finish_reason == "length"
+    return {
+        "id": head.id,
+        "object": "response",
+        "created_at": head.created,
+        "status": "in_progress" if response is None else "incomplete" if cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": head.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": None if response is None else _usage(response.usage),
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _output(head: Head, message: Mapping[str, Any], text_first: bool = False) -> list[dict[str, Any]]:
+    """The items of an answer; in a stream the text comes first, once some of it was told."""
+    text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
+    calls = tool_calls_of(message)
+    items = []
+    if thought:
+        items.append(
+            {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
+        )
+    if text or refusal or not calls:
+        told = {"type": "output_text", "text": text} if text or not refusal else {"type": "refusal", "refusal": refusal}
+        items.insert(0 if text_first else len(items), _message_item(head, told))
+    for i, call in enumerate(calls):
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        items.append(
+            {"type": "function_call", "id": f"fc_{i}_{head.id}", "call_id": call.id, "status": "completed", **function}
+        )
+    return items
+
+
+def _message_item(head: Head, part: dict[str, Any]) -> dict[str, Any]:
+    more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
+    item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
+    return {**item, "content": [{**more, **part}]}
+
+
+def _text_begins(item: dict[str, Any], place: int) -> Iterator[dict[str, Any]]:
+    begun = {**item, "status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "output_index": place, "item": begun}
+    part = {**item["content"][0], "text": ""}
+    where = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    yield {"type": "response.content_part.added", **where, "part": part}
+
+
+def _text_events(head: Head, place: int, item: dict[str, Any], rest: str, begun: bool) -> Iterator[dict[str, Any]]:
+    if not begun:
+        yield from _text_begins(item, place)
+    if rest:
+        yield _text_event(head, place, "delta", delta=rest, logprobs=[])
+    part = item["content"][0]
+    yield _text_event(head, place, "done", text=part["text"], logprobs=[])
+    where = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    yield {"type": "response.content_part.done", **where, "part": part}
+    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+
+def _text_event(head: Head, place: int, name: str, **fields: Any) -> dict[str, Any]:
+    where = {"item_id": f"msg_{head.id}", "output_index": place, "content_index": 0}
+    return {"type": f"response.output_text.{name}", **where, **fields}
+
+
+def _item_events(place: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A function call, a refusal or a thought, told at once."""
+    is_call = item["type"] == "function_call"
+    begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
+    yield {"type": "response.output_item.added", "output_index": place, "item": begun}
+    if is_call:
+        event = {"type": "response.function_call_arguments.", "item_id": item["id"], "output_index": place}
+        yield {**event, "type": event["type"] + "delta", "delta": item["arguments"]}
+        yield {**event, "type": event["type"] + "done", "name": item["name"], "arguments": item["arguments"]}
+    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+
+def _chat_format(wanted: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Chat's `response_format`, which has the schema one level deeper."""
+    if not wanted or wanted.get("type") == "text":
+        return None
+    inner = {name: value for name, value in wanted.items() if name != "type"}
+    return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
+    return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}
+
+
+def _messages(options: _Body) -> list[dict[str, Any]]:
+    messages: list[Message] = [SystemMessage(options.instructions)] if options.instructions else []
+    if isinstance(options.input, str):
+        return [*messages, UserMessage(options.input)]
+    thought = ""
+    for i, item in enumerate(options.input):
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            thought = "\n\n".join(part["text"] for part in parts if isinstance(part, dict) and part.get("text"))
+            continue
+        message = _message(item, kind, i)
+        if thought and message["role"] == "assistant":
+            message["reasoning_content"] = thought
+        thought = ""
+        last = messages[-1] if messages else None
+        if kind == "function_call" and last is not None and last["role"] == "assistant":
+            last["tool_calls"] = [*(last.get("tool_calls") or []), *message["tool_calls"]]
+        else:
+            messages.append(message)
+    return list(messages)
+
+
+def _message(item: Mapping[str, Any], kind: str, place: int) -> Message:
+    if kind == "message":
+        return Message(role=item.get("role"), content=_content(item.get("content"), place))
+    if kind == "function_call":
+        given = (item.get(name) for name in ("call_id", "name", "arguments"))
+        return AssistantMessage(tool_calls=[tool_call(*given)])  # pyright: ignore[reportArgumentType]  checked later
+    if kind == "function_call_output":
+        return ToolMessage(_content(item.get("output"), place), item.get("call_id"))  # pyright: ignore[reportArgumentType]
+    raise ConfigError(f"input[{place}] is of type {excerpt(kind)}; expected {_ITEMS}")
+
+
+def _content(content: Any, place: int) -> Any:
+    if not isinstance(content, list):
+        return content
+    parts = [_part(part, place) for part in content]
+    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
+
+
+def _part(part: Any, place: int) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text"):
+        part = {**part, "type": "text"}
+    words = said(part) if isinstance(part, dict) else None
+    if words is not None:
+        return {"type": "text", "text": words}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        return {
+            "type": "image_url",
+            "image_url": without_none({"url": part["image_url"], "detail": part.get("detail")}),
+        }
+    raise ConfigError(
+        f"input[{place}] has the content part {excerpt(part)}; expected input_text, output_text, refusal, or input_image with "
+        "an image_url"
+    )

@@ -1,0 +1,83 @@
+"""What a recursive language model is told, and how conversations that began others become one list of steps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.envs.exploration import (
+    SEAT,
+    Calls,
+    Exploration,
+    as_text,
+    context_file,
+    instructions,
+    steps_of,
+    sub_calls,
+    sub_tokens,
+    with_preview,
+)
+
+
+def said(*words: str) -> list[vf.TrajectoryStep]:
+    return [vf.TrajectoryStep([], [{"role": "assistant", "content": word}], usage=vf.Usage(3, 1)) for word in words]
+
+
+async def never(*args: Any, **options: Any) -> vf.Message:
+    raise AssertionError
+
+
+def calls_of(**seats: Any) -> Calls:
+    return Calls(never, asyncio.Semaphore(1), seats, [said("own")])
+
+
+def conversation(calls: Calls, *words: str, branches: Any = ()) -> vf.State:
+    return vf.State(trajectory=said(*words), rlm=Exploration(calls, branches=list(branches)))
+
+
+def test_steps_of_other_conversations_follow_the_turn_that_began_them():
+    calls = calls_of()
+    deepest = conversation(calls, "c")
+    inner = conversation(calls, "a", "b", branches=[(1, deepest)])
+    state = conversation(
+        calls, "1", "2", branches=[(1, inner), (1, conversation(calls, "d")), (2, conversation(calls))]
+    )
+    assert [step.completion[0]["content"] for step in steps_of(state)] == ["1", "a", "c", "b", "d", "2"]
+    assert list(steps_of(conversation(calls))) == []
+
+
+def test_sub_calls_are_counted_wherever_they_are_kept():
+    apart = conversation(calls_of(**{SEAT: said("a", "b"), "judge": said("c")}))
+    assert (sub_calls(apart), sub_tokens(apart)) == (2, 8)
+    calls = calls_of()
+    calls.conversations += [said("a"), said(), said("b", "c")]
+    assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
+
+
+def test_what_is_told_of_a_context():
+    def end(context: Any, content: Any = "q", count: int = 5) -> Any:
+        return with_preview([{"role": "user", "content": content}], context, count)[-1]["content"]
+
+    assert end("abcdefgh") == "q\n\n`context` is a text of 8 characters. It begins: 'abcde'"
+    assert end(["a", "b"]) == "q\n\n`context` is a list of 2. It begins: '[\"a\",'"
+    assert end({"a": 1}, "").startswith("`context` is a dict of 1. ")
+    assert end(3, [{"type": "image"}])[1]["text"] == "`context` is a value of type int. It begins: '3'"
+    given = [{"role": "system", "content": "s"}]
+    assert [m["role"] for m in with_preview(given, "a", 1)] == ["system", "user"] and len(given) == 1
+
+
+def test_a_context_is_a_file():
+    assert context_file("é\r\n") == ("context.txt", b"\xc3\xa9\r\n")
+    assert context_file(["é"]) == ("context.json", '["é"]'.encode())
+    assert context_file("\ud800") == ("context.txt", b"?")
+    with pytest.raises(vf.ConfigError, match="expected a text, or what JSON can say"):
+        as_text({"a": b"bytes"})
+
+
+def test_instructions_tell_what_there_is():
+    plain, deep = instructions("tool", 1, 7), instructions("fence", 2, 9)
+    assert "tool `python`" in plain and "7 calls in all" in plain and "context=piece" not in plain
+    assert "```python" in deep and "9 calls in all" in deep and "context=piece" in deep

@@ -1,0 +1,358 @@
+"""environments/wiki_search: a world without contradictions, questions that its articles answer, tools that find them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import roll, says
+
+import rove as vf
+
+vf.load_environment("wiki_search")
+wiki: Any = importlib.import_module("wiki_search")
+library: Any = importlib.import_module("wiki_search.encyclopedia")
+articles: Any = importlib.import_module("wiki_search.articles")
+asked: Any = importlib.import_module("wiki_search.questions")
+model: Any = importlib.import_module("wiki_search.world")
+phrases: Any = importlib.import_module("wiki_search.phrases")
+words: Any = importlib.import_module("wiki_search.words")
+
+SMALL = 500
+
+
+@functools.cache
+def small(seed: int) -> Any:
+    """A small encyclopedia."""
+    return library.Encyclopedia(articles.write_pages(model.make_world(seed, SMALL), seed))
+
+
+def made(pages: Any, count: int, hops: range = range(1, 4), evaluation: bool = False, seed: str = "0") -> list[Any]:
+    return list(itertools.islice(asked.questions(pages, seed, hops, evaluation), count))
+
+
+def values(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.error is None, record.error
+    assert record.scores is not None
+    return {**record.scores.rewards, **record.scores.metrics}
+
+
+# The world
+
+
+@pytest.mark.parametrize("count", [model.FEWEST, 3000, model.MOST])
+def test_a_world_has_as_many_things_as_asked_for_and_no_name_twice(count):
+    things = [thing for kind in model.make_world(1, count).values() for thing in kind]
+    assert len(things) == count
+    assert len({thing.title for thing in things}) == len({thing.page_id for thing in things}) == count
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
+def test_no_fact_contradicts_another(seed):
+    world = model.make_world(seed, SMALL)
+    for person in world["person"]:
+        facts = person.facts
+        assert facts["birthplace"].facts["founded"] < facts["born"] < facts["died"]
+        if facts["teacher"]:
+            assert facts["teacher"].facts["born"] + 20 <= facts["born"]
+            assert facts["teacher"].facts["died"] > facts["born"] + 14
+    for kind, maker in (("book", "author"), ("invention", "inventor"), ("building", "architect"), ("guild", "founder")):
+        for thing in world[kind]:
+            assert thing.facts[maker].facts["born"] + 20 < thing.facts["year"] < thing.facts[maker].facts["died"]
+            assert thing.facts[maker].facts["occupation"] == model.MAKERS[kind]
+    for battle in world["battle"]:
+        sides = [battle.facts[side] for side in ("victor", "loser") if battle.facts[side]]
+        assert len(set(map(id, sides))) == len(sides)
+        assert all(one.facts["born"] + 20 < battle.facts["year"] < one.facts["died"] for one in sides)
+    assert all(fair.facts["honours"].facts["died"] < fair.facts["year"] for fair in world["festival"])
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None)
+def test_every_river_ends_in_a_sea(seed):
+    rivers = {river.name: river for river in model.make_world(seed, SMALL)["river"]}
+    for river in rivers.values():
+        passed = []
+        while river.facts["mouth"] in rivers:
+            passed.append(river)
+            river = rivers[river.facts["mouth"]]
+            assert river not in passed
+
+
+# The articles
+
+
+def test_every_gap_of_a_sentence_is_a_fact_or_has_words_to_fill_it():
+    world = model.make_world(0, 3000)
+    for kind, text in phrases.SECTIONS.items():
+        known = {"name", "they", "their", "them", "first", "a_occupation", "a_emblem", *words.FILL}
+        known |= {name for thing in world[kind] for name in thing.facts}
+        assert set(articles.GAP.findall(text)) <= known
+
+
+def test_a_fact_that_is_asked_for_stands_in_one_sentence_of_every_article_however_it_is_put():
+    for kind, name in {*asked.LINKS, *asked.ASKS, *asked.COUNTS}:
+        sentences = [ways for _, some in articles._sections(phrases.SECTIONS[kind]) for ways in some]
+        stating = [ways for ways in sentences if any({name, f"a_{name}"} & {*gaps} for _, gaps in ways)]
+        assert len(stating) == 1, (kind, name)
+        assert all({name, f"a_{name}"} & {*gaps} for _, gaps in stating[0]), (kind, name)
+
+
+def test_pages_have_three_sections_or_more_with_addresses_of_their_own():
+    book = small(0)
+    assert len(book.pages) == SMALL
+    assert len(book.sections) == sum(len(page.texts) for page in book.pages.values())
+    for page in book.pages.values():
+        assert 3 <= len(page.texts) == len(set(page.headings))
+        for text in page.texts:
+            assert "{" not in text
+            assert re.match(r"[A-Z“\d]", text)
+            assert text.endswith(".")
+
+
+def test_articles_do_not_read_alike():
+    book = small(0)
+    for kind in phrases.SECTIONS:
+        pages = [page for page in book.pages.values() if page.thing.kind == kind]
+        texts = Counter(" ".join(page.texts).replace(page.thing.title, "") for page in pages)
+        assert texts.most_common(1)[0][1] == 1
+        assert len({tuple(page.headings) for page in pages}) >= 4
+
+
+def test_lists_are_written_out():
+    thing = model.Thing
+    books = [thing("book", f"The {name}", {"year": year}) for name, year in (("A", 801), ("B", 802), ("C", 803))]
+    assert articles.as_text(books[:1]) == "“The A” (801)"
+    assert articles.as_text(books) == "“The A” (801), “The B” (802) and “The C” (803)"
+    assert [articles.as_text(value) for value in (873, 12437, "May")] == ["873", "12,437", "May"]
+    assert articles.as_text(thing("river", "River Cael")) == "the River Cael"
+
+
+# The questions
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def answer_from(question: Any) -> str:
+    """What the facts named as support come to, without the world model."""
+    facts = [fact for _, fact in question.support]
+    if question.kind == "count":
+        return str(len(re.split(", | and ", facts[-1])))
+    if question.kind == "difference":
+        first, second = (int(fact) for fact in facts if fact.isdigit())
+        return str(abs(first - second))
+    if question.kind == "comparison":
+        most = re.search(r"\b(later|younger|more|longer)\b", question.text)
+        pages = [section.partition(":")[0] for section, _ in question.support]
+        return (max if most else min)(zip(map(number, facts), pages))[1].replace("-", " ")
+    return facts[-1]
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_question_is_answered_by_the_sections_it_names(hops, seed):
+    book = small(seed)
+    for question in made(book.pages, 300, range(hops, hops + 1)):
+        assert len(question.support) == hops
+        for section, fact in question.support:
+            assert fact in book.sections[section], question
+        assert wiki.normal(answer_from(question)) == wiki.normal(question.answer), question
+        assert question.answer in book.sections[question.support[-1][0]] or question.kind not in ("lookup", "bridge")
+
+
+def test_each_hop_leads_to_the_page_of_the_next():
+    book = small(0)
+    for question in made(book.pages, 300, range(2, 4)):
+        if question.kind in ("bridge", "count"):
+            for (_, fact), (section, _) in itertools.pairwise(question.support):
+                assert book.pages[section.partition(":")[0]].thing.title == fact
+            first = book.pages[question.support[0][0].partition(":")[0]].thing
+            assert first.title in question.text
+            assert question.kind == "count" or question.answer not in question.text
+
+
+def test_a_count_is_that_of_the_pages_that_say_so_themselves():
+    book = small(0)
+    sources = {"books": "book", "inventions": "invention", "buildings": "building", "guilds": "guild"}
+    stating = {"book": "author", "invention": "inventor", "building": "architect", "guild": "founder"}
+    checked = 0
+    for question in made(book.pages, 1000):
+        owner = book.pages[question.support[-1][0].partition(":")[0]]
+        lists = [name for name in sources if owner.thing.facts.get(name)]
+        if question.kind == "count" and len(lists) == 1:
+            kind = sources[lists[0]]
+            pages = [page for page in book.pages.values() if page.thing.kind == kind]
+            texts = [page.texts[page.places[stating[kind]]] for page in pages]
+            assert sum(bool(re.search(rf"\b{owner.thing.title}\b", text)) for text in texts) == int(question.answer)
+            checked += 1
+    assert checked > 20
+
+
+def test_all_kinds_of_questions_come_and_none_twice():
+    questions = made(small(0).pages, 600)
+    assert {question.kind for question in questions} == {"lookup", "bridge", "count", "comparison", "difference"}
+    assert len({question.text for question in questions}) == 600
+    hops = Counter(len(question.support) for question in questions)
+    assert min(hops[1], hops[2], hops[3]) > 150
+
+
+def test_no_question_is_in_both_parts_whatever_the_seed():
+    pages = small(0).pages
+    train = {question.text for seed in "012" for question in made(pages, 300, seed=seed)}
+    evaluation = {question.text for seed in "012" for question in made(pages, 300, evaluation=True, seed=seed)}
+    assert not train & evaluation
+
+
+def test_questions_come_again_when_all_have_been_asked():
+    texts = [question.text for question in made(small(0).pages, 1500, range(1, 2), evaluation=True)]
+    assert len(set(texts)) < len(texts) == 1500
+
+
+def test_another_world_has_other_questions():
+    one, other = (
+        {example["prompt"][-1].content for example in vf.load_environment("wiki_search", **options).get_dataset()}
+        for options in ({"num_articles": SMALL}, {"num_articles": SMALL, "world_seed": 1})
+    )
+    assert len(one & other) < 20
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ("River Cael", "the River Cael"),
+        ("cael", "the River Cael"),
+        ("the second mirror", "“The Second Mirror”"),
+        ('"The Second Mirror"', "“The Second Mirror”"),
+        ("12437", "12,437"),
+        ("12,437 inhabitants", "12,437"),
+        ("in the year 873", "873"),
+        ("873.", "873"),
+        ("three", "3"),
+        ("3 books", "3"),
+        ("589 km", "589"),
+        ("Bishops Mill", "the Bishop's Mill"),
+        ("A hare", "hare"),
+        ("in May", "May"),
+        ("Town of Calmere", "Calmere"),
+    ],
+)
+def test_answers_that_count_as_the_same(said, right):
+    assert wiki.normal(said) == wiki.normal(right)
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (None, "873"),
+        ("", "873"),
+        ("874", "873"),
+        ("873 or 874", "873"),
+        ("Orla", "Orla Wood"),
+        ("1 243", "12,437"),
+        ("the", ""),
+    ],
+)
+def test_answers_that_do_not(said, right):
+    assert wiki.normal(said) != wiki.normal(right)
+
+
+# Rollouts
+
+
+def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]:
+    env = vf.load_environment("wiki_search", num_examples=count, num_articles=SMALL, **options)
+    return roll(env, says(env.players[player] if isinstance(player, str) else player))
+
+
+def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
+    for record in play("solver", 300):
+        assert (record.reward, values(record)["support_found"]) == (1, 1), record.prompt
+        assert values(record)["sections_read"] == len({section for section, _ in record.info["support"]})
+        assert values(record)["search_pages_calls"] == values(record)["view_sections_calls"]
+
+
+def test_guessing_pays_little_and_the_first_hit_not_much():
+    means = {name: sum(record.reward for record in play(name, 300)) / 300 for name in ("guesser", "first_hit")}
+    assert means["guesser"] < 0.2
+    assert means["guesser"] < means["first_hit"] < 0.3
+
+
+def test_tools_tell_what_is_wrong_with_an_address():
+    def lost(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        if state["trajectory"]:
+            return "<answer>nowhere</answer>"
+        calls = [("search_pages", "query", "xyzzy"), ("search_pages", "query", " ?! "), ("view_sections", "page_id", "xyzzy"),
+                 ("read_section", "section_id", "xyzzy:plugh")]  # fmt: skip
+        made = [wiki._call(tool, argument, value)["tool_calls"][0] for tool, argument, value in calls]
+        return vf.AssistantMessage(None, tool_calls=made)
+
+    [record] = play(lost, 1)
+    told = [message["content"] for message in record.completion if message["role"] == "tool"]
+    assert told[:2] == ["no page has these words"] * 2
+    assert told[2] == "there is no page 'xyzzy'; take a page_id from search_pages"
+    assert told[3] == "there is no section 'xyzzy:plugh'; take a section_id from view_sections"
+    assert (record.reward, values(record)["sections_read"]) == (0, 0)
+
+
+def test_pages_are_found_by_their_titles_and_by_words_of_their_text():
+    book = small(0)
+    for page in book.pages.values():
+        assert page in book.search(page.thing.title), page.thing.title
+    river = next(page for page in book.pages.values() if page.thing.kind == "river")
+    text = river.texts[river.places["hills"]]
+    assert river in book.search(f"{text} {river.thing.title}")
+    assert len(book.search("the")) <= library.SHOWN
+
+
+def test_a_judge_takes_the_place_of_the_comparison():
+    asked_of: list[str] = []
+
+    def lenient(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        asked_of.append(messages[-1]["content"])
+        return "yes"
+
+    records = play(lambda messages, state, rng: "<answer>who knows</answer>", 5, judge=vf.ScriptedClient(lenient))
+    assert [record.reward for record in records] == [1.0] * 5
+    assert all(record.prompt[-1]["content"] in text and "who knows" in text for record, text in zip(records, asked_of))
+    assert "correct" not in values(records[0])
+
+
+def test_a_judge_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(vf.MissingKeyError, match="OPENAI_API_KEY"):
+        vf.load_environment("wiki_search", judge="some-model")
+    endpoint = 'endpoint_id = "strict"\nmodel = "some-model"\nurl = "http://127.0.0.1:9/v1"\nkey = "EMPTY"\n'
+    Path("endpoints.toml").write_text(f"[[endpoint]]\n{endpoint}")
+    env: Any = vf.load_environment("wiki_search", judge="strict")
+    assert "verdict" in env.rubric.names
+    assert "correct" not in env.rubric.names
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"min_hops": 0}, "need 1 <= min_hops <= max_hops <= 3"),
+        ({"min_hops": 3, "max_hops": 2}, "need 1 <= min_hops <= max_hops <= 3"),
+        ({"max_hops": 4}, "need 1 <= min_hops <= max_hops <= 3"),
+        ({"num_articles": 10}, "num_articles is 10; expected 500 to 3600"),
+        ({"articles": 10}, "did you mean 'num_articles'"),
+    ],
+)
+def test_impossible_settings_are_refused(options, complaint):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        vf.load_environment("wiki_search", **options)

@@ -1,0 +1,192 @@
+"""environments/word_game: hints that are exact, games that end, words kept apart."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import roll, says
+
+import rove as vf
+
+vf.load_environment("word_game")
+game: Any = importlib.import_module("word_game")
+
+few_letters = st.text("abcd", min_size=5, max_size=5)  # so that letters repeat
+
+
+def words_of(examples: list[dict[str, Any]]) -> set[str]:
+    return {example["answer"] for example in examples}
+
+
+def values(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.error is None, record.error
+    assert record.scores is not None
+    return {**record.scores.rewards, **record.scores.metrics}
+
+
+def guesses(*said: str) -> Any:
+    """A player of these guesses; "WORD" stands for the word."""
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        guess = said[len(state["trajectory"])]
+        return f"<think>.</think><guess>{state['answer'] if guess == 'WORD' else guess}</guess>"
+
+    return says(player)
+
+
+def test_the_words_are_words_of_five_letters_each_once():
+    assert len(game.WORDS) > 800
+    assert sorted(set(game.WORDS)) == game.WORDS
+    assert all(len(word) == 5 and word.isascii() and word.islower() and word.isalpha() for word in game.WORDS)
+
+
+def color_by_definition(guess: str, word: str, place: int) -> str:
+    """A letter is yellow when the word has it more often than green ones, and those to the left of it, take."""
+    letter = guess[place]
+    if word[place] == letter:
+        return "g"
+    green = sum(a == b == letter for a, b in zip(guess, word))
+    before = sum(guess[i] == letter != word[i] for i in range(place))
+    return "y" if green + before < word.count(letter) else "."
+
+
+@given(few_letters, few_letters)
+def test_a_hint_is_that_of_the_definition(guess, word):
+    told = game.hint(guess, word)
+    assert told == "".join(color_by_definition(guess, word, place) for place in range(5))
+    assert (told == "ggggg") == (guess == word)
+
+
+@given(few_letters, few_letters)
+def test_colored_letters_are_as_many_as_both_words_have(guess, word):
+    told = game.hint(guess, word)
+    for letter in "abcd":
+        colored = sum(one == letter and color != "." for one, color in zip(guess, told))
+        assert colored == min(guess.count(letter), word.count(letter))
+
+
+@pytest.mark.parametrize(
+    ("guess", "word", "told"),
+    [
+        ("eerie", "there", "y.y.g"),
+        ("geese", "eagle", "yy..g"),
+        ("allow", "level", ".yy.."),
+        ("speed", "abide", "..y.y"),
+        ("array", "carry", "yyg.g"),
+        ("crane", "crane", "ggggg"),
+    ],
+)
+def test_hints_of_repeated_letters(guess, word, told):
+    assert game.hint(guess, word) == told
+
+
+@given(few_letters, st.lists(few_letters, max_size=4))
+def test_the_word_fits_every_hint(word, said):
+    history = [(guess, game.hint(guess, word)) for guess in said]
+    assert game.fits(word, history)
+    for guess, told in history:
+        assert game.fits(guess, history) <= (told == "ggggg")
+
+
+def test_levels_part_the_words_from_common_to_rare_letters():
+    parts = game.levels()
+    assert sorted(word for part in parts for word in part) == game.WORDS
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for easier, harder in itertools.pairwise(parts):
+        assert min(map(game.commonness, easier)) >= max(map(game.commonness, harder))
+
+
+@pytest.mark.parametrize("level", [1, 3, 5])
+def test_a_level_has_its_words_alone(level):
+    env = vf.load_environment("word_game", min_level=level, max_level=level)
+    assert words_of(env.get_dataset()) | words_of(env.get_eval_dataset()) == set(game.levels()[level - 1])
+    assert {example["info"]["level"] for example in env.get_dataset()} == {level}
+
+
+def test_no_word_is_in_both_parts_whatever_the_seed():
+    train, evaluation = set(), set()
+    for seed in range(3):
+        env = vf.load_environment("word_game", num_examples=1000, seed=seed)
+        train |= words_of(env.get_dataset())
+        evaluation |= words_of(env.get_eval_dataset())
+    assert not train & evaluation
+    assert train | evaluation == set(game.WORDS)
+
+
+def test_every_word_comes_once_before_any_comes_again():
+    count = sum(len(part) - len(part[::5]) for part in game.levels())
+    answers = [example["answer"] for example in vf.load_environment("word_game", num_examples=2 * count).get_dataset()]
+    assert sorted(answers[:count]) == sorted(set(answers)) == sorted(answers[count:])
+    assert answers[:count] != answers[count:]
+
+
+def test_a_game_from_guess_to_guess():
+    env = vf.load_environment("word_game", num_examples=20)
+    for record in roll(env, guesses("Adieu", " SOUTH ", "WORD")):
+        told = [message["content"] for message in record.completion if message["role"] == "user"]
+        assert [text.splitlines()[-1] for text in told] == ["5 guesses left.", "4 guesses left.", "You found it."]
+        assert [line.split()[0] for line in told[0].splitlines()[:5]] == list("ADIEU")
+        assert told[2].splitlines()[:5] == [f"{letter.upper()} green" for letter in record.answer]
+        colors = [game.COLORS[color] for color in game.hint("south", record.answer)]
+        assert [line.split()[1] for line in told[1].splitlines()[:5]] == colors
+        assert record.stop_condition == "has_final_env_response"
+        assert values(record)["early"] == 0.5
+        assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"])
+
+
+def test_a_game_that_is_lost_names_the_word():
+    for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "zzzzz")):
+        assert record.completion[1]["content"].splitlines()[-1] == "1 guess left."
+        assert (
+            record.completion[-1]["content"].splitlines()[-1] == f"No guess left. The word was {record.answer.upper()}."
+        )
+        assert (values(record)["solved"], record.reward) == (0, pytest.approx(0.2))
+
+
+def test_the_last_guess_counts():
+    for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "WORD")):
+        assert (values(record)["solved"], values(record)["early"]) == (1, 0)
+
+
+@pytest.mark.parametrize("guess", ["", "four", "sixsix", "a b c", "12345", "ab-cd", "ééééé", "abcd²"])
+def test_an_invalid_guess_uses_a_turn_tells_nothing_and_costs_once(guess):
+    for record in roll(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
+        said = "Invalid guess: not five letters from A to Z.\n"
+        assert [m["content"] for m in record.completion[1:4:2]] == [f"{said}5 guesses left.", f"{said}4 guesses left."]
+        assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"] - 0.1)
+
+
+def test_guesses_that_ignore_hints_are_counted():
+    for record in roll(vf.load_environment("word_game", num_examples=20), guesses("zzzzz", "zzzzz", "WORD")):
+        assert values(record)["fitting"] == pytest.approx(2 / 3)
+
+
+def test_players_are_as_good_as_they_say():
+    rates = {}
+    for name in ("solver", "novice", "random_word"):
+        env = vf.load_environment("word_game", num_examples=150)
+        records = roll(env, says(env.players[name]))
+        rates[name] = sum(values(record)["solved"] for record in records) / len(records)
+        if name == "solver":
+            assert all(values(record)["fitting"] == 1 for record in records)
+    assert rates["solver"] > 0.95 > 0.4 > rates["novice"] > 0.1 > rates["random_word"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"min_level": 0}, "need 1 <= min_level <= max_level <= 5"),
+        ({"min_level": 4, "max_level": 3}, "need 1 <= min_level <= max_level <= 5"),
+        ({"max_level": 6}, "need 1 <= min_level <= max_level <= 5"),
+        ({"max_turns": 0}, "max_turns is 0; expected 1 guess or more"),
+        ({"max_turn": 3}, "did you mean 'max_turns'"),
+    ],
+)
+def test_impossible_settings_are_refused(options, complaint):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        vf.load_environment("word_game", **options)

@@ -313,6 +313,20 @@ async def test_rows_can_be_plain_lists() -> None:
     assert env.get_dataset(1).to_list()[0]["question"] == "2+2?"
 
 
+async def test_the_last_run_tears_down() -> None:
+    ended: list[int] = []
+
+    class Ends(vf.SingleTurnEnv):
+        @vf.teardown
+        async def end(self) -> None:
+            ended.append(1)
+
+    env = Ends(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
+    assert env.__rove_environment__() is env.__rove_environment__()
+    await asyncio.gather(*(rove.evaluate(env, Says("4")) for _ in range(2)))
+    assert ended == [1]
+
+
 async def test_what_goes_wrong_stays_in_its_rollout() -> None:
     class Broken(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import logging
@@ -90,6 +91,8 @@ class Environment(ABC):
             setattr(self, name, value)
         self.__post_init__()
 
+    _bridged: Any = None
+
     def __post_init__(self) -> None:
         """Find the marked methods; subclasses that mark others later call it again."""
         self._stop_conditions = discover_decorated(self, "stop")
@@ -97,10 +100,10 @@ class Environment(ABC):
         self._teardown_handlers = discover_decorated(self, "teardown")
 
     def __rove_environment__(self) -> Any:
-        """This environment as one of rove's; see `rove.load_environment`."""
-        from rove.compat.verifiers.bridge import BridgedEnvironment
-
-        return BridgedEnvironment(self)
+        """This environment as one of rove's, the same one every time; see `rove.load_environment`."""
+        if self._bridged is None:
+            self._bridged = importlib.import_module("rove.compat.verifiers.bridge").BridgedEnvironment(self)
+        return self._bridged
 
     # Rows
 

@@ -97,6 +97,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'rove' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = [
     "AgentEnv",
     "AgentError",

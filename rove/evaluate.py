@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -270,7 +271,12 @@ async def evaluate(
         told = evaluation.options
         tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
 
+        scored = rewarded = False
+
         def count(record: RolloutRecord | Outcome) -> None:
+            nonlocal scored, rewarded
+            scored = scored or record.scores is not None
+            rewarded = rewarded or bool(record.scores and record.scores.rewards)
             tally.add(record)
             tell(record)
 
@@ -280,6 +286,13 @@ async def evaluate(
             summary["cost"]["spent"] = evaluation.spent
         if evaluation.run is not None and not evaluation.out_of_budget:
             evaluation.run.finish(summary)
+    if scored and not rewarded:
+        name = env.env_id or type(env).__name__
+        warnings.warn(
+            f"the rubric of {name} has no reward function, so that every reward is 0; add one: rubric.add_reward_func(…), "
+            "for a JudgeRubric its `verdict`",
+            stacklevel=2,
+        )
     return summary
 
 

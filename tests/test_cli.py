@@ -599,3 +599,13 @@ def test_every_command_looks_for_garbage_less_often():
         assert gc.get_threshold() == GARBAGE
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_person_can_call_tools(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+    lines = iter(['<tool_call>{"name": "answer", "arguments": {"value": "B1"}}</tool_call>'])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    done = rove("play", "lookup", "--seed", "1")
+    assert done.status == 0
+    assert 'call one: <tool_call>{"name": "NAME"' in done.out
+    assert "answer_calls 1" in done.out.replace("\n", " ")
+    assert '→ answer({"value": ' in rove("play", "lookup", "-m", "scripted:solver", "--seed", "1").out

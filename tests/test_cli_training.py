@@ -345,3 +345,15 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     config = RLConfig(env="tictactoe", model="models/x", **over)
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
     assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+
+
+def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        for step in range(3):
+            run.append_metrics({"step": step + 1, "reward/mean": 0.0, "groups/all": 8, "groups/zero_spread": 8})
+        run.finish({"steps": 3})
+    out = io.StringIO()
+    print_rl(RLConfig(env="tictactoe", model="models/x"), tmp_path / "final", run, Console(file=out, width=100))
+    assert "nothing was learnt: in no step had a group any spread of rewards" in out.getvalue()

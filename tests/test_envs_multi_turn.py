@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import Talk, roll, says
+from toys import Talk, roll, rows, says
 
 import rove as vf
+from rove.errors import ConfigError
 from rove.record_lines import decode_record, encode_record
 
 
@@ -374,3 +376,24 @@ def test_a_text_environment_needs_env_response_and_is_always_one_of_texts():
         Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
     with pytest.raises(TypeError, match="message_type"):
         Story(message_type="chat")
+
+
+def test_hooks_may_be_sync():
+    class Sync(vf.MultiTurnEnv):
+        def setup_state(self, state: vf.State, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            state["seen"] = 1
+
+        def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return f"again {state['seen']}"
+
+    [record] = roll(Sync(dataset=rows(1), max_turns=2), says(lambda *_: "x"))
+    assert (record.error, record.completion[1]["content"]) == (None, "again 1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"rubric": [len]}, "expected a rove.Rubric"), ({"players": [len]}, "expected a dict of functions by name")],
+)
+def test_a_wrong_kind_of_argument_is_told(wrong: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        vf.SingleTurnEnv(dataset=rows(1), **wrong)

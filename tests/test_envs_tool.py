@@ -22,6 +22,7 @@ from rove.errors import ToolParseError
 from rove.evaluate import all_text
 from rove.protocols import Request, Response
 from rove.record_lines import decode_record, encode_record
+from rove.tool_calls import FORMATS, Call, Format
 from rove.tools import make_tool
 
 
@@ -269,6 +270,16 @@ def test_a_call_that_cannot_be_read_is_told(text: str, example: str):
     assert told.startswith("the tool call cannot be read; expected, with nothing left out: ") and example in told
     stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
     assert stopped.error is not None and stopped.error.type == "ToolParseError"
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
+def test_a_call_in_the_text_of_an_endpoint_is_its_servers_fault(how: Format):
+    record = play(env_of(add), vf.AssistantMessage(how.write([Call("add", {"a": 1, "b": 2})])))
+    if how.bare:  # it may be any JSON
+        assert (record.error, record.stop_condition) == (None, "no_tools_called")
+    else:
+        assert record.error is not None and "does not read them" in record.error.message
+        assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
 
 class CutOff(vf.ScriptedClient):

@@ -571,3 +571,11 @@ async def test_the_limiter_does_not_write_into_a_run_that_is_over(tmp_path):
         await vf.evaluate(Quiz(40), client, run=tmp_path / "run")
         assert client.limiter.on_change is None
         await client.close()
+
+
+def test_a_rubric_that_rewards_nothing_is_told():
+    rubric = vf.Rubric()
+    rubric.add_metric(lambda completion: 1.0)
+    env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "a"}], rubric=rubric)
+    with pytest.warns(UserWarning, match="SingleTurnEnv has no reward function, so that every reward is 0"):
+        assert env.evaluate_sync(says(lambda *_: "a"))["reward"]["mean"] == 0

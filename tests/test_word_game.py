@@ -156,7 +156,7 @@ def test_the_last_guess_counts():
 @pytest.mark.parametrize("guess", ["", "four", "sixsix", "a b c", "12345", "ab-cd", "ééééé", "abcd²"])
 def test_an_invalid_guess_uses_a_turn_tells_nothing_and_costs_once(guess):
     for record in roll(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
-        said = "Invalid guess: not five letters from A to Z.\n"
+        said = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>.\n"
         assert [m["content"] for m in record.completion[1:4:2]] == [f"{said}5 guesses left.", f"{said}4 guesses left."]
         assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"] - 0.1)
 

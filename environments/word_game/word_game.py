@@ -159,7 +159,7 @@ class WordGameEnv(vf.MultiTurnEnv):
             told = show(*history[-1])
         else:
             state["invalid"] = True
-            told = "Invalid guess: not five letters from A to Z."
+            told = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>."
         if guess != word and left:
             return f"{told}\n{count_left(left)}"
         ending = "You found it." if guess == word else f"No guess left. The word was {word.upper()}."

@@ -46,7 +46,8 @@ def make_client(
         name = model.removeprefix(SCRIPTED)
         if name not in env.players:
             raise ConfigError(
-                f"environment '{env.env_id}' has no scripted player '{name}'; {nearest(name, env.players)}"
+                f"environment '{env.env_id}' has no scripted player '{name}'; {nearest(name, env.players)}. An environment has "
+                "those of players={'name': fn(messages, state, rng)}, a group those that all its members have"
             )
         return ScriptedClient(env.players[name], name)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None

@@ -15,12 +15,14 @@ from rove.cli.common import hint, json_object, run_async
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError
+from rove.errors import ConfigError, in_json
 from rove.groups import run_groups
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Client, Request, Response, Sampling
 from rove.records import RolloutRecord
 from rove.rollout import plan
+from rove.tool_calls import FORMATS, Call, read_calls
+from rove.viewer.words import said
 
 
 def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console) -> int:
@@ -29,6 +31,10 @@ def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console
         if message["role"] != "assistant":
             console.print(f"[cyan]{message['role']}[/cyan]\n{escape(text_of(message))}")
     return len(messages)
+
+
+CALL = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
+"""How a person calls a tool."""
 
 
 class Person:
@@ -42,8 +48,12 @@ class Person:
 
     async def respond(self, request: Request) -> Response:
         """Show what is new in the conversation and read a line."""
+        if request.tools and not self._shown:
+            told = (in_json(definition["function"]) for definition in request.tools)
+            self.console.print("tools:", *told, f"call one: {CALL}", sep="\n  ", markup=False)
         self._shown = show_new(request.messages, self._shown, self.console)
-        return Response(AssistantMessage(ask("you> ")))
+        text, calls = read_calls(ask("you> "), FORMATS[0])
+        return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -66,7 +76,7 @@ class Narrated:
         if self.both:
             self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)
-        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(text_of(response.message))}")
+        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(said(response.message))}")
         return response
 
     async def close(self) -> None:

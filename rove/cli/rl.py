@@ -138,6 +138,10 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     tell_goal(run, console)
     told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
     told_otherwise = told_otherwise or config.skip_at_most is not None or config.skip_at_least is not None
+    if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
+        told_otherwise = True
+        words = "nothing was learnt: in no step had a group any spread of rewards. rove doctor tells what to change"
+        console.print(words, style="yellow", markup=False, soft_wrap=True)
     flat = None if told_otherwise else no_gain([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)

@@ -132,6 +132,10 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
+        for name, value, wanted in (("rubric", rubric, (Rubric, RubricGroup)), ("players", players, Mapping)):
+            if value is not None and not isinstance(value, wanted):
+                kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
+                raise ConfigError(f"{name} is {value!r}; expected {kind}")
         self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
         self.parser: Parser = parser or self.rubric.parser
         self._has_parser = parser is not None or self.rubric.has_own_parser

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from rove.envs.environment import Environment, Turn, stop
 from rove.errors import ConfigError, phase
+from rove.functions import maybe_await
 from rove.messages import Messages, as_messages, text_of
 from rove.rubrics import Rubric
 from rove.state import State
@@ -51,7 +52,7 @@ class MultiTurnEnv(Environment):
         self.add_rubric(monitor)
 
     async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
-        """Prepare the rollout's state: change it in place, or return what is to be added to it."""
+        """Prepare the rollout's state: change it in place, or return what is to be added to it. May be sync."""
         return state
 
     two_player: ClassVar[bool] = False
@@ -81,7 +82,7 @@ class MultiTurnEnv(Environment):
                 if await self.check_stops(state):
                     return
             with phase("env_response"):
-                reply = as_messages(await self.env_response(self._shown(messages), state) or [])
+                reply = as_messages(await maybe_await(self.env_response(self._shown(messages), state)) or [])
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
                 state["completion"] = self._shown(messages[start:])
@@ -92,7 +93,7 @@ class MultiTurnEnv(Environment):
     async def _set_up(self, state: State) -> None:
         state["completion"] = self._shown([])
         with phase("setup_state"):
-            returned = await self.setup_state(state)
+            returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
                 state.update(returned)
             is_text = isinstance(state["prompt"], str)

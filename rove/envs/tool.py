@@ -28,7 +28,7 @@ from rove.messages import Message, Messages, ToolMessage, UserMessage, as_messag
 from rove.rubrics import Rubric
 from rove.state import State
 from rove.threads import Threads, UnderWay
-from rove.tool_calls import Call, unreadable_call
+from rove.tool_calls import Call, read_calls, unreadable_call
 from rove.tools import (
     QUOTED,
     Arguments,
@@ -271,13 +271,22 @@ class ToolEnv(MultiTurnEnv):
         read.
 
         Raises:
-            ToolParseError: the calls are no list, or cannot be read and `stop_errors` say so.
+            ToolParseError: the calls are no list, or lie in the text of an endpoint's answer; or they cannot be read and
+                `stop_errors` say so.
             ToolError: one call failed with an error of `stop_errors`; in parallel once all have ended.
         """
         calls = messages[-1].get("tool_calls") or []
         if not isinstance(calls, list):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
-        if not calls and (how := unreadable_call(text_of(messages[-1]))):
+        text = text_of(messages[-1])
+        if not calls and (how := unreadable_call(text)):
+            steps = state["trajectory"]
+            if steps and steps[-1].tokens is None and read_calls(text, how, self._known)[1]:
+                raise ToolParseError(
+                    "the answer has a tool call in its text and no tool_calls: whoever serves the model does not read them "
+                    "(vLLM: --enable-auto-tool-choice --tool-call-parser …; scripted players return "
+                    "AssistantMessage(None, tool_calls=[…]))"
+                )
             example = how.write([Call("name", {"argument": "value"})])
             error = ToolParseError(f"the tool call cannot be read; expected, with nothing left out: {example}")
             return [UserMessage(self._told(error, error, ToolParseError, "")["content"])]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.errors import InfraError, LimitReachedError
+from rove.functions import maybe_await
 from rove.sandbox.backend import Functions
 
 MOST_WORDS = 2000
@@ -43,7 +44,7 @@ async def reply_to(asked: str, functions: Functions, most: int) -> str:
             raise ValueError(
                 f"{question.name[:100]}() cannot be called now; known: {', '.join(functions) or 'nothing'}"
             )
-        value = await functions[question.name](*question.args, **question.kwargs)
+        value = await maybe_await(functions[question.name](*question.args, **question.kwargs))
         reply = json.dumps({"id": number, "value": value}, ensure_ascii=False)
         if len(reply.encode(errors="replace")) > most:
             raise ValueError(f"{question.name}() returned more than {most} bytes (message_bytes)")

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from rove.config import check_positive
 
-Functions = Mapping[str, Callable[..., Awaitable[Any]]]
+Functions = Mapping[str, Callable[..., Any]]
 """Async functions of the host that code may call, by name. What they are given and what they return is JSON: numbers, texts,
 lists and dicts, nothing else crosses. What they are given was written by the code: data to check."""
 

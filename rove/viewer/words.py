@@ -25,11 +25,12 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
     if record.error is not None:
         facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
     facts.append(f"ended by {record.stop_condition}" + (", truncated" if record.is_truncated else ""))
-    said = [f"  {m['role']}: {_said(m)}" for m in [*record.prompt, *record.completion]]
-    return "\n".join([" · ".join(facts), *said])
+    lines = [f"  {m['role']}: {said(m)}" for m in [*record.prompt, *record.completion]]
+    return "\n".join([" · ".join(facts), *lines])
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def said(message: Mapping[str, Any]) -> str:
+    """A message's text, and the calls in it."""
     calls = message.get("tool_calls")
     told = [_called(call) for call in calls] if isinstance(calls, list) else []
     return " ".join([cut(text_of(message), MESSAGE_LIMIT), *told])

@@ -31,6 +31,14 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
         return weight.detach()
 
 
+def weight_of(layer: Any) -> torch.Tensor:
+    """A linear layer's weight [out, in], with what an adapter of PEFT inside it adds."""
+    weight = layer.weight.detach()
+    for name in getattr(layer, "active_adapters", ()) if not getattr(layer, "disable_adapters", False) else ():
+        weight = weight + layer.get_delta_weight(name).detach()
+    return weight
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [N, in] times a weight [out, in], packed or not, without gradients."""
     if weight.is_mkldnn:
@@ -41,16 +49,21 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        ctx.save_for_backward(x.to(dtype), weight)
+        # Inputs are kept for the weight's gradient alone, which a weight beside an adapter does not have.
+        ctx.save_for_backward(x.to(dtype) if ctx.needs_input_grad[1] else None, weight)
+        ctx.dtype = dtype
         return _forward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].to(x.dtype)
-        grad_x = grad @ weight.to(x.dtype)
-        grad_weight = grad.flatten(0, -2).t() @ x.flatten(0, -2)
-        return grad_x.to(weight.dtype), grad_weight.to(weight.dtype), None
+        grad = grads[0].to(ctx.dtype)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ weight.to(ctx.dtype)).to(weight.dtype)
+        if x is not None:
+            grad_weight = (grad.flatten(0, -2).t() @ x.flatten(0, -2)).to(weight.dtype)
+        return grad_x, grad_weight, None
 
 
 class FastLinear(nn.Linear):

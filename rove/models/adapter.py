@@ -104,7 +104,7 @@ def merge(model: nn.Module, folder: str | Path) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of missing weights, which are an error below, and of PEFT's calls
             wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=str(next(model.parameters()).device))  # pyright: ignore[reportArgumentType]
-        odd = sorted(held ^ get_peft_model_state_dict(wrapped).keys())
+        odd = sorted(held ^ get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys())
     except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
         said = " ".join(str(error).split())[:300]
         raise ConfigError(
@@ -115,4 +115,4 @@ def merge(model: nn.Module, folder: str | Path) -> nn.Module:
         raise ConfigError(
             f"the adapter in {folder} is of another model than its base: '{odd[0]}' is in one of them alone"
         )
-    return wrapped.merge_and_unload()  # pyright: ignore[reportCallIssue]
+    return wrapped.merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,9 +81,8 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     Raises:
         ConfigError: there is no model there, its tokenizer has no chat template, or an adapter's base is not where it says.
     """
-    base = adapter_base(path)
-    if base is not None:
-        return _load_adapter(Path(path), base, device, dtype)
+    if adapter_base(path) is not None:
+        return load_adapter(path, device, dtype)
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
@@ -101,9 +101,19 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     return loaded._replace(name=digest_model(path))
 
 
-def _load_adapter(folder: Path, base: str, device: str, dtype: torch.dtype) -> LoadedModel:
+def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Load the base of the adapter in a folder, with the adapter merged into its weights.
+
+    Raises:
+        ConfigError: there is no adapter, it is another model's, or its base is not where it says.
+    """
+    check_peft()
     from rove.models.adapter import merge
 
+    folder = Path(path).expanduser()
+    base = adapter_base(folder)
+    if base is None:
+        raise ConfigError(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
     try:
         loaded = load_model(base, device, dtype)
     except ConfigError as error:
@@ -113,6 +123,16 @@ def _load_adapter(folder: Path, base: str, device: str, dtype: torch.dtype) -> L
         ) from error
     merge(loaded.model, folder)
     return loaded._replace(name=digest_model(folder))
+
+
+def check_peft() -> None:
+    """Refuse adapters where PEFT is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("peft") is None:
+        raise ConfigError("adapters (lora_rank, or a model that is one) need peft: pip install 'rove[train]'")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

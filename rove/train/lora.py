@@ -11,7 +11,7 @@ import torch
 
 from rove.digest import derive_seed
 from rove.errors import ConfigError
-from rove.models.load import LoadedModel
+from rove.models.load import LoadedModel, check_peft
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -22,7 +22,7 @@ def check_lora(config: RLConfig | SFTConfig) -> None:
     """Refuse impossible settings of an adapter, and those that would change nothing.
 
     Raises:
-        ConfigError: with the setting's name.
+        ConfigError: with the setting's name, or PEFT is not installed.
     """
     if config.lora_rank < 0:
         raise ConfigError(f"lora_rank is {config.lora_rank}; expected 1 or more, or 0 to train the whole model")
@@ -33,6 +33,8 @@ def check_lora(config: RLConfig | SFTConfig) -> None:
     idle = [name for name in ("lora_dropout", "lora_targets") if getattr(config, name)]
     if idle and not config.lora_rank:
         raise ConfigError(f"{idle[0]} is {getattr(config, idle[0])}, but lora_rank is 0, so there is no adapter")
+    if config.lora_rank:
+        check_peft()
 
 
 def adapted(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:

@@ -13,6 +13,7 @@ from families import FAMILIES, FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
+from peft.tuners import lora
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +22,7 @@ from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.errors import ConfigError
 from rove.models import load
-from rove.models.adapter import Adapter, add_adapter
+from rove.models.adapter import Adapter, FastLora, add_adapter
 from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, copy_weights, load_adapter, load_model, switch_off, trained, twin
 from rove.protocols import Sampling
@@ -161,7 +162,38 @@ def test_the_model_stays_what_it_was():
     assert type(loaded.model) is kind
     assert can_pack(loaded.model)
     assert sum(isinstance(layer, FastLinear) for layer in loaded.model.modules()) == fast
+    assert sum(isinstance(layer, FastLora) for layer in loaded.model.modules()) == 7 * 2
     assert not any(layer.training for layer in loaded.model.modules())
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    shape=st.sampled_from([(5,), (2, 5), (1, 1), (3, 2, 2)]),
+    rank=st.integers(1, 5),
+    bf16=st.booleans(),
+    first=st.booleans(),
+)
+def test_a_fast_layer_says_what_pefts_says(shape: tuple[int, ...], rank: int, bf16: bool, first: bool):
+    """Forward to rounding, and gradients, in bf16 to that of its eight bits; also where inputs have no gradient."""
+    loaded = with_adapter(tiny_model(), rank=rank)
+    layer = loaded.model.model.layers[0].mlp.up_proj
+    assert type(layer) is FastLora
+    layer.base_layer.backward_dtype = torch.bfloat16 if bf16 else torch.float32
+    x = torch.randn(*shape, 32, generator=torch.Generator().manual_seed(rank))
+    results = []
+    for forward in (FastLora.forward, lora.Linear.forward):
+        given = x.clone().requires_grad_(not first)
+        out = forward(layer, given)
+        layer.zero_grad()
+        (out.tanh() * torch.linspace(-1, 1, 64)).sum().backward()
+        assert layer.base_layer.weight.grad is None
+        grads = [layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
+        with torch.no_grad():
+            torch.testing.assert_close(forward(layer, x), out.detach(), rtol=0, atol=0)
+        results.append([out.detach(), *grads, *([] if first else [given.grad])])
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.cat([grad.flatten() for grad in grads]) for _, *grads in results)
+    assert (ours - theirs).norm() <= (3e-2 if bf16 else 1e-5) * theirs.norm()
 
 
 def test_its_seed_alone_decides_how_it_starts():

@@ -102,7 +102,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     lora_rank: int = 0
     """Of the matrices of a LoRA adapter that is trained instead of the model's own weights; 0 = none, train the model. It takes
-    about ten times the learning rate."""
+    two to ten times the learning rate."""
     lora_alpha: float = 32.0
     """What the adapter adds is multiplied by this over `lora_rank`."""
     lora_dropout: float = 0.0

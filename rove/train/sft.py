@@ -75,7 +75,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The run folder of `rove sft`; runs/ and a name made of the settings when not given."""
     lora_rank: int = 0
     """Of the matrices of a LoRA adapter that is trained instead of the model's own weights; 0 = none, train the model. It takes
-    about ten times the learning rate."""
+    two to ten times the learning rate."""
     lora_alpha: float = 32.0
     """What the adapter adds is multiplied by this over `lora_rank`."""
     lora_dropout: float = 0.0

@@ -10,7 +10,11 @@ from typing import Any
 
 import msgspec
 
+from rove.errors import ConfigError
+
 PIECES, PIECE = 16, 1 << 20
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter, as PEFT names them."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
@@ -45,12 +49,37 @@ def digest_code(function: Any) -> str:
 
 
 def digest_model(model: str | Path) -> str:
-    """A model's name; for a folder what tells its weights and its words from others, wherever it lies."""
+    """A model's name; for a folder what tells its weights and its words from others, wherever it lies; for an adapter with its
+    base's."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
-    return "folder#" + digest_files(file for pattern in patterns for file in folder.glob(pattern))
+    name = "folder#" + digest_files(file for pattern in patterns for file in folder.glob(pattern))
+    base = adapter_base(folder)
+    return name if base is None else f"{name} on {digest_model(base)}"
+
+
+def adapter_base(folder: str | Path) -> str | None:
+    """Where the model is that the adapter in a folder belongs to: a folder, or a name on the hub. None: it holds none.
+
+    Raises:
+        ConfigError: its file cannot be read, or does not tell.
+    """
+    file = Path(folder).expanduser() / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
+    try:
+        base = msgspec.json.decode(file.read_bytes(), type=_AdapterConfig).base_model_name_or_path
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file} cannot be read ({error}); save or copy the adapter again") from error
+    if not base:
+        raise ConfigError(f"{file} does not tell its base_model_name_or_path; write there where that model is")
+    return base
+
+
+class _AdapterConfig(msgspec.Struct):
+    base_model_name_or_path: str | None = None
 
 
 def derive_seed(*parts: Any) -> int:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
+from rove.models.load import load_model
 from rove.runs import Run
 from rove.train.rl import RLConfig
 
@@ -52,6 +53,57 @@ def sft(made: Path, *more: str) -> list[str]:
 def rl(made: Path, *more: str) -> list[str]:
     words = f"rl tictactoe -m {made}/model --steps 2 --batch-size 8 -r 4 -t 4 --checkpoint_every 1 --threads 1"
     return [*words.split(), *more]
+
+
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
+    """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
+    lora = ("--lora_rank", "2", "--lora_targets", '["q_proj", "down_proj"]')
+    assert rove(*sft(made, *lora, "--run-dir", "runs/sft")).status == 0
+    words = rl(made, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
+    done = rove(*words)
+    assert done.status == 0, done.err
+    assert {*os.listdir("runs/rl/final")} == {*os.listdir("runs/sft/final")} == ADAPTER_FILES
+    merged = rove("model", "merge", "runs/rl/final", "-o", "models/merged", "--json")
+    assert merged.status == 0, merged.err
+    parameters = sum(p.numel() for p in load_model(made / "model", "cpu").model.parameters())
+    assert json.loads(merged.out) == {"path": "models/merged", "parameters": parameters}
+    assert set(os.listdir("models/merged")) >= MODEL_FILES
+    ask = ("eval", "tictactoe", "-n", "4", "-r", "1", "-t", "4", "-T", "0", "--no-save", "--json", "-m")
+    said = [json.loads(rove(*ask, model).out) for model in ("runs/rl/final", "models/merged", "runs/rl/checkpoints/1")]
+    assert said[0]["reward"] == said[1]["reward"]
+    assert all(one["scored"] == 4 for one in said)
+    again = rove(*words)
+    assert "runs/rl is complete" in again.out
+    refused = rove(*words, "--lora_rank", "3")
+    assert refused.status == 1
+    assert "  lora_rank: there 2, now 3" in refused.err.splitlines()
+    Path("runs/rl/summary.json").unlink()
+    (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
+    assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
+
+
+def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
+    assert rove(*sft(made, "--lora_rank", "2", "--run-dir", "runs/sft")).status == 0
+    assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
+    assert "model is no adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
+    assert not Path("merged").exists()
+    Path("merged").mkdir()
+    Path("merged/mine").touch()
+    assert "merged is not empty" in rove("model", "merge", "runs/sft/final", "-o", "merged").err
+    assert os.listdir("merged") == ["mine"]
+    done = rove("model", "merge", "runs/sft/final", "-o", "other")
+    assert done.status == 0
+    assert "parameters, the adapter's change in them" in done.out
+
+
+def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):
+    done = rove(*rl(made, "--lora_dropout", "0.1", "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "lora_dropout is 0.1, but lora_rank is 0" in done.err
+    assert not Path("runs/mine").exists()
 
 
 def contents(run: Path) -> dict[str, tuple[int, bytes]]:

@@ -328,6 +328,22 @@ def test_training_page(tmp_path: Path) -> None:
         exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})
 
 
+@pytest.mark.slow
+def test_training_page_on_adapters(tmp_path: Path) -> None:
+    [block] = blocks("docs/training.md", "bash")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "runs/sft/final"], tmp_path, env=env)
+    smaller = {"rl": ["--steps", "1", "--batch-size", "4", "-r", "2", "-t", "4"], "eval": ["-n", "2", "-t", "4"]}
+    for command in commands(block):
+        run(command + smaller.get(command[1], []), tmp_path, env=env)
+    names = {file.name for file in (tmp_path / "runs/adapter/final").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    assert load_model(tmp_path / "models/merged", "cpu").adapter is None
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(lora_\w+)` \|", page, flags=re.MULTILINE)
+    assert listed == [name for name in RLConfig.__struct_fields__ if name.startswith("lora_")]
+
+
 def test_pages_show_the_plots_that_are_there() -> None:
     pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "tools.md")]
     shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]

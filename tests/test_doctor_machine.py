@@ -25,7 +25,9 @@ from rove.doctor.machine import (
 )
 from rove.engine.client import EngineClient
 from rove.messages import UserMessage
+from rove.models.load import trained, twin
 from rove.protocols import Request, Sampling
+from rove.train.lora import adapted
 from rove.train.rl import RLConfig
 from rove.train.samples import Sample
 
@@ -102,6 +104,22 @@ def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float
     settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
     assert needed["sampler's copies"] == copies * needed["weights"]
+
+
+@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
+def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
+    """No gradient, moment, checkpoint or reference of the base; but the sampler's own layout of it, and its copy in bf16."""
+    settings = config(kl_penalty=1.0, lora_rank=2, **more)
+    loaded = adapted(settings, tiny_model())
+    base = sum(p.nbytes for p in tiny_model().model.parameters())
+    own = sum(p.nbytes for p in trained(loaded.model).values())
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["weights"] == base + own
+    assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
+    assert needed["sampler's copies"] == base + own + (own if "max_off_policy_steps" in more else 0)
+    shared = twin(loaded.model)
+    mine = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
+    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in mine) == own
 
 
 @pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])

@@ -77,6 +77,25 @@ def test_learning_rates(rate: float, parameters: float, trained: float, status: 
     assert check_learning_rate(config(learning_rate=rate), int(parameters), int(trained)).status == status
 
 
+def test_an_adapter_takes_a_higher_rate_whatever_its_share_is():
+    for rank, statuses in ((0, [OK, WARN, FAIL]), (8, [WARN, OK, WARN])):
+        rates = [config(learning_rate=rate, lora_rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
+        assert [check_learning_rate(one, 500_000, 400_000).status for one in rates] == statuses
+    slow = check_learning_rate(config(learning_rate=3e-4, lora_rank=8), 500_000, 400_000)
+    assert slow.advice == "slow: --learning-rate 0.001 to 0.01 worked"
+    assert "an adapter of" in slow.seen
+
+
+def test_adapters():
+    assert "adapter" not in found()
+    assert found(lora_rank=8)["adapter"].seen == "rank 8, alpha 32, all linear layers"
+    assert found(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
+    dropped = found(lora_rank=8, lora_dropout=0.1)["adapter"]
+    assert dropped.status == WARN
+    assert "played without dropout" in dropped.advice
+    assert found(lora_dropout=0.1)["settings"].status == FAIL
+
+
 def test_datasets():
     def of(env: Quiz) -> list[tuple[str, str]]:
         return [(one.name, one.status) for one in check_environment(config(), env)]

@@ -93,6 +93,18 @@ async def test_what_would_surely_fail(folder: Path, over: dict[str, Any], name: 
     assert said in findings[name].seen
 
 
+async def test_an_adapter(folder: Path):
+    plain, small = await found(folder), await found(folder, lora_rank=2)
+    assert not failed(small.values())
+    assert "an adapter of" in small["learning rate"].seen
+    assert small["sampler = trainer"].status == "ok"
+    assert small["adapter"].seen == "rank 2, alpha 32, all linear layers"
+    assert small["disk"].seen != plain["disk"].seen
+    wrong = await found(folder, lora_rank=2, lora_targets=["q_prog"])
+    assert {one for one, finding in wrong.items() if finding.status == FAIL} == {"adapter"}
+    assert "lora_targets has 'q_prog'" in wrong["adapter"].seen
+
+
 async def test_a_context_too_small_for_any_prompt(folder: Path):
     tiny_model(context=4).save(folder / "small")
     findings = await found(folder, model=str(folder / "small"))

@@ -106,6 +106,10 @@ def weights(ran: Ran) -> str:
     return hashlib.sha256((ran.path / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
+def adapter(ran: Ran) -> str:
+    return hashlib.sha256((ran.path / "final" / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
 def steps(ran: Ran) -> int:
     return len(ran.metrics)
 
@@ -138,6 +142,7 @@ class Case(msgspec.Struct, frozen=True):
 TWICE = {"updates_per_batch": 2}
 GENTLY = {**TWICE, "learning_rate": 1e-3}
 TWO = {"steps": 2}
+LORA = {"lora_rank": 2}
 HELD_OUT = {"env": "opt_letters", "name": "let", "every": 1, "max_tokens": 3, "num_examples": 2}
 MEASURED = {"evaluation": [{**HELD_OUT, "env_args": {"flat": 8}}]}
 BEST = {**MEASURED, "keep_best": "eval/let/reward/mean"}
@@ -177,6 +182,10 @@ RL: dict[str, Case] = {
     "resample_zero_spread": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
     "max_off_policy_steps": Case(1, TWO, column("off_policy/max")),
     "truncated": Case("zero"),
+    "lora_rank": Case(2, {}, names("final")),
+    "lora_alpha": Case(8.0, LORA, adapter),
+    "lora_dropout": Case(0.5, {**LORA, **TWO}, adapter),
+    "lora_targets": Case(["q_proj", "up_proj"], LORA, adapter),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
@@ -219,6 +228,10 @@ SFT: dict[str, Case] = {
     "alarms": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alarms),
     "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, column("eval/let/reward/mean")),
     "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
+    "lora_rank": Case(2, {}, names("final")),
+    "lora_alpha": Case(8.0, LORA, adapter),
+    "lora_dropout": Case(0.5, {**LORA}, adapter),
+    "lora_targets": Case(["q_proj", "up_proj"], LORA, adapter),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),

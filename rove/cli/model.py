@@ -1,11 +1,11 @@
-"""`rove model new`: a small model from scratch."""
+"""`rove model new`: a small model from scratch; `rove model merge`: an adapter and its base as one model."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -18,6 +18,9 @@ from rove.envs.loading import load_environment
 from rove.errors import ConfigError
 from rove.evaluate import all_text, generate
 from rove.messages import as_messages, text_of
+
+if TYPE_CHECKING:
+    from rove.models.load import LoadedModel
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,17 +57,47 @@ async def environment_text(config: ModelConfig) -> list[str]:
 def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
     """Make and save the model; returns its folder, its parameters and its vocabulary."""
     with needs_train_extra():
-        from rove.models.new import new_model, save_new_model
+        from rove.models.new import new_model
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; give another --output, or delete it")
+    check_empty(path)
     texts = run_async(environment_text(config))
     loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed)
-    draft = path.with_name(f".{path.name}.draft")  # renamed when it is whole: a kill leaves no half model behind
+    save_whole(loaded, path)
+    return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
+
+
+def run_model_merge(adapter: str | Path, path: Path) -> int:
+    """Write an adapter's base with the adapter merged into its weights to `path`; returns its parameters.
+
+    Raises:
+        ConfigError: there is something at `path`, no adapter in the other folder, or it cannot be loaded.
+    """
+    with needs_train_extra():
+        from rove.models.load import load_adapter
+    check_empty(path)
+    loaded = load_adapter(adapter, device="cpu")
+    save_whole(loaded, path)
+    return sum(p.numel() for p in loaded.model.parameters())
+
+
+def check_empty(path: Path) -> None:
+    """Refuse a folder with something in it.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; give another --output, or delete it")
+
+
+def save_whole(loaded: LoadedModel, path: Path) -> None:
+    """Write a model beside its place and rename it: a kill leaves no half model behind."""
+    from rove.models.new import save_new_model
+
+    draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     save_new_model(draft, loaded)
     os.replace(draft, path)
-    return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
 
 
 def print_model(config: ModelConfig, path: Path, parameters: int, vocabulary: int, console: Console) -> None:
@@ -75,7 +108,7 @@ def print_model(config: ModelConfig, path: Path, parameters: int, vocabulary: in
 
 @click.group()
 def command() -> None:
-    """Make small models from scratch."""
+    """Make small models from scratch, and one of an adapter and its base."""
 
 
 @command.command("new", context_settings=SETTINGS)
@@ -95,3 +128,21 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
         print_json({"path": str(path), "parameters": parameters, "vocabulary": vocabulary})
     else:
         print_model(config, path, parameters, vocabulary, console)
+
+
+@command.command("merge")
+@click.argument("adapter")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+def merge(adapter: str, output: Path, as_json: bool) -> None:
+    """Write the base of ADAPTER, with it merged into the weights, as an ordinary Hugging Face model folder.
+
+    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora_rank; its base is the model that is named there.
+    """
+    console = console_for(as_json)
+    parameters = run_model_merge(adapter, output)
+    if as_json:
+        print_json({"path": str(output), "parameters": parameters})
+        return
+    console.print(f"{output}: {parameters:,} parameters, the adapter's change in them", markup=False, soft_wrap=True)
+    hint(console, f"serve it: rove serve {output}")

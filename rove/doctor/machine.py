@@ -108,14 +108,17 @@ def check_drift(trial: Trial) -> Finding:
 def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int) -> dict[str, float]:
     """Bytes a run takes, by what takes them; `longest` is the length of a rollout in tokens."""
     weights = list(loaded.model.parameters())
-    copies = (config.max_off_policy_steps > 0 or config.bf16_sampling) + decoder.supports(loaded.model)
+    size = sum(p.nbytes for p in weights)
+    trained = sum(p.nbytes for p in weights if p.requires_grad)  # an adapter's alone; a copy shares what is not
+    copies = size * decoder.supports(loaded.model)
     if config.bf16_sampling:
-        copies /= 2
-    trained = sum(p.nbytes for p in weights if p.requires_grad)
+        copies = (copies + size) / 2
+    elif config.max_off_policy_steps > 0:
+        copies += trained
     return {
-        "weights": float(sum(p.nbytes for p in weights)),
-        "sampler's copies": float(copies * sum(p.nbytes for p in weights)),
-        "reference model": float(sum(p.nbytes for p in weights)) if config.kl_penalty else 0.0,
+        "weights": float(size),
+        "sampler's copies": float(copies),
+        "reference model": float(trained) if config.kl_penalty else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM * trained),
         "activations": BACKWARD * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
@@ -157,7 +160,7 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
     there = free + needed["weights"]
     seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(there)}"
-    advice = "a smaller --micro_batch_tokens or --activation_checkpointing; else a smaller model, or a larger machine"
+    advice = "a smaller --micro_batch_tokens, --activation_checkpointing, --lora_rank 8; else a smaller model or a larger machine"
     if total > UNSURE * there:
         return Finding(FAIL, "memory", seen, advice)
     if UNSURE * total > there:
@@ -184,11 +187,12 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     """Whether checkpoints and rollouts fit on the disk that `folder` is, or will be, on."""
     while not folder.exists():
         folder = folder.parent
-    one = needed["weights"] + needed["AdamW"]
+    saved = needed["gradients"]  # are as large as the weights that are trained
+    one = saved + needed["AdamW"]
     if config.sync_reference_every is not None:
         one += needed["reference model"]
     # A new one is there before the oldest goes, and at the end the final weights.
-    checkpoints = one * (config.keep_checkpoints + 1) + needed["weights"]
+    checkpoints = one * (config.keep_checkpoints + 1) + saved
     rollouts = rollout_bytes * config.batch_size * config.steps
     free = shutil.disk_usage(folder).free
     parts = f"checkpoints {human_bytes(checkpoints)}" + (f", rollouts {human_bytes(rollouts)}" if rollouts else "")

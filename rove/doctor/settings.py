@@ -45,6 +45,8 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
     yield check_groups(config)
     yield check_temperature(config)
     yield check_schedule(config)
+    if config.lora_rank:
+        yield check_adapter(config)
 
 
 def check_batch(config: RLConfig) -> Finding:
@@ -96,6 +98,17 @@ def check_schedule(config: RLConfig) -> Finding:
     if config.checkpoint_every >= config.steps > 10:
         return Finding(WARN, "schedule", seen, "no checkpoint before the end: a smaller --checkpoint_every")
     return Finding(OK, "schedule", seen)
+
+
+def check_adapter(config: RLConfig) -> Finding:
+    """What is trained instead of the model, and whether it is what plays."""
+    seen = (
+        f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, {', '.join(config.lora_targets) or 'all linear layers'}"
+    )
+    if config.lora_dropout:
+        advice = "games are played without dropout, so ratios are off from the first step on: --lora_dropout 0"
+        return Finding(WARN, "adapter", f"{seen}, dropout {config.lora_dropout:g}", advice)
+    return Finding(OK, "adapter", seen)
 
 
 def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
@@ -164,7 +177,7 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         parameters: of the model.
         trained: how many of them have a gradient.
     """
-    is_adapter = trained < ADAPTER * parameters or bool(getattr(config, "lora_rank", 0))
+    is_adapter = trained < ADAPTER * parameters or config.lora_rank > 0
     low, high = next(rates for most, rates in RATES if parameters < most)
     if is_adapter:
         low, high = low * LORA, high * LORA

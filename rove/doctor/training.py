@@ -26,6 +26,7 @@ from rove.doctor.settings import check_environment, check_learning_rate, check_m
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
+from rove.errors import ConfigError
 from rove.groups import run_groups
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads, load_model
@@ -34,6 +35,7 @@ from rove.record_lines import encode_record
 from rove.records import RolloutRecord
 from rove.rollout import Job
 from rove.train.batch import can_pack, micro_batches
+from rove.train.lora import adapted
 from rove.train.playing import step_groups
 from rove.train.rl import RLConfig
 from rove.train.samples import samples_from_record
@@ -85,6 +87,11 @@ async def check_training(
     except Exception as error:  # any file may be broken in any way
         advice = "RL trains a model folder: an endpoint's weights are not here"
         yield Finding(FAIL, "model", _said(error), advice)
+        return
+    try:
+        loaded = adapted(config, loaded)
+    except ConfigError as error:
+        yield Finding(FAIL, "adapter", str(error), "rove rl refuses this; change it")
         return
     use_fast_linear(loaded.model, config.bf16_backward)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]

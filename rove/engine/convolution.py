@@ -16,7 +16,7 @@ import torch
 from rove.engine.kv_cache import Pool
 from rove.engine.lora import Adapted, adapt
 from rove.engine.scheduler import Chunk, Step
-from rove.models.linear import linear, packed
+from rove.models.linear import linear, packed, weight_of
 
 
 class Convolution(NamedTuple):
@@ -35,11 +35,11 @@ class Convolution(NamedTuple):
     def of(module: Any) -> Convolution:
         """The weights of transformers' module."""
         return Convolution(
-            into=packed(module.in_proj.weight),
+            into=packed(weight_of(module.in_proj)),
             into_bias=module.in_proj.bias,
             kernel=module.conv.weight.detach()[:, 0].t().float().contiguous(),
             bias=module.conv.bias,
-            out=packed(module.out_proj.weight),
+            out=packed(weight_of(module.out_proj)),
             out_bias=module.out_proj.bias,
         )
 

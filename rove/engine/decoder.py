@@ -2,7 +2,7 @@
 
 The same arithmetic as the model's own modules, with less around it: the projections of a layer that read the same input are
 one matrix product, and no token is padded, but by PyTorch's attention over what is read in. The model's weights stay the
-truth: the joined and packed ones are copies, made again after an update.
+truth: the joined and packed ones are copies, made again after an update. An adapter of PEFT inside the model is added to them.
 
 Axes: N tokens, H query heads, K key/value heads, G = H / K, d head size, T keys.
 """
@@ -23,7 +23,7 @@ from rove.engine.native import NativeOps
 from rove.engine.ops import Heads, Ops, TorchOps, turned
 from rove.engine.scheduler import Step
 from rove.models.attention import attend_chunk
-from rove.models.linear import linear, packed
+from rove.models.linear import linear, packed, weight_of
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone."""
@@ -125,14 +125,14 @@ class Decoder:
             norm=self._norm_weight(getattr(layer, names.mixer_norm)),
             mixer=Convolution.of(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn),
             mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
-            gate_up=packed(torch.cat([getattr(mlp, names.gate).weight, getattr(mlp, names.up).weight])),
-            down=packed(getattr(mlp, names.down).weight),
+            gate_up=packed(torch.cat([weight_of(getattr(mlp, name)) for name in (names.gate, names.up)])),
+            down=packed(weight_of(getattr(mlp, names.down))),
         )
 
     def _join_attention(self, attention: Any) -> _Attention:
         names = self.names
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        weights = [self.paired(p.weight) for p in projections[:2]] + [projections[2].weight]
+        weights = [self.paired(weight_of(p)) for p in projections[:2]] + [weight_of(projections[2])]
         bias = None
         if attention.q_proj.bias is not None:
             bias = torch.cat([self.paired(p.bias) for p in projections[:2]] + [projections[2].bias])
@@ -147,7 +147,7 @@ class Decoder:
             qkv=packed(torch.cat(weights)),
             qkv_bias=bias,
             head_norm=head_norm,
-            out=packed(out.weight),
+            out=packed(weight_of(out)),
             out_bias=out.bias,
             rotates=bool(getattr(attention, "use_rope", True)),
         )

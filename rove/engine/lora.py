@@ -25,10 +25,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn.functional import linear
 
+from rove.digest import ADAPTER_CONFIG as CONFIG
+from rove.digest import ADAPTER_TENSORS as TENSORS
 from rove.engine.families import FAMILIES
 from rove.errors import ConfigError, nearest
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 SAYS_NOTHING = {
     "auto_mapping",
     "base_model_name_or_path",

@@ -31,6 +31,14 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
         return weight.detach()
 
 
+def weight_of(layer: Any) -> torch.Tensor:
+    """A linear layer's weight [out, in], with what an adapter of PEFT inside it adds."""
+    weight = layer.weight.detach()
+    for name in getattr(layer, "active_adapters", ()) if not getattr(layer, "disable_adapters", False) else ():
+        weight = weight + layer.get_delta_weight(name).detach()
+    return weight
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [N, in] times a weight [out, in], packed or not, without gradients."""
     if weight.is_mkldnn:
@@ -41,16 +49,21 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        ctx.save_for_backward(x.to(dtype), weight)
+        # Inputs are kept for the weight's gradient alone, which a weight beside an adapter does not have.
+        ctx.save_for_backward(x.to(dtype) if ctx.needs_input_grad[1] else None, weight)
+        ctx.dtype = dtype
         return _forward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].to(x.dtype)
-        grad_x = grad @ weight.to(x.dtype)
-        grad_weight = grad.flatten(0, -2).t() @ x.flatten(0, -2)
-        return grad_x.to(weight.dtype), grad_weight.to(weight.dtype), None
+        grad = grads[0].to(ctx.dtype)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ weight.to(ctx.dtype)).to(weight.dtype)
+        if x is not None:
+            grad_weight = (grad.flatten(0, -2).t() @ x.flatten(0, -2)).to(weight.dtype)
+        return grad_x, grad_weight, None
 
 
 class FastLinear(nn.Linear):
@@ -63,6 +76,45 @@ class FastLinear(nn.Linear):
         if torch.is_grad_enabled():
             return _Linear.apply(input, self.weight, self.backward_dtype)  # pyright: ignore[reportReturnType]
         return _forward(input, self.weight)
+
+
+class _LowRank(torch.autograd.Function):
+    """x [..., in] times a weight that is not trained, and a change of it by a [r, in] and b [out, r] that is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float, dtype: Any
+    ) -> torch.Tensor:
+        inner = _forward(x, a)
+        ctx.save_for_backward(x.to(dtype), inner.to(dtype), weight, a, b)
+        ctx.scale, ctx.dtype = scale, dtype
+        return low_rank(x, weight, inner, b, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, inner, weight, a, b = ctx.saved_tensors
+        grad = grads[0].to(ctx.dtype).flatten(0, -2)
+        grad_inner = (grad @ b.to(ctx.dtype)).mul_(ctx.scale)
+        grad_a = grad_inner.t() @ x.flatten(0, -2)
+        grad_b = (grad.t() @ inner.flatten(0, -2)).mul_(ctx.scale)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ weight.to(ctx.dtype)).addmm_(grad_inner, a.to(ctx.dtype)).to(weight.dtype).view(x.shape)
+        return grad_x, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
+
+
+def low_rank(x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """x Wᵀ + scale · inner bᵀ, where inner [..., r] = x aᵀ."""
+    y = _forward(x, weight)
+    y.view(-1, y.shape[-1]).addmm_(inner.flatten(0, -2), b.t(), alpha=scale)
+    return y
+
+
+def fast_adapter(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """What a layer says with an adapter, [..., in] → [..., out]."""
+    if torch.is_grad_enabled():
+        return _LowRank.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
+    return low_rank(x, base.weight, _forward(x, a), b, scale)
 
 
 def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:

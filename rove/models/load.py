@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rove.digest import digest_model
+from rove.digest import ADAPTER_CONFIG, adapter_base, digest_model
 from rove.errors import ConfigError
 from rove.models import attention
 from rove.models.linear import use_fast_linear
 from rove.renderer import Renderer
+
+if TYPE_CHECKING:
+    from rove.models.adapter import Adapter
 
 # rove shows its own progress, and only for what takes long.
 disable_progress_bar()
@@ -30,18 +35,28 @@ class LoadedModel(NamedTuple):
     renderer: Renderer
     name: str = ""
     """What tells its weights from others (see `digest_model`); "" when it was not loaded from anywhere."""
+    adapter: Adapter | None = None
+    """What alone of it is trained and saved; None = all of it."""
 
     @property
     def context(self) -> int:
         """Tokens that the model takes, prompt and answer together."""
         return context_of(self.model)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights themselves that `save` writes, by the names in its file; tied ones more than once."""
+        return self.model.state_dict() if self.adapter is None else self.adapter.tensors()
+
     def save(self, path: Path) -> None:
-        """Write an ordinary Hugging Face folder."""
-        self.model.save_pretrained(path)
+        """Write an ordinary Hugging Face folder, or that of an adapter in PEFT's format."""
+        if self.adapter is None:
+            self.model.save_pretrained(path)
+            self.tokenizer.save_pretrained(path)
+        else:
+            self.adapter.save(path)
+        mode = next(path.glob("*config.json")).stat().st_mode & 0o777
         for file in path.glob("*.safetensors"):  # written so that nobody else can read them
-            file.chmod((path / "config.json").stat().st_mode & 0o777)
-        self.tokenizer.save_pretrained(path)
+            file.chmod(mode)
 
 
 def context_of(model: Any) -> int:
@@ -61,9 +76,13 @@ def pick_device(name: str = "auto") -> torch.device:
 def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
     """Load a model folder (or a hub name already in the local cache) for sampling and training.
 
+    Of an adapter's folder it is the base with the adapter merged into its weights; that base may be an adapter too.
+
     Raises:
-        ConfigError: there is no model there, or its tokenizer has no chat template.
+        ConfigError: there is no model there, its tokenizer has no chat template, or an adapter's base is not where it says.
     """
+    if adapter_base(path) is not None:
+        return load_adapter(path, device, dtype)
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
@@ -82,6 +101,40 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     return loaded._replace(name=digest_model(path))
 
 
+def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Load the base of the adapter in a folder, with the adapter merged into its weights.
+
+    Raises:
+        ConfigError: there is no adapter, it is another model's, or its base is not where it says.
+    """
+    check_peft()
+    from rove.models.adapter import merge
+
+    folder = Path(path).expanduser()
+    base = adapter_base(folder)
+    if base is None:
+        raise ConfigError(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
+    try:
+        loaded = load_model(base, device, dtype)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the base model of the adapter in {folder}: {error}; where it is, stands in {folder / ADAPTER_CONFIG} as "
+            "base_model_name_or_path"
+        ) from error
+    merge(loaded.model, folder)
+    return loaded._replace(name=digest_model(folder))
+
+
+def check_peft() -> None:
+    """Refuse adapters where PEFT is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("peft") is None:
+        raise ConfigError("adapters (lora_rank, or a model that is one) need peft: pip install 'rove[train]'")
+
+
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """Parameter name → tensor of a model folder's safetensors files, on the CPU.
 
@@ -96,13 +149,32 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
+def trained(model: Any) -> dict[str, torch.Tensor]:
+    """Name → those parameters of a model that are trained: all, or an adapter's."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def twin(model: Any) -> Any:
+    """A copy of a model with weights of its own where they are trained, and the very same ones where they are not."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+
+
+def switch_off(model: Any) -> None:
+    """Let a model compute what it does without its adapter, from now on."""
+    for layer in model.modules():
+        if hasattr(layer, "get_delta_weight"):
+            layer.enable_adapters(False)
+
+
 def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy parameter name → tensor into a model's own parameters.
+    """Copy parameter name → tensor into a model's own parameters: into all, or into those alone that are `trained`.
 
     Raises:
         ConfigError: names or shapes do not match; nothing was copied then.
     """
     parameters = dict(model.named_parameters())
+    if weights.keys() == trained(model).keys():
+        parameters = {name: parameters[name] for name in weights}
     if parameters.keys() != weights.keys():
         raise ConfigError(f"weights do not match the model: {sorted(parameters.keys() ^ weights.keys())[:5]} …")
     misshapen = [name for name, parameter in parameters.items() if weights[name].shape != parameter.shape]
@@ -139,5 +211,6 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 
 
 def _hint(folder: Path) -> str:
-    below = [name for name in ("final", "checkpoints/best") if (folder / name / "config.json").exists()]
+    files = ("config.json", ADAPTER_CONFIG)
+    below = [name for name in ("final", "checkpoints/best") if any((folder / name / file).exists() for file in files)]
     return f"; did you mean {folder / below[0]}?" if below else ""

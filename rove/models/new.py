@@ -129,7 +129,7 @@ def new_model(
 
 
 def save_new_model(path: Path, loaded: LoadedModel) -> None:
-    """Write a new model to `path`, which must not hold one already.
+    """Write a model to `path`, which must not hold one already.
 
     Raises:
         ConfigError: there is something there.

@@ -1,4 +1,4 @@
-"""A training checkpoint: an ordinary Hugging Face folder with the trainer's state beside the weights."""
+"""A training checkpoint: an ordinary Hugging Face folder, or an adapter's, with the trainer's state beside the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from rove.errors import RunError
-from rove.models.load import LoadedModel
+from rove.models.load import LoadedModel, copy_weights, trained
 from rove.runs import Run
 from rove.train.trainer import Trainer
 
@@ -21,7 +21,7 @@ def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference
     loaded.save(path)
     state = {"optimizer": trainer.optimizer.state_dict()}
     if reference is not None:
-        state["reference"] = reference.state_dict()
+        state["reference"] = trained(reference)
     torch.save(state, path / STATE)
 
 
@@ -41,7 +41,7 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
             raise RunError(
                 f"{path} cannot be resumed from: it has no reference model, whose weights change in this run"
             )
-        reference.load_state_dict(state["reference"])
+        copy_weights(reference, state["reference"])
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
@@ -53,13 +53,15 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         weights.update(load_file(file, device=str(loaded.model.device)))
-    own: dict[str, torch.Tensor] = loaded.model.state_dict()
+    own = loaded.tensors()
     written = {own[name].data_ptr() for name in weights if name in own}  # of tied weights the file holds one
     wrong = [name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in written]
     wrong += [name for name, tensor in weights.items() if name not in own or own[name].shape != tensor.shape]
     if wrong:
         raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
-    loaded.model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
 
 
 def resume(loaded: LoadedModel, trainer: Trainer, run: Run, reference: Any = None) -> int:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.models.load import LoadedModel
+from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.bad_steps import try_step
 from rove.train.batch import can_pack, micro_batches, trained_tokens
+from rove.train.lora import dropping
 from rove.train.playing import DRAWN, Played, Player
 from rove.train.samples import Sample
 from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
@@ -32,7 +34,8 @@ class Pipeline:
     With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
     the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. With a `kl_penalty` there is
     another copy, the reference: of the weights that training starts from, or of those after the last `sync_reference_every`
-    steps.
+    steps. Of a model with an adapter, copies have only the adapter to themselves (but the one in bf16), and only its weights
+    travel; the model at the start is the one with the adapter off.
 
     Args:
         config: settings.
@@ -49,11 +52,16 @@ class Pipeline:
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
         self.copies = self.overlaps or config.bf16_sampling
-        sampler = loaded._replace(model=copy.deepcopy(loaded.model)) if self.copies else loaded
+        sampler = loaded
+        if self.copies:
+            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else twin(loaded.model)
+            sampler = loaded._replace(model=copied)
         if config.bf16_sampling:
             for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
                 parameter.data = parameter.data.bfloat16()
-        self.reference = copy.deepcopy(loaded.model) if config.kl_penalty else None
+        self.reference = twin(loaded.model) if config.kl_penalty else None
+        if self.reference is not None and self.moving_reference is None:
+            switch_off(self.reference)
         self.client = EngineClient.of(sampler, max_batch=config.batch_size)
         self._player: Player | None = None
         self._ahead: asyncio.Task[Played] | None = None
@@ -85,15 +93,15 @@ class Pipeline:
             self._publish(step)
             if not pauses(self.config, step + 1):
                 self._ahead = asyncio.create_task(self._player.play(step + 1))
-            trained = await asyncio.to_thread(learn, *arguments)
+            learnt = await asyncio.to_thread(learn, *arguments)
         else:
-            trained = learn(*arguments)
+            learnt = learn(*arguments)
         if self._ahead is None:
             self._publish(step + 1)
         every = self.config.sync_reference_every
         if self.reference is not None and every is not None and (step + 1) % every == 0:
-            self.reference.load_state_dict(self.trainer.model.state_dict())
-        return played, {**played.metrics, **trained}
+            copy_weights(self.reference, trained(self.trainer.model))
+        return played, {**played.metrics, **learnt}
 
     @property
     def moving_reference(self) -> Any:
@@ -108,7 +116,7 @@ class Pipeline:
 
     def _publish(self, version: int) -> None:
         """Let the sampler have the newest weights."""
-        newest = dict(self.trainer.model.named_parameters()) if self.copies else None
+        newest = trained(self.trainer.model) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
 
@@ -141,7 +149,7 @@ def learn(
         TrainingError: too many steps in a row were not finite.
     """
     started = time.perf_counter()
-    trained: dict[str, float] = {}
+    learnt: dict[str, float] = {}
 
     def train() -> dict[str, float]:
         model, loss = trainer.model, config.make_loss()
@@ -150,20 +158,21 @@ def learn(
             batches = [batch._replace(reference=frozen_logprobs(reference, batch)) for batch in batches]
         if config.updates_per_batch > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
-        measured = [
-            trainer.step(
-                batches,
-                loss,
-                divisor=trained_tokens(samples),
-                entropy_bonus=config.entropy_bonus,
-                lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-            )
-            for _ in range(config.updates_per_batch)
-        ]
+        with dropping(model, derive_seed(config.seed, "dropout", step)):
+            measured = [
+                trainer.step(
+                    batches,
+                    loss,
+                    divisor=trained_tokens(samples),
+                    entropy_bonus=config.entropy_bonus,
+                    lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+                )
+                for _ in range(config.updates_per_batch)
+            ]
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
     if samples:
         ages = [step - sample.policy_version for sample in samples]
-        trained = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
-        trained |= try_step(train, samples, run, history, config.max_bad_steps)
-    return {**trained, "time/training": time.perf_counter() - started}
+        learnt = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
+        learnt |= try_step(train, samples, run, history, config.max_bad_steps)
+    return {**learnt, "time/training": time.perf_counter() - started}

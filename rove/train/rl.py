@@ -20,6 +20,7 @@ from rove.train.alarms import AlarmLimits
 from rove.train.checkpoint import restore_weights, resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
+from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.sampling import Ordering, check_difficulty
@@ -99,6 +100,15 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
+    lora_rank: int = 0
+    """Of the matrices of a LoRA adapter that is trained instead of the model's own weights; 0 = none, train the model. It takes
+    two to ten times the learning rate."""
+    lora_alpha: float = 32.0
+    """What the adapter adds is multiplied by this over `lora_rank`."""
+    lora_dropout: float = 0.0
+    """Share of the adapter's inputs that are left out while it is trained; what is trained is then not quite what has played."""
+    lora_targets: list[str] = []
+    """Last names of the linear layers that get one, like "q_proj"; all but the head when none is given."""
     micro_batch_tokens: int = 8192
     """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the
     gradient."""
@@ -201,6 +211,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_gamma(self.gamma)
         choose_normalisation(self.loss, self.normalisation)
         self.make_loss()
+        check_lora(self)
         self.ordering.check()
         check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
         if self.resample_zero_spread < 0:
@@ -250,9 +261,10 @@ async def train_rl(
         on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
 
     Returns:
-        the folder of the final model.
+        the folder of the final model, or adapter.
     """
     config.check()
+    loaded = adapted(config, loaded)
     trainer = make_trainer(config, loaded)
     pipeline = Pipeline(config, env, loaded, trainer, run)
     held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)

@@ -25,6 +25,7 @@ from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_weights, resume, save_checkpoint
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.loggers import check_loggers
+from rove.train.lora import adapted, check_lora, dropping
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample, samples_from_messages
 from rove.train.trainer import Trainer, lr_scale, make_trainer
@@ -72,6 +73,15 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where the environments of evaluations are looked for first."""
     run_dir: str | None = None
     """The run folder of `rove sft`; runs/ and a name made of the settings when not given."""
+    lora_rank: int = 0
+    """Of the matrices of a LoRA adapter that is trained instead of the model's own weights; 0 = none, train the model. It takes
+    two to ten times the learning rate."""
+    lora_alpha: float = 32.0
+    """What the adapter adds is multiplied by this over `lora_rank`."""
+    lora_dropout: float = 0.0
+    """Share of the adapter's inputs that are left out while it is trained."""
+    lora_targets: list[str] = []
+    """Last names of the linear layers that get one, like "q_proj"; all but the head when none is given."""
     micro_batch_tokens: int = 8192
     """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the
     gradient."""
@@ -118,6 +128,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
+        check_lora(self)
         check_loggers(self.loggers)
         self.alarms.check()
         check_evaluations(self.evaluation)
@@ -225,9 +236,10 @@ def train_sft(
         on_alarm: called with every alarm when it starts.
 
     Returns:
-        the folder of the final model.
+        the folder of the final model, or adapter.
     """
     config.check()
+    loaded = adapted(config, loaded)
     trainer = make_trainer(config, loaded)
     training, held_out = split(loaded.renderer, conversations(records, config), config)
     validation = micro_batches(held_out, config.micro_batch_tokens, loaded.model.device, can_pack(loaded.model))
@@ -296,13 +308,14 @@ def _one_step(
         samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)
     )
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = try_step(
-        lambda: trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale),
-        samples,
-        run,
-        history,
-        config.max_bad_steps,
-    )
+    with dropping(trainer.model, derive_seed(config.seed, "dropout", step)):
+        seen = try_step(
+            lambda: trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale),
+            samples,
+            run,
+            history,
+            config.max_bad_steps,
+        )
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
     return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 

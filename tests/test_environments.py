@@ -333,13 +333,14 @@ def test_lookup_shows_no_room_before_it_is_looked_up():
     rooms, asked, tables = set(module("lookup").ROOMS), collections.Counter(), set()
     for example in env.get_dataset():
         info = example["info"]
-        assert example["prompt"][-1].content == f"{info['who']} is where?"
+        assert example["prompt"][-1].content == info["who"]
         assert example["answer"] == info["rooms"][info["who"]]
         assert not any(room in message.content for message in example["prompt"] for room in rooms)
         asked[info["who"], example["answer"]] += 1
+        assert len(set(info["rooms"].values())) == 8  # nobody else's room is right by luck
         tables.add(tuple(info["rooms"].values()))
     assert len(tables) == 300
-    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 20  # of 64 pairs: a name tells no room
+    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 15  # of 96 pairs: a name tells no room
     tables &= {tuple(example["info"]["rooms"].values()) for example in env.get_eval_dataset()}
     assert not tables
     said = str(env.tool_defs)
@@ -357,14 +358,14 @@ def test_lookups_players_are_as_good_as_they_say():
     for record in roll(env, says(env.players["novice"])):
         totals.update(scores_of(record))
     assert 250 < totals["correct"] < 350
-    assert 690 < totals["looked_up"] < 860  # three in ten, and those who ask for the first name
-    assert totals["look_up_calls"] == totals["answer_calls"] == totals["answered"] == 2000
+    assert totals["lookup_calls"] == 2 * 2000 - totals["correct"]  # it is wrong where it looks on
+    assert totals["looked_up"] == totals["answer_calls"] == totals["answered"] == 2000
 
 
 def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():
     other = {name: "Ben" if name == "Ada" else "Ada" for name in module("lookup").NAMES}
-    asked = lambda info: ("look_up", {"who": info["who"]})  # noqa: E731
-    another = lambda info: ("look_up", {"who": other[info["who"]]})  # noqa: E731
+    asked = lambda info: ("lookup", {"who": info["who"]})  # noqa: E731
+    another = lambda info: ("lookup", {"who": other[info["who"]]})  # noqa: E731
     known = lambda info: ("answer", {"room": info["rooms"][info["who"]]})  # noqa: E731
 
     def score(*turns: Any) -> set[tuple[float, float]]:
@@ -380,7 +381,7 @@ def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():
 
 
 def test_lookup_tells_of_names_that_nobody_has_and_ends():
-    nobody = lambda info, told: calls(("look_up", {"who": "Zoe"}))  # noqa: E731
+    nobody = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
     for record in looks(*[nobody] * 3, max_turns=3):
         told = [message["content"] for message in record.completion if message["role"] == "tool"]
         assert told == ["nobody has that name"] * 3

@@ -8,14 +8,14 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Look up, then answer."
+SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
-ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
-SHARE = 0.3
-"""Of its calls that the novice makes as it should."""
+ROOMS = "attic barn cellar den garden hall kitchen loft nursery porch study tower".split()  # noqa: SIM905
+LOOKS_ON = 0.85
+"""Share of its games in which the novice does."""
 
 
-def look_up(who: str, state: vf.State) -> str:
+def lookup(who: str, state: vf.State) -> str:
     """Somebody's room."""
     rooms = state["info"]["rooms"]
     if who not in rooms:
@@ -55,14 +55,14 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     """Looks up, then answers."""
     if state["trajectory"]:
         return _call("answer", room=messages[-1].content)
-    return _call("look_up", who=state["info"]["who"])
+    return _call("lookup", who=state["info"]["who"])
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Makes three calls in ten as it should; in the others it names whoever, or whatever room, comes first in the alphabet."""
-    if rng.random() < SHARE:
-        return solver(messages, state, rng)
-    return _call("answer", room=ROOMS[0]) if state["trajectory"] else _call("look_up", who=NAMES[0])
+    """Mostly looks up somebody else too before it answers, and answers with that one's room."""
+    if len(state["trajectory"]) == 1 and rng.random() < LOOKS_ON:
+        return _call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
+    return solver(messages, state, rng)
 
 
 class LookupEnv(vf.StatefulToolEnv):
@@ -70,7 +70,7 @@ class LookupEnv(vf.StatefulToolEnv):
 
     def __init__(self, **kwargs: Any):
         super().__init__(max_threads=0, parallel_calls=False, **kwargs)
-        self.add_tool(look_up, args_to_skip=["state"])
+        self.add_tool(lookup, args_to_skip=["state"])
         self.add_tool(answer, args_to_skip=["state"])
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
@@ -94,8 +94,8 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         who = rng.choice(NAMES)
-        rooms = {name: rng.choice(ROOMS) for name in NAMES}
-        rows.append({"question": f"{who} is where?", "answer": rooms[who], "info": {"who": who, "rooms": rooms}})
+        rooms = dict(zip(NAMES, rng.sample(ROOMS, len(NAMES)), strict=True))
+        rows.append({"question": who, "answer": rooms[who], "info": {"who": who, "rooms": rooms}})
     return rows
 
 

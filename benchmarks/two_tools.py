@@ -32,7 +32,7 @@ from rove.train.rl import RLConfig
 from rove.train.sft import SFTConfig
 
 ENV = "lookup"
-NOVICE = {"model": "scripted:novice", "train": True, "num_examples": 12000, "env_args": {"num_examples": 12000}}
+NOVICE = {"model": "scripted:novice", "train": True, "num_examples": 14000, "env_args": {"num_examples": 14000}}
 SFT = {
     "epochs": 1,
     "batch_size": 16,

@@ -314,7 +314,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
-FEWER = {"12000": "120", '{"num_examples": 12000}': '{"num_examples": 120}', "500": "8"}
+FEWER = {"14000": "120", '{"num_examples": 14000}': '{"num_examples": 120}', "500": "8"}
 SMALL_RL = ["--steps", "1", "--batch-size", "8", "-t", "8", "--rollouts-per-example", "4", "--evaluation", "[]"]
 
 

@@ -337,10 +337,9 @@ def test_lookup_shows_no_room_before_it_is_looked_up():
         assert example["answer"] == info["rooms"][info["who"]]
         assert not any(room in message.content for message in example["prompt"] for room in rooms)
         asked[info["who"], example["answer"]] += 1
-        assert len(set(info["rooms"].values())) == 8  # nobody else's room is right by luck
         tables.add(tuple(info["rooms"].values()))
     assert len(tables) == 300
-    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 15  # of 96 pairs: a name tells no room
+    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 20  # of 64 pairs: a name tells no room
     tables &= {tuple(example["info"]["rooms"].values()) for example in env.get_eval_dataset()}
     assert not tables
     said = str(env.tool_defs)
@@ -357,9 +356,11 @@ def test_lookups_players_are_as_good_as_they_say():
     totals = collections.Counter()
     for record in roll(env, says(env.players["novice"])):
         totals.update(scores_of(record))
-    assert 250 < totals["correct"] < 350
-    assert totals["lookup_calls"] == 2 * 2000 - totals["correct"]  # it is wrong where it looks on
-    assert totals["looked_up"] == totals["answer_calls"] == totals["answered"] == 2000
+    assert 210 < totals["correct"] < 310
+    assert 930 < totals["looked_up"] < 1070  # in the others it guesses
+    looked_on = totals["lookup_calls"] - totals["looked_up"]
+    assert 0.81 < looked_on / totals["looked_up"] < 0.89
+    assert totals["answer_calls"] == totals["answered"] == 2000
 
 
 def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():

@@ -10,9 +10,9 @@ import rove as vf
 
 SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
-ROOMS = "attic barn cellar den garden hall kitchen loft nursery porch study tower".split()  # noqa: SIM905
-LOOKS_ON = 0.85
-"""Share of its games in which the novice does."""
+ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
+GUESSES, LOOKS_ON = 0.5, 0.85
+"""Shares of its games in which the novice guesses, and of the others in which it looks on."""
 
 
 def lookup(who: str, state: vf.State) -> str:
@@ -59,8 +59,11 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Mostly looks up somebody else too before it answers, and answers with that one's room."""
-    if len(state["trajectory"]) == 1 and rng.random() < LOOKS_ON:
+    """Often guesses; and when it has been told, it mostly looks up somebody else too, and answers with that one's room."""
+    turn = len(state["trajectory"])
+    if turn == 0 and rng.random() < GUESSES:
+        return _call("answer", room=ROOMS[0])
+    if turn == 1 and rng.random() < LOOKS_ON:
         return _call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
     return solver(messages, state, rng)
 
@@ -94,7 +97,7 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         who = rng.choice(NAMES)
-        rooms = dict(zip(NAMES, rng.sample(ROOMS, len(NAMES)), strict=True))
+        rooms = {name: rng.choice(ROOMS) for name in NAMES}
         rows.append({"question": who, "answer": rooms[who], "info": {"who": who, "rooms": rooms}})
     return rows
 

@@ -48,6 +48,8 @@ SMOKE: dict[str, dict[str, Any]] = {
     "held-out": {"num_examples": 8, "max_tokens": 8},
     "rl": {"steps": 2, "batch_size": 16, "rollouts_per_example": 4, "max_tokens": 8},
 }
+GREEDY = "eval/held-out/reward/mean"
+"""What the `[[evaluation]]` of rl.toml measures."""
 COLUMNS = ("random weights, T = 1", "after SFT, T = 1", "greedy", "after RL, T = 1", "greedy")
 
 
@@ -55,10 +57,10 @@ class Learnt(msgspec.Struct):
     """What came of a seed."""
 
     seed: int
-    measured: list[Mapping[str, float]]
+    measured: Sequence[Mapping[str, float]]
     """Right answers of held-out games, as in COLUMNS: mean and half of the 95 % interval."""
     seconds: Mapping[str, float]
-    """CPU time of SFT, its data included, and of RL; what was there when the script began took none."""
+    """CPU time of SFT, its data included, and of RL with its measurements; what was there when the script began took none."""
 
 
 class Stages(NamedTuple):
@@ -133,7 +135,7 @@ def draw(found: Sequence[tuple[Learnt, Run]], path: Path) -> None:
         rows = run.metrics()
         sampled = [(row["step"], 100 * row["reward/mean"]) for row in rows]
         held_out = [(0, 100 * learnt.measured[2]["mean"])]
-        held_out += [(row["step"], 100 * row[name]) for row in rows for name in row if name == GREEDY]
+        held_out += [(row["step"], 100 * row[GREEDY]) for row in rows if GREEDY in row]
         label = f"seed {learnt.seed}: held out, greedy"
         axis.plot(*zip(*sampled, strict=True), color=f"C{number}", linewidth=0.8, alpha=0.6)
         axis.plot(*zip(*held_out, strict=True), color=f"C{number}", marker="o", markersize=4, label=label)
@@ -145,10 +147,6 @@ def draw(found: Sequence[tuple[Learnt, Run]], path: Path) -> None:
     axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
-
-
-GREEDY = "eval/held-out/reward/mean"
-"""What the `[[evaluation]]` of rl.toml measures."""
 
 
 def table(found: Sequence[Learnt]) -> str:

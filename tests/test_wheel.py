@@ -65,7 +65,7 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     names = zipfile.ZipFile(machine.wheel).namelist()
     for env in ("tictactoe", "reverse_text", "double_check", "math_python", "lookup"):
         assert f"rove/_environments/{env}/{env}.py" in names
-    assert "rove/_environments/tictactoe/demo.toml" in names
+    assert {"rove/_environments/tictactoe/demo.toml", "rove/_environments/lookup/rl.toml"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

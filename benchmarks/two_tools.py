@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -53,14 +52,15 @@ GREEDY = "eval/held-out/reward/mean"
 COLUMNS = ("random weights, T = 1", "after SFT, T = 1", "greedy", "after RL, T = 1", "greedy")
 
 
-class Learnt(msgspec.Struct):
+class Learnt(NamedTuple):
     """What came of a seed."""
 
     seed: int
     measured: Sequence[Mapping[str, float]]
     """Right answers of held-out games, as in COLUMNS: mean and half of the 95 % interval."""
-    seconds: Mapping[str, float]
-    """CPU time of SFT, its data included, and of RL with its measurements; what was there when the script began took none."""
+    minutes: Sequence[float]
+    """CPU time of SFT, its data included, and of RL with its measurements."""
+    rl: Run
 
 
 class Stages(NamedTuple):
@@ -106,33 +106,31 @@ class Stages(NamedTuple):
         values |= {"model": str(model), "run_dir": str(self.folder / "rl"), "seed": self.seed, "threads": 1}
         return run_rl(convert(RLConfig, values), self.console)[0]
 
+    def timed(self, name: str, stage: Callable[[Path], Path], model: Path) -> tuple[Path, float]:
+        """Run a stage; its CPU minutes are kept beside it for when the script runs again."""
+        kept, began = self.folder / f"{name}.minutes", time.process_time()
+        made = stage(model)
+        if not kept.exists():
+            kept.write_text(str((time.process_time() - began) / 60))
+        return made, float(kept.read_text())
+
 
 def learn(stages: Stages) -> Learnt:
     """All stages of a seed; those that are there are not repeated."""
-    kept = stages.folder / "result.json"
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=Learnt)
-    clock = [time.process_time()]
     model = stages.new_model()
-    warm = stages.warm_up(model)
-    clock.append(time.process_time())
+    warm, sft = stages.timed("sft", stages.warm_up, model)
     measured = [stages.held_out("random", model, 1), *(stages.held_out("sft", warm, t) for t in (1, 0))]
-    clock.append(time.process_time())
-    final = stages.reinforce(warm)
-    clock.append(time.process_time())
+    final, rl = stages.timed("rl", stages.reinforce, warm)
     measured += [stages.held_out("rl", final, t) for t in (1, 0)]
-    seconds = {"SFT": clock[1] - clock[0], "RL": clock[3] - clock[2]}
-    learnt = Learnt(stages.seed, measured, seconds)
-    kept.write_bytes(msgspec.json.encode(learnt))
-    return learnt
+    return Learnt(stages.seed, measured, (sft, rl), Run(stages.folder / "rl"))
 
 
-def draw(found: Sequence[tuple[Learnt, Run]], path: Path) -> None:
+def draw(found: Sequence[Learnt], path: Path) -> None:
     """Right answers by RL steps: held-out ones, greedy, as dots, those of training as a thin line, a colour per seed."""
     figure = Figure(figsize=(7, 3.6))
     axis = figure.subplots()
-    for number, (learnt, run) in enumerate(found):
-        rows = run.metrics()
+    for number, learnt in enumerate(found):
+        rows = learnt.rl.metrics()
         sampled = [(row["step"], 100 * row["reward/mean"]) for row in rows]
         held_out = [(0, 100 * learnt.measured[2]["mean"])]
         held_out += [(row["step"], 100 * row[GREEDY]) for row in rows if GREEDY in row]
@@ -155,7 +153,7 @@ def table(found: Sequence[Learnt]) -> str:
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for learnt in found:
         cells = [f"{100 * one['mean']:.1f} ± {100 * one['half_width']:.1f}" for one in learnt.measured]
-        cells += [f"{seconds / 60:.1f}" for seconds in learnt.seconds.values()]
+        cells += [f"{minutes:.1f}" for minutes in learnt.minutes]
         lines.append(f"| {learnt.seed} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -168,13 +166,11 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, help="where the plot goes; FOLDER when not given")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
-    folders = {int(seed): given.folder / f"seed{seed}" for seed in given.seeds.split(",")}
-    console = console_for(json=False)
-    found = [learn(Stages(seed, folder, given.smoke, console)) for seed, folder in folders.items()]
+    console, seeds = console_for(json=False), [int(seed) for seed in given.seeds.split(",")]
+    found = [learn(Stages(seed, given.folder / f"seed{seed}", given.smoke, console)) for seed in seeds]
     plots = given.plots or given.folder
     plots.mkdir(parents=True, exist_ok=True)
-    runs = [Run(folder / "rl") for folder in folders.values()]
-    draw(list(zip(found, runs, strict=True)), plots / "two_tools.png")
+    draw(found, plots / "two_tools.png")
     print(table(found))
 
 

@@ -366,3 +366,28 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
     drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
     assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
+
+
+FEWER = {"14000": "120", '{"num_examples": 14000}': '{"num_examples": 120}', "500": "8"}
+SMALL_RL = ["--steps", "1", "--batch-size", "8", "-t", "8", "--rollouts-per-example", "4", "--evaluation", "[]"]
+
+
+@pytest.mark.slow
+def test_two_tools_by_hand_and_in_one_script(tmp_path: Path) -> None:
+    by_hand, script = blocks("docs/tools.md", "bash")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    shutil.copytree(ROOT / "environments/lookup", tmp_path / "environments/lookup")
+    more = {"rl": SMALL_RL, "eval": ["-t", "8"]}
+    for command in commands(by_hand):
+        run([FEWER.get(word, word) for word in command] + more.get(command[1], []), tmp_path, env=env)
+    assert (tmp_path / "runs/rl/final/config.json").exists()
+    [[python, file, *words]] = commands(script)
+    assert python == "python"
+    small = [sys.executable, str(ROOT / file), *words, "--smoke"]
+    done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs/tools.md").read_text(encoding="utf-8")
+    table = r"^\| seed \| .*$|^\| \d \|"
+    shown = re.findall(table, page, flags=re.MULTILINE)
+    assert len(shown) > 2 and shown == re.findall(table, done.stdout, flags=re.MULTILINE)
+    assert (tmp_path / "runs/two_tools/two_tools.png").stat().st_size > 5000

@@ -131,6 +131,16 @@ def test_without_tools_what_is_trained_is_what_it_was():
 CALLS = [Call("weather", {"city": "Rome", "days": [1, None]}), Call("weather", {"city": 'Ålesund "N"'})]
 
 
+def test_what_stands_around_tools_is_in_whole_words_where_tools_are_called():
+    def words(texts: list[str]) -> list[str]:
+        renderer = Renderer(train_tokenizer(texts))
+        shown = renderer.text([{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "hi"}}])
+        return [renderer.decode([token]) for token in renderer.encode(shown)]
+
+    assert {"Functions", " that", "<tools>", "<tool_call>"} <= set(words(['<tool_call>\n{"name": "hi"}\n</tool_call>']))
+    assert not {"Functions", " that", "<tools>", "<tool_call>"} & set(words(["hi"]))
+
+
 @pytest.mark.parametrize("beside", [None, "Let me see."])
 @pytest.mark.parametrize("count", [1, 2])
 def test_tools_are_shown_and_calls_written_as_hermes_models_do(count: int, beside: str | None):

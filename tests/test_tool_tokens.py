@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import re
@@ -101,17 +102,22 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
     texts = await environment_text(ModelConfig(env="lookup", games=20))
     loaded = new_model(texts)
     renderer = loaded.renderer
-    env = vf.load_environment("lookup", num_examples=8, max_turns=3)
-    form = r'<tool_call>\n\{"name": "look_up", "arguments": \{"name": "(Ada|Ben|Kim|Nobody)"\}\}\n</tool_call>'
+    env = vf.load_environment("lookup", num_examples=8)
+    arguments = (
+        r'"lookup", "arguments": \{"who": "(Ada|Ben|Kim|Nobody)"|"answer", "arguments": \{"room": "(attic|hall)"'
+    )
+    form = rf'<tool_call>\n\{{"name": ({arguments})\}}\}}\n</tool_call>'
     records = await vf.generate(
         env,
         EngineClient.of(loaded),
-        rollouts_per_example=4,
+        rollouts_per_example=8,
         sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 60},
     )
-    assert len(records) == 32
+    assert len(records) == 64
+    called: collections.Counter[tuple[str, ...]] = collections.Counter()
     for record in records:
-        assert record.error is None and len(record.steps) == 3
+        assert record.error is None
+        called[tuple(m["tool_calls"][0]["function"]["name"] for m in record.completion[::2])] += 1
         [sample] = samples_from_record(record, 1.0)
         turns = [step.tokens for step in record.steps if step.tokens is not None]
         expected = list(turns[0].prompt_ids)
@@ -129,5 +135,6 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
         assert (list(sample.ids), list(sample.mask)) == (expected, mask)
         logprobs = [p for turn in turns for p in turn.logprobs]
         assert [p for p, own in zip(sample.logprobs, sample.mask, strict=True) if own] == logprobs
+    assert called["lookup", "answer"] > 3 and called["lookup", "lookup", "answer"] > 3, called
     said = {message["content"] for record in records for message in record.completion[1::2]}
-    assert len(said) > 10 and "nobody has that name" in said
+    assert len(said) > 6 and {"nobody has that name", "done"} < said

@@ -67,7 +67,7 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
         assert f"rove/_environments/{env}/{env}.py" in names
     for env in ("sql_agent", "wiki_search"):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names
-    assert "rove/_environments/tictactoe/demo.toml" in names
+    assert {"rove/_environments/tictactoe/demo.toml", "rove/_environments/lookup/rl.toml"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

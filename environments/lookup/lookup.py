@@ -8,24 +8,26 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Look the room up, then answer."
+SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
-LETTERS, DIGITS = "BCDGKLMP", "12345678"
+ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
+GUESSES, LOOKS_ON = 0.5, 0.85
+"""Shares of its games in which the novice guesses, and of the others in which it looks on."""
 
 
-def look_up(name: str, state: vf.State) -> str:
+def lookup(who: str, state: vf.State) -> str:
     """Somebody's room."""
     rooms = state["info"]["rooms"]
-    if name not in rooms:
+    if who not in rooms:
         raise ValueError("nobody has that name")
     if "answered" not in state:  # calls of the turn that answered may follow
-        state["looked_up"].append(name)
-    return rooms[name]
+        state["looked_up"].append(who)
+    return rooms[who]
 
 
-def answer(value: str, state: vf.State) -> str:
+def answer(room: str, state: vf.State) -> str:
     """The last word."""
-    state.setdefault("answered", value)
+    state.setdefault("answered", room)
     return "done"
 
 
@@ -36,7 +38,7 @@ def correct(state: vf.State, answer: str) -> float:
 
 def looked_up(state: vf.State) -> float:
     """1 when the room asked for was looked up, whatever came of it."""
-    return float(state["info"]["of"] in state["looked_up"])
+    return float(state["info"]["who"] in state["looked_up"])
 
 
 def answered(state: vf.State) -> float:
@@ -49,25 +51,21 @@ def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
     return vf.AssistantMessage(None, tool_calls=[{"id": tool, "type": "function", "function": function}])
 
 
-def _room(rng: random.Random) -> str:
-    return rng.choice(LETTERS) + rng.choice(DIGITS)
-
-
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
     """Looks up, then answers."""
     if state["trajectory"]:
-        return _call("answer", value=messages[-1].content)
-    return _call("look_up", name=state["info"]["of"])
+        return _call("answer", room=messages[-1].content)
+    return _call("lookup", who=state["info"]["who"])
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Looks up the room of the one who asks (55 %) or the right one (35 %), or guesses."""
-    if state["trajectory"]:
-        return _call("answer", value=messages[-1].content)
-    plan = rng.random()
-    if plan < 0.1:
-        return _call("answer", value=_room(rng))
-    return _call("look_up", name=state["info"]["of" if plan < 0.45 else "by"])
+    """Often guesses; and when it has been told, it mostly looks up somebody else too, and answers with that one's room."""
+    turn = len(state["trajectory"])
+    if turn == 0 and rng.random() < GUESSES:
+        return _call("answer", room=ROOMS[0])
+    if turn == 1 and rng.random() < LOOKS_ON:
+        return _call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
+    return solver(messages, state, rng)
 
 
 class LookupEnv(vf.StatefulToolEnv):
@@ -75,7 +73,7 @@ class LookupEnv(vf.StatefulToolEnv):
 
     def __init__(self, **kwargs: Any):
         super().__init__(max_threads=0, parallel_calls=False, **kwargs)
-        self.add_tool(look_up, args_to_skip=["state"])
+        self.add_tool(lookup, args_to_skip=["state"])
         self.add_tool(answer, args_to_skip=["state"])
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
@@ -98,10 +96,9 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
-        by, of = rng.sample(NAMES, 2)
-        rooms = {name: _room(rng) for name in NAMES}
-        info = {"by": by, "of": of, "rooms": rooms}
-        rows.append({"question": f"{by} asks: where is {of}?", "answer": rooms[of], "info": info})
+        who = rng.choice(NAMES)
+        rooms = {name: rng.choice(ROOMS) for name in NAMES}
+        rows.append({"question": who, "answer": rooms[who], "info": {"who": who, "rooms": rooms}})
     return rows
 
 

@@ -24,11 +24,13 @@ from rove.models.load import LoadedModel, prepare
 
 ROLES = ("system", "user", "assistant", "tool")
 PAD, END = "<|pad|>", "<|end|>"
+TOOLS_BEGIN = "Functions that you may call:\n<tools>"
+TOOLS_END = """</tools>\nTo call one, write:\n<tool_call>
+{"name": "its name", "arguments": {"name of an argument": "its value"}}\n</tool_call>"""
+"""What a model is told around the tools."""
 CHAT_TEMPLATE = (
-    "{% if tools %}<|system|>Functions that you may call:\n<tools>"
-    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
-    "{{ '\n' }}</tools>\nTo call one, write:\n<tool_call>\n"
-    """{"name": "its name", "arguments": {"name of an argument": "its value"}}\n</tool_call><|end|>{% endif %}"""
+    "{% if tools %}<|system|>" + TOOLS_BEGIN + "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
+    "{{ '\n' }}" + TOOLS_END + "<|end|>{% endif %}"
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
     "{% for call in m['tool_calls'] or [] %}{% if m['content'] or not loop.first %}{{ '\n' }}{% endif %}"
     """{{ '<tool_call>\n{"name": ' }}{{ call['function']['name'] | tojson }}"""
@@ -65,7 +67,13 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that can spell anything and has whole tokens for the words of `texts`."""
+    """A byte-level BPE tokenizer that can spell anything and has whole tokens for the words of `texts`.
+
+    Where they call tools, also for what the chat template says around tools.
+    """
+    texts = list(texts)
+    if any("<tool_call>" in text for text in texts):
+        texts += [TOOLS_BEGIN, TOOLS_END]
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"), byte_level])  # pyright: ignore[reportAttributeAccessIssue]

@@ -31,6 +31,7 @@ from rove.errors import (
     MissingKeyError,
     ModelError,
     OverlongPromptError,
+    RemoteError,
     RunError,
     SandboxError,
     SandboxFileError,
@@ -38,6 +39,7 @@ from rove.errors import (
     ToolError,
     ToolParseError,
     TooManyErrorsError,
+    WorkerError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
@@ -121,6 +123,7 @@ __all__ = [
     "Parser",
     "Price",
     "PythonEnv",
+    "RemoteError",
     "Request",
     "Response",
     "ResponsesClient",
@@ -150,6 +153,7 @@ __all__ = [
     "TrajectoryStep",
     "Usage",
     "UserMessage",
+    "WorkerError",
     "XMLParser",
     "as_client",
     "ask",

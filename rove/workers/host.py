@@ -1,0 +1,283 @@
+"""Our end of a host of workers: starts it, asks it for workers, knows how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.errors import RemoteError, WorkerError
+from rove.workers.worker import Answerer, Worker
+
+START_SECONDS = 60.0
+ENDED_SECONDS = 2.0
+"""How long to wait for word of how a worker ended."""
+KEPT_STATUSES = 10_000
+KEPT_LINES, KEPT_CHARS = 20, 400
+"""What is kept of what workers print: so many last lines, so much of each."""
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR", "VIRTUAL_ENV")
+"""Of the environment variables: code that reads a model's words needs no API keys."""
+PROGRAM = Path(__file__).with_name("inside.py")
+BOOT = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A process with threads forks badly."""
+
+
+class Workers:
+    """Processes forked from one that has loaded a module: each in milliseconds, ended by itself, with memory in common.
+
+    The module is a file of Python. Its `setup(**args)`, if it has one, runs once, before the first fork. A worker answers
+    calls with the methods of the module's `Session()`, one at a time; or the module's `serve(connection, module)` does
+    otherwise. What workers print is kept off the conversation. They end with this process, whatever becomes of it.
+
+    Args:
+        module: the file.
+        args: for `setup`; what JSON can hold.
+        python: interpreter. Default: this one, with its `sys.path`.
+        paths: put first on its `sys.path`.
+        most: workers at a time; more wait their turn. Default: 8, or as many as there are cores if fewer.
+        env: environment variables. Default: `PASSED_ON` of ours.
+        memory: bytes that a worker may take beyond what the loaded module has. Default: no limit.
+        start_seconds: for loading the module.
+        name: what errors call it. Default: the name of the module.
+    """
+
+    def __init__(
+        self,
+        module: Path,
+        args: Mapping[str, Any] | None = None,
+        *,
+        python: str | None = None,
+        paths: Sequence[str] | None = None,
+        most: int | None = None,
+        env: Mapping[str, str] | None = None,
+        memory: int | None = None,
+        start_seconds: float = START_SECONDS,
+        name: str = "",
+    ):
+        self.module, self.args, self.python, self.memory = module, dict(args or {}), python, memory
+        if paths is None:
+            paths = [path for path in sys.path if path] if python is None else []
+        self.paths = list(paths)
+        self.env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} if env is None else dict(env)
+        self.most = min(8, os.cpu_count() or 1) if most is None else most
+        self.start_seconds = start_seconds
+        self.name = name or module.stem
+        self.told: Any = None
+        """What `setup` returned."""
+        self._starting = threading.Lock()
+        self._host: _Host | None = None
+        self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._rooms = weakref.WeakKeyDictionary()
+        self._idle: list[Worker] = []
+
+    def start(self) -> None:
+        """Start the host and wait until it has loaded the module. `open` does that, too.
+
+        Raises:
+            WorkerError: it ended, or took too long.
+            RemoteError: the module raised.
+        """
+        with self._starting:
+            if self._host is None or self._host.is_gone:
+                self._host = _Host(self)
+                try:
+                    self.told = self._host.ready(self.start_seconds)
+                except BaseException:
+                    self._host.close()
+                    raise
+
+    async def open(self, answer: Answerer | None = None) -> Worker:
+        """A new worker, whatever `most` says.
+
+        Raises:
+            WorkerError, RemoteError: as `start`.
+        """
+        if self._host is None or self._host.is_gone:
+            await asyncio.to_thread(self.start)
+        host = self._host
+        assert host is not None
+        number, connection = host.fork()
+        return Worker(
+            connection, functools.partial(host.kill, number), functools.partial(host.last_words, number), answer
+        )
+
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[Worker]:
+        """A worker for a while, one of at most `most`; the next to borrow it finds it as it was left, unless it is closed.
+
+        Raises:
+            WorkerError, RemoteError: as `start`.
+        """
+        loop = asyncio.get_running_loop()
+        room = self._rooms.setdefault(loop, asyncio.Semaphore(self.most))
+        async with room:
+            worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_gone), None)
+            if worker is None:
+                worker = await self.open()
+            else:
+                self._idle.remove(worker)
+            try:
+                yield worker
+            finally:
+                if not worker.is_gone:
+                    self._idle.append(worker)
+
+    def close(self) -> None:
+        """End the host and every worker. It starts again when it is asked for another."""
+        idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.close()
+        with self._starting:
+            if self._host is not None:
+                self._host.close()
+                self._host = None
+
+
+class _Host:
+    """The process that loads the module and forks."""
+
+    def __init__(self, owner: Workers):
+        self.name = owner.name
+        self.control, theirs = socket.socketpair()
+        command = [owner.python or sys.executable, "-X", "utf8", "-c", BOOT, str(PROGRAM), str(theirs.fileno())]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env={**SINGLE_THREADED, **owner.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+        except OSError as error:
+            self.control.close()
+            raise WorkerError(f"{owner.name}: cannot start {command[0]}: {error}") from error
+        finally:
+            theirs.close()
+        self.is_gone = False
+        self._count = 0
+        self._sending = threading.Lock()
+        self._statuses: dict[int, int] = {}
+        self._printed: deque[str] = deque(maxlen=KEPT_LINES)
+        self._first: dict[str, Any] | None = None
+        self._spoke = threading.Event()
+        # For those who leave without closing: the host ends when this socket does.
+        self._last_resort = weakref.finalize(self, _end, self.control, self.process)
+        settings = {"paths": owner.paths, "module": str(owner.module), "args": owner.args, "memory": owner.memory}
+        listens = (self._listen, self._print)
+        for target, stream in zip(listens, (self.control, self.process.stdout)):
+            threading.Thread(target=target.__func__, args=(weakref.proxy(self), stream), daemon=True).start()
+        with suppress(OSError):  # it ended at once: `ready` says so
+            self.control.sendall(msgspec.json.encode(settings) + b"\n")
+
+    def ready(self, seconds: float) -> Any:
+        """What `setup` returned.
+
+        Raises:
+            WorkerError: it ended, or took too long.
+            RemoteError: the module raised.
+        """
+        if not self._spoke.wait(seconds):
+            raise WorkerError(f"{self.name} did not load within {seconds:g} s{self._last_lines()}")
+        if self._first is None:
+            _settle(lambda: self.process.poll() is not None)
+            raise WorkerError(f"{self.name} did not load: its process {how(self.process.poll())}{self._last_lines()}")
+        if "broken" in self._first:
+            raise RemoteError(**self._first["broken"])
+        return self._first["ready"]
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """A new worker: its number and our end of the socket to it."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._sending:
+            self._count += 1
+            with suppress(OSError):  # it is gone: so is the worker
+                socket.send_fds(self.control, [json.dumps({"fork": self._count}).encode() + b"\n"], [theirs.fileno()])
+            return self._count, ours
+
+    def kill(self, number: int) -> None:
+        """End a worker and what it has started."""
+        with self._sending, suppress(OSError):
+            self.control.sendall(json.dumps({"kill": number}).encode() + b"\n")
+
+    async def last_words(self, number: int) -> str:
+        """How a worker ended, and what was printed last."""
+        until = time.monotonic() + ENDED_SECONDS
+        while number not in self._statuses and not self.is_gone and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        status = self._statuses.get(number)
+        return (f" ({how(status)})" if status is not None else "") + self._last_lines()
+
+    def close(self) -> None:
+        """End it and every worker."""
+        self.is_gone = True
+        self._last_resort()
+
+    def _last_lines(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self._printed)
+        return f"; its last lines:\n{lines}" if lines else ""
+
+    def _listen(self, control: socket.socket) -> None:
+        try:
+            data = b""
+            while piece := control.recv(1 << 16):
+                *whole, data = (data + piece).split(b"\n")
+                for message in map(json.loads, whole):
+                    if "ended" in message:
+                        self._statuses[message["ended"]] = message["status"]
+                        self._statuses.pop(message["ended"] - KEPT_STATUSES, None)
+                    else:
+                        self._first = message
+                        self._spoke.set()
+        except (OSError, ValueError, ReferenceError):
+            pass
+        with suppress(ReferenceError):
+            self.is_gone = True
+            self._spoke.set()
+
+    def _print(self, output: Any) -> None:
+        with suppress(ReferenceError, OSError, ValueError), output:
+            while line := output.readline(KEPT_CHARS):
+                if text := line.decode(errors="replace").strip():
+                    self._printed.append(text)
+
+
+def how(status: int | None) -> str:
+    """How a process ended, in words."""
+    if status is None:
+        return "does not answer"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+
+
+def _settle(over: Any, seconds: float = ENDED_SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not over() and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens, too
+    control.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)  # a moment to end its workers
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

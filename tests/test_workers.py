@@ -33,6 +33,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
 def ends(pid: int, seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while is_running(pid) and time.monotonic() < deadline:
@@ -231,9 +235,10 @@ def test_workers_that_nobody_holds_any_more_are_ended() -> None:
 )
 def test_a_module_that_does_not_load(trouble: str, kind: type[Error], told: str) -> None:
     workers = Workers(MODULE, {"trouble": trouble}, start_seconds=60.0 if trouble != "hang" else 0.5)
+    before = children()
     with pytest.raises(kind, match=told):
         workers.start()
-    assert workers._host is not None and workers._host.process.poll() is not None
+    assert children() == before
 
 
 def test_an_interpreter_that_is_none() -> None:
@@ -314,3 +319,13 @@ def test_workers_may_ask_back_and_answer_many_at_once(tmp_path: Path) -> None:
     assert said[0] == 2 and said[2] == 6
     assert said[1] == {"type": "ValueError", "message": "negative", "traceback": ""}
     assert "may not ask for 'double'" in str(asyncio.run(go(None)))
+
+
+def test_many_may_ask_before_it_has_started(workers: Workers) -> None:
+    async def one() -> int:
+        return await (await workers.open()).call("add", number=1)
+
+    async def go() -> list[int]:
+        return await asyncio.gather(*(one() for _ in range(8)))
+
+    assert asyncio.run(go()) == [1] * 8

@@ -95,12 +95,18 @@ class Workers:
         """
         with self._starting:
             if self._host is None or self._host.is_gone:
-                self._host = _Host(self)
+                host = _Host(self)
                 try:
-                    self.told = self._host.ready(self.start_seconds)
+                    self.told = host.ready(self.start_seconds)
                 except BaseException:
-                    self._host.close()
+                    host.close()
                     raise
+                self._host = host  # not before: who finds it there asks it for workers
+
+    async def ready(self) -> None:
+        """As `start`, beside the event loop."""
+        if self._host is None or self._host.is_gone:
+            await asyncio.to_thread(self.start)
 
     async def open(self, answer: Answerer | None = None) -> Worker:
         """A new worker, whatever `most` says.
@@ -108,8 +114,7 @@ class Workers:
         Raises:
             WorkerError, RemoteError: as `start`.
         """
-        if self._host is None or self._host.is_gone:
-            await asyncio.to_thread(self.start)
+        await self.ready()
         host = self._host
         assert host is not None
         number, connection = host.fork()

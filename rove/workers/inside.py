@@ -63,13 +63,16 @@ class _Host:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = select.poll()  # select.select knows no file number above 1023
+        for file in (self.host.fileno(), wake):
+            poller.register(file, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self.host, wake], [], [])
+            ready = {file for file, _ in poller.poll()}
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
                 self._reap()
-            if self.host in ready:
+            if self.host.fileno() in ready:
                 told = self.lines.receive()
                 if told is None:
                     break

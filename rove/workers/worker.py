@@ -13,7 +13,7 @@ import msgspec
 from rove.errors import Error, RemoteError, WorkerError, in_json
 
 LENGTH = struct.Struct("<I")
-SHOWN = 200
+SHOWN = 100
 """Characters of a call that an error quotes."""
 
 Answerer = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -80,7 +80,9 @@ class Worker:
         except _GoneError:
             raise WorkerError(f"{_short(name, args)}: its process ended{await self._last_words()}") from None
         finally:
-            self._waiting.pop(number, None)
+            del self._waiting[number]
+            if not (answer.cancelled() or answer.cancel()):
+                answer.exception()  # seen, also where sending failed first
 
     def close(self) -> None:
         """End the process, whatever it does."""

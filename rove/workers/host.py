@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,19 @@ class Workers:
             finally:
                 if not worker.is_gone:
                     self._idle.append(worker)
+
+    def call_now(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
+        """A call of a worker of its own, for code that is not async; see `Worker.call`."""
+
+        async def once() -> Any:
+            worker = await self.open()
+            try:
+                return await worker.call(name, timeout, **args)
+            finally:
+                worker.close()
+
+        with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
+            return thread.submit(asyncio.run, once()).result()
 
     def close(self) -> None:
         """End the host and every worker. It starts again when it is asked for another."""

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.python import CodeMathEnv, PythonEnv
     from rove.envs.sandbox import SandboxEnv
+    from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ _LAZY = {
     "EngineClient": "rove.engine.client",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
+    "ReasoningGymEnv": "rove.integrations.environments.reasoning",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
     "as_client": "rove.clients.openai",
@@ -123,6 +125,7 @@ __all__ = [
     "Parser",
     "Price",
     "PythonEnv",
+    "ReasoningGymEnv",
     "RemoteError",
     "Request",
     "Response",

@@ -9,9 +9,9 @@ import re
 import sys
 from typing import Any
 
-import reasoning_gym
-from reasoning_gym.composite import DatasetSpec
-from reasoning_gym.factory import DATASETS
+import reasoning_gym  # pyright: ignore[reportMissingImports]
+from reasoning_gym.composite import DatasetSpec  # pyright: ignore[reportMissingImports]
+from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
 
 def setup() -> dict[str, Any]:

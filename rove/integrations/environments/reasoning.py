@@ -23,7 +23,7 @@ from rove.rubrics.rubric import merge_scores
 from rove.state import State
 from rove.workers import Workers
 
-WORKER = Path(__file__).with_name("reasoning_gym_worker.py")
+WORKER = Path(__file__).with_name("reasoning_worker.py")
 SYSTEM_PROMPT = "Think step by step, then give your final answer, and nothing else, between <answer> and </answer>."
 MEMORY = 2 << 30
 """Bytes that a worker may take for an answer."""

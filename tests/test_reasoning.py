@@ -14,7 +14,7 @@ from libraries import needs_library
 from toys import says
 
 import rove as vf
-from rove.integrations.environments.reasoning_gym import ReasoningGymEnv
+from rove.integrations.environments.reasoning import ReasoningGymEnv
 
 pytestmark = needs_library("reasoning_gym", "reasoning-gym")
 
@@ -54,7 +54,7 @@ def test_a_family_is_asked_and_scored() -> None:
 def test_the_same_seed_makes_the_same_tasks_in_every_process() -> None:
     program = (
         "from rove.digest import fingerprint\n"
-        "from rove.integrations.environments.reasoning_gym import ReasoningGymEnv\n"
+        "from rove.integrations.environments.reasoning import ReasoningGymEnv\n"
         "names = ['isomorphic_strings', 'ransom_note', 'polynomial_multiplication']\n"
         "env = ReasoningGymEnv(names, num_eval_examples=40, seed=SEED)\n"
         "print(fingerprint({'rows': env.get_eval_dataset()}))\n"
@@ -148,7 +148,7 @@ def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
 
 
 def test_tasks_come_through_json_as_they_were() -> None:
-    from rove.integrations.environments.reasoning_gym_worker import packed, unpacked
+    from rove.integrations.environments.reasoning_worker import packed, unpacked
 
     task = {"a": (1, [2, (3.5, None)]), "b": {1: "x", (2, 3): {"(tuple)": True}}, "c": "é"}
     assert unpacked(packed(task)) == task

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.python import CodeMathEnv, PythonEnv
     from rove.envs.sandbox import SandboxEnv
+    from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.models.load import load_model as load_model
 
@@ -76,6 +77,7 @@ _LAZY = {
     "AnthropicClient": "rove.clients.anthropic",
     "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
+    "GymEnv": "rove.integrations.environments.gym",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
@@ -103,6 +105,7 @@ __all__ = [
     "EnvGroup",
     "Environment",
     "Error",
+    "GymEnv",
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",

@@ -14,6 +14,7 @@ from rove.errors import ConfigError
 from rove.integrations.environments.libraries import needs
 
 NEEDING: list[tuple[str, str, Callable[[], object]]] = [
+    ("gymnasium", "gym", lambda: vf.GymEnv("FrozenLake-v1")),
     ("reasoning_gym", "reasoning-gym", lambda: vf.ReasoningGymEnv("gcd")),
 ]
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from rove.envs.sandbox import SandboxEnv
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
+    from rove.integrations.environments.text_arena import TextArenaEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
@@ -83,6 +84,7 @@ _LAZY = {
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
+    "TextArenaEnv": "rove.integrations.environments.text_arena",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
@@ -149,6 +151,7 @@ __all__ = [
     "StatefulToolEnv",
     "StepTokens",
     "SystemMessage",
+    "TextArenaEnv",
     "ThinkParser",
     "TooManyErrorsError",
     "ToolCallError",

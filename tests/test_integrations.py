@@ -15,6 +15,7 @@ from rove.integrations.environments.libraries import needs
 
 NEEDING: list[tuple[str, str, Callable[[], object]]] = [
     ("gymnasium", "gym", lambda: vf.GymEnv("FrozenLake-v1")),
+    ("textarena", "textarena", lambda: vf.TextArenaEnv("TicTacToe-v0")),
     ("reasoning_gym", "reasoning-gym", lambda: vf.ReasoningGymEnv("gcd")),
 ]
 

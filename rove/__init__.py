@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.integrations.environments.text_arena import TextArenaEnv
+    from rove.isolation import IsolatedEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
@@ -79,6 +80,7 @@ _LAZY = {
     "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
     "GymEnv": "rove.integrations.environments.gym",
+    "IsolatedEnv": "rove.isolation",
     "OpenAIClient": "rove.clients.openai",
     "PythonEnv": "rove.envs.python",
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
@@ -111,6 +113,7 @@ __all__ = [
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",
+    "IsolatedEnv",
     "JudgeRubric",
     "LimitReachedError",
     "Limits",

@@ -88,7 +88,12 @@ class Room:
     async def _watch(self, worker: Worker) -> None:
         with suppress(WorkerError):
             while True:
-                await worker.call("ping", self.hang_seconds)
+                try:
+                    async with asyncio.timeout(self.hang_seconds):
+                        await worker.ask("ping")
+                except TimeoutError:
+                    worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
+                    return
                 await asyncio.sleep(min(LOOK_SECONDS, self.hang_seconds / 4))
 
 

@@ -4,7 +4,6 @@ for at the other end of the socket."""
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import json
 import random
@@ -17,7 +16,7 @@ import msgspec
 from rove import errors
 from rove.envs.environment import Environment, Turn
 from rove.envs.loading import load_environment
-from rove.errors import Error, LimitReachedError, RemoteError, ends_task, phase_of, traceback_text
+from rove.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
 from rove.functions import maybe_await
 from rove.messages import Message, Messages, as_message
 from rove.records import Scores, TrajectoryStep, Usage
@@ -254,15 +253,14 @@ def _told(error: BaseException) -> dict[str, Any]:
         told = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
     else:
         told = {"type": type(error).__name__, "message": str(error), "traceback": traceback_text(error)}
-    return {**told, "phase": phase_of(error)}
+    return {**told, "phase": getattr(error, "rove_phase", "")}
 
 
 def _theirs(type: str, message: str, traceback: str) -> Error:
     """What the owner raised: of rove's own class where there is one, for environments that catch some."""
-    kind: Any = getattr(errors, type, None)
-    known = inspect.isclass(kind) and issubclass(kind, Error) and kind is not RemoteError
-    error: Error = kind(message) if known else RemoteError(message, type, traceback)
-    error.rove_phase = "model"  # pyright: ignore[reportAttributeAccessIssue]
+    kind = vars(errors).get(type, RemoteError)
+    error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
+    error.rove_phase = "model"
     return error
 
 

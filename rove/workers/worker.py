@@ -39,7 +39,7 @@ class Worker:
     ):
         self.loop = asyncio.get_running_loop()
         self._connection, self._kill, self._last_words, self._answer = connection, kill, last_words, answer
-        self._count = 0
+        self._count, self._reason = 0, ""
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._asked: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
@@ -63,10 +63,11 @@ class Worker:
         except BaseException as error:
             if isinstance(error, (RemoteError, WorkerError)):
                 raise
-            self.close()
             if isinstance(error, TimeoutError) and limit.expired():
-                said = _short(name, args)
-                raise WorkerError(f"{said} did not end within {timeout:g} s; its process was killed") from error
+                said = f"{_short(name, args)} did not end within {timeout:g} s; its process was killed"
+                self.close(said)
+                raise WorkerError(said) from error
+            self.close()
             raise
 
     async def ask(self, name: str, /, **args: Any) -> Any:
@@ -78,14 +79,16 @@ class Worker:
             await self._send({"id": number, "call": name, "args": args})
             return await answer
         except _GoneError:
-            raise WorkerError(f"{_short(name, args)}: its process ended{await self._last_words()}") from None
+            why = self._reason or f"its process ended{await self._last_words()}"
+            raise WorkerError(f"{_short(name, args)}: {why}") from None
         finally:
             del self._waiting[number]
             if not (answer.cancelled() or answer.cancel()):
                 answer.exception()  # seen, also where sending failed first
 
-    def close(self) -> None:
-        """End the process, whatever it does."""
+    def close(self, reason: str = "") -> None:
+        """End the process, whatever it does; who waits for an answer is told the reason."""
+        self._reason = self._reason or reason
         self._lose()
         self._kill()
 

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from rove.envs.python import CodeMathEnv, PythonEnv
     from rove.envs.sandbox import SandboxEnv
     from rove.integrations.environments.gym import GymEnv
+    from rove.integrations.environments.open_env import OpenEnvEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.integrations.environments.text_arena import TextArenaEnv
     from rove.isolation import IsolatedEnv
@@ -82,6 +83,7 @@ _LAZY = {
     "GymEnv": "rove.integrations.environments.gym",
     "IsolatedEnv": "rove.isolation",
     "OpenAIClient": "rove.clients.openai",
+    "OpenEnvEnv": "rove.integrations.environments.open_env",
     "PythonEnv": "rove.envs.python",
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
     "ResponsesClient": "rove.clients.responses",
@@ -128,6 +130,7 @@ __all__ = [
     "MultiTurnCompletionEnv",
     "MultiTurnEnv",
     "OpenAIClient",
+    "OpenEnvEnv",
     "Outcome",
     "OverlongPromptError",
     "Parser",

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 
-def needs_library(module: str, extra: str) -> pytest.MarkDecorator:
+def needs_library(module: str, install: str) -> pytest.MarkDecorator:
     """Skips tests of an integration where its library is not installed."""
     missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(missing, reason=f"{module} is not installed: pip install 'rove[{extra}]'")
+    return pytest.mark.skipif(missing, reason=f"{module} is not installed: pip install '{install}'")

@@ -14,7 +14,7 @@ from toys import says
 import rove as vf
 from rove.integrations.environments.gym_text import plain, read_action
 
-gymnasium = needs_library("gymnasium", "gym")
+gymnasium = needs_library("gymnasium", "rove[gym]")
 
 
 class Walk:

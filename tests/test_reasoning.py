@@ -16,7 +16,7 @@ from toys import says
 import rove as vf
 from rove.integrations.environments.reasoning import ReasoningGymEnv
 
-pytestmark = needs_library("reasoning_gym", "reasoning-gym")
+pytestmark = needs_library("reasoning_gym", "rove[reasoning-gym]")
 
 
 def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

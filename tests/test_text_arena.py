@@ -14,7 +14,7 @@ import rove as vf
 from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
 from rove.state import State
 
-library = needs_library("textarena", "textarena")
+library = needs_library("textarena", "rove[textarena]")
 
 
 def rolled(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:

@@ -24,8 +24,13 @@ from rove.state import State
 
 
 def show_fields(observation: Mapping[str, Any]) -> str:
-    """An observation's fields, `metadata` left out: the text itself where there is one field that is a text."""
+    """An observation's fields, `metadata` left out: the text itself where there is one field that is a text.
+
+    So it is for servers of rove, which tell `messages` and `tools` beside the `text`.
+    """
     fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
+    if fields.keys() <= {"text", "messages", "tools"}:
+        fields = {"text": fields.get("text", "")}
     if len(fields) == 1 and isinstance(value := next(iter(fields.values())), str):
         return value
     return "\n".join(f"{name}: {_short(value)}" for name, value in fields.items())

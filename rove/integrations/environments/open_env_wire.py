@@ -14,6 +14,8 @@ from rove.errors import Error, InfraError
 
 MOST_BYTES = 64 << 20
 """Of one message."""
+CLOSE_SECONDS = 1.0
+"""How long a server may take to say goodbye."""
 WAIT_FIRST, WAIT_MOST = 0.05, 5.0
 """Seconds between tries while the server has no room."""
 
@@ -57,7 +59,8 @@ class Session:
         deadline, wait, attempts = time.monotonic() + room_seconds, WAIT_FIRST, []
         while True:
             try:
-                await self._connect(seconds)
+                if self._socket is None:
+                    await self._connect(seconds)
                 return await self.ask("reset", data, seconds)
             except RefusedError as error:
                 if error.code != "CAPACITY_REACHED":
@@ -100,9 +103,10 @@ class Session:
         """End the session; the server makes room for another."""
         socket, self._socket = self._socket, None
         if socket is not None:
-            with suppress(ConnectionError, asyncio.TimeoutError):
-                await socket.send_json({"type": "close"})
-            await socket.close()
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await socket.send_json({"type": "close"})
+                    await socket.close()
         if self._reading is not None:
             self._reading.cancel()
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import rove as vf
 from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
+from rove.records import ErrorInfo
 
 TURNS = 60
 SECONDS = 20.0
@@ -44,10 +47,27 @@ def outcome(game: str, python: str | None) -> tuple[bool, str, int]:
     [record] = env.generate_sync(vf.ScriptedClient(mover), limits={"timeout_seconds": 120.0})
     players = 1 + len(record.seats)
     if record.error is not None:
-        return False, f"{record.error.type}: {record.error.message}".splitlines()[0][:160].replace("|", "/"), players
+        return False, reason(record.error), players
     assert record.scores is not None
     ended = "an invalid move" if record.scores.metrics["invalid_move"] else "its end"
     return True, ended if record.scores.metrics["finished"] else f"{len(record.steps)} turns", players
+
+
+def head() -> str:
+    """What stands above the table."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    how = f"with Python {python} and without a network: a player of random moves, up to {TURNS} turns."
+    about = f"Written by `benchmarks/textarena_games.py`, {how}\nAn invalid move, as such players make, loses the game."
+    return f"# TextArena's games\n\n{about}\n\n"
+
+
+def reason(error: ErrorInfo) -> str:
+    """Why a game failed, on one line and without the places where things lie here."""
+    if "nltk" in error.message.lower() or "nltk" in error.traceback:
+        return "wants data of NLTK that it would download"
+    lines = [line.strip() for line in error.message.splitlines() if re.search(r"\w", line)]
+    said = re.sub(r"'?/\S*/site-packages/", "'…/", lines[0] if lines else "")
+    return f"{error.type}: {said}"[:160].replace("|", "/")
 
 
 def main() -> None:
@@ -68,9 +88,7 @@ def main() -> None:
     lines += [f"| {game} | `{told}` |" for played, game, _, told in rows if not played]
     print(f"{count} of {len(rows)}; {time.monotonic() - began:.0f} s")
     if given.out:
-        given.out.write_text(
-            "# TextArena's games\n\nWritten by `benchmarks/textarena_games.py`.\n\n" + "\n".join(lines) + "\n"
-        )
+        given.out.write_text(head() + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

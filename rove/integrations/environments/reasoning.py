@@ -16,6 +16,7 @@ from rove.envs.environment import teardown
 from rove.envs.single_turn import SingleTurnEnv
 from rove.errors import ConfigError, nearest
 from rove.integrations.environments.libraries import needs
+from rove.messages import Messages
 from rove.parsers import Parser, XMLParser
 from rove.records import Scores
 from rove.rubrics import Rubric
@@ -43,6 +44,11 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its share of the tasks, relative to the others'."""
     config: dict[str, Any] = {}
     """Its settings, under reasoning-gym's names."""
+
+
+def oracle(messages: Messages, state: State, rng: random.Random) -> str:
+    """A scripted player that gives the row's own answer."""
+    return f"<answer>{state['answer']}</answer>"
 
 
 class ReasoningGymEnv(SingleTurnEnv):
@@ -100,8 +106,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             eval_dataset=lambda: self._rows(num_eval_examples, derive_seed(seed, "eval") % (1 << 31)),
             system_prompt=system_prompt,
             parser=parser or XMLParser(["answer"]),
-            rubric=_FamilyRubric(self),
-            **kwargs,
+            **{"rubric": _FamilyRubric(self), "players": {"oracle": oracle}, **kwargs},
         )
 
     def _rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:

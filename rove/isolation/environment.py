@@ -13,7 +13,7 @@ from rove.envs.environment import Environment, Player, Turn
 from rove.errors import ConfigError, RemoteError, WorkerError
 from rove.isolation.rollout import Rollout
 from rove.isolation.room import Room
-from rove.messages import Messages
+from rove.messages import Message, Messages
 from rove.records import Scores
 from rove.rollout import within
 from rove.rubrics import Rubric
@@ -22,7 +22,7 @@ from rove.state import State
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("worker.py")
-CHUNK = 1024
+CHUNK = 16_384
 """Examples that are asked for at a time."""
 ROWS_SECONDS = 600.0
 """For making so many."""
@@ -103,7 +103,10 @@ class IsolatedEnv(Environment):
         while n < 0 or start < n:
             stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
             made = self.workers.call_now("examples", ROWS_SECONDS, start=start, stop=stop, train=train)
-            yield from made
+            for example in made:
+                if isinstance(example["prompt"], list):
+                    example["prompt"] = [Message(message) for message in example["prompt"]]
+                yield example
             start += len(made)
             if len(made) < CHUNK:
                 return

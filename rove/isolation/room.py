@@ -33,7 +33,7 @@ class Room:
         self._answers: dict[int, Answer] = {}
         self._left: list[int] = []
         self._shared: asyncio.Task[Worker] | None = None
-        self._watches: set[asyncio.Task[None]] = set()
+        self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
 
     async def shared(self) -> Worker:
         """The worker that many rollouts share; a new one where it has died."""
@@ -46,9 +46,7 @@ class Room:
     async def another(self) -> Worker:
         """A worker of one's own."""
         worker = await self.workers.open(self._answer)
-        watch = asyncio.create_task(self._watch(worker))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._opened[worker] = asyncio.create_task(self._watch(worker))
         return worker
 
     def enter(self, answer: Answer) -> int:
@@ -64,7 +62,7 @@ class Room:
         if shared is not None and shared.done() and not _is_lost(shared) and shared.result() is worker:
             self._left.append(number)
         else:
-            worker.close()
+            self._close(worker)
 
     def forgotten(self) -> list[int]:
         """The rollouts that the shared worker need not keep any more; each is told once."""
@@ -77,10 +75,17 @@ class Room:
         if shared is not None and shared.get_loop() is asyncio.get_running_loop():
             with suppress(WorkerError):
                 await (await shared).call("tear_down", TEARDOWN_SECONDS)
-        for watch in self._watches:
-            watch.cancel()
+        for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
+            self._close(worker)
+        self._opened.clear()
         self._answers.clear()
-        await asyncio.to_thread(self.workers.close)
+        await self.workers.end()
+
+    def _close(self, worker: Worker) -> None:
+        watch = self._opened.pop(worker, None)
+        if watch is not None:
+            watch.cancel()
+        worker.close()
 
     async def _answer(self, name: str, args: dict[str, Any]) -> Any:
         return await self._answers[args.pop("number")](**args)

@@ -44,6 +44,10 @@ class MathPool:
             raise Error(f"the right answer {shown} is no mathematics that math-verify can read")
         return said
 
+    async def end(self) -> None:
+        """As `close`, beside the event loop."""
+        await self.workers.end()
+
     def close(self) -> None:
         """End every worker, also in the middle of a comparison. The pool starts new ones if it is used again."""
         self.workers.close()

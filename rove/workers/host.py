@@ -133,6 +133,9 @@ class Workers:
         loop = asyncio.get_running_loop()
         room = self._rooms.setdefault(loop, asyncio.Semaphore(self.most))
         async with room:
+            for left in [idle for idle in self._idle if idle.loop.is_closed()]:
+                self._idle.remove(left)
+                left.close()
             worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_gone), None)
             if worker is None:
                 worker = await self.open()
@@ -157,11 +160,16 @@ class Workers:
         with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
             return thread.submit(asyncio.run, once()).result()
 
+    async def end(self) -> None:
+        """As `close`, beside the event loop."""
+        for worker in self._idle:
+            if worker.loop is asyncio.get_running_loop():
+                worker.close()
+        await asyncio.to_thread(self.close)
+
     def close(self) -> None:
         """End the host and every worker. It starts again when it is asked for another."""
-        idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.close()
+        self._idle.clear()  # each hears of its process's end in its own loop
         with self._starting:
             if self._host is not None:
                 self._host.close()

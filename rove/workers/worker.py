@@ -150,9 +150,9 @@ class Worker:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(_GoneError())
-        if self._opening is None or not self._opening.done():
+        if self._opening is None or not self._opening.done() or self.loop.is_closed():
             self._connection.close()
-        elif not self.loop.is_closed():
+        else:
             self._opening.result()[1].transport.abort()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -149,7 +148,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     @teardown
     async def end_workers(self) -> None:
         """End the worker processes."""
-        await asyncio.to_thread(self.workers.close)
+        await self.workers.end()
 
 
 class _FamilyRubric(Rubric):

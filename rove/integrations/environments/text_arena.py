@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -154,7 +153,7 @@ class TextArenaEnv(MultiTurnEnv):
     @teardown
     async def end_workers(self) -> None:
         """End the process that the games' processes come from."""
-        await asyncio.to_thread(self.workers.close)
+        await self.workers.end()
 
 
 def raw_reward(state: State) -> float:

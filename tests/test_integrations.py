@@ -97,14 +97,27 @@ def test_the_page_isolates(tmp_path: Path) -> None:
     assert command.returncode == 0 and "15 of 15 rollouts scored" in out
 
 
-def test_the_package_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("gymnasium") is None:
-        pytest.skip("gymnasium is not installed")
-    [(name, code)] = re.findall(r"^```python file=(\S+)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).write_text(code)
-    monkeypatch.chdir(tmp_path)
-    env = vf.load_environment(Path(name).stem, num_examples=3)
-    assert len(env.get_dataset()) == 3
-    summary = env.evaluate_sync(vf.ScriptedClient(env.players["random"]), num_examples=2)
-    assert summary["scored"] == 2
+PACKAGES = dict(re.findall(r"^```python file=environments/(\w+).py\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
+SMALLER = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "160": "1", "64": "8", "256": "8", "16": "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "library"), [("frozen_lake", "gymnasium"), ("sums", "reasoning_gym")])
+def test_the_page_trains(name: str, library: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    (tmp_path / "environments").mkdir()
+    (tmp_path / f"environments/{name}.py").write_text(PACKAGES[name])
+    [block] = [
+        block
+        for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        if f"--env {name}" in block
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    for line in block.splitlines():
+        words = [SMALLER.get(word, word) for word in rove(line)]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    [metrics] = (tmp_path / "runs").glob("*-rl/metrics.jsonl")
+    assert '"reward/mean"' in metrics.read_text()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -208,9 +209,8 @@ class _Host:
         # For those who leave without closing: the host ends when this socket does.
         self._last_resort = weakref.finalize(self, _end, self.control, self.process)
         settings = {"paths": owner.paths, "module": str(owner.module), "args": owner.args, "memory": owner.memory}
-        listens = (self._listen, self._print)
-        for target, stream in zip(listens, (self.control, self.process.stdout)):
-            threading.Thread(target=target.__func__, args=(weakref.proxy(self), stream), daemon=True).start()
+        listening = (weakref.proxy(self), self.control, self.process.stdout)
+        threading.Thread(target=_Host._listen, args=listening, daemon=True).start()
         with suppress(OSError):  # it ended at once: `ready` says so
             self.control.sendall(msgspec.json.encode(settings) + b"\n")
 
@@ -261,29 +261,52 @@ class _Host:
         lines = "\n".join(f"  {line}" for line in self._printed)
         return f"; its last lines:\n{lines}" if lines else ""
 
-    def _listen(self, control: socket.socket) -> None:
-        try:
-            data = b""
-            while piece := control.recv(1 << 16):
-                *whole, data = (data + piece).split(b"\n")
-                for message in map(json.loads, whole):
-                    if "ended" in message:
-                        self._statuses[message["ended"]] = message["status"]
-                        self._statuses.pop(message["ended"] - KEPT_STATUSES, None)
-                    else:
-                        self._first = message
-                        self._spoke.set()
-        except (OSError, ValueError, ReferenceError):
-            pass
+    def _listen(self, control: socket.socket, output: Any) -> None:
+        """Note what is told and printed until the end. What was printed before a word of the host is read before it."""
+        printed = output.fileno()
+        os.set_blocking(printed, False)
+        poller = select.poll()
+        for file in (control.fileno(), printed):
+            poller.register(file, select.POLLIN)
+        told, line = b"", b""
+        with suppress(OSError, ValueError, ReferenceError), output:
+            while ready := {file for file, _ in poller.poll()}:
+                line, has_ended = self._note(printed, line)
+                if has_ended and printed in ready:
+                    poller.unregister(printed)
+                if control.fileno() in ready:
+                    piece = control.recv(1 << 16)
+                    if not piece:
+                        break
+                    *whole, told = (told + piece).split(b"\n")
+                    for message in map(json.loads, whole):
+                        self._take(message)
         with suppress(ReferenceError):
             self.is_gone = True
             self._spoke.set()
 
-    def _print(self, output: Any) -> None:
-        with suppress(ReferenceError, OSError, ValueError), output:
-            while line := output.readline(KEPT_CHARS):
-                if text := line.decode(errors="replace").strip():
+    def _note(self, printed: int, line: bytes) -> tuple[bytes, bool]:
+        """Keep what has been printed; the beginning of a line that has not ended yet, and whether nothing more will come."""
+        while True:
+            try:
+                piece = os.read(printed, 1 << 16)
+            except BlockingIOError:
+                return line, False
+            *whole, line = (line + piece).split(b"\n")
+            line = line[:KEPT_CHARS]
+            for one in [*whole, b"" if piece else line]:
+                if text := one[:KEPT_CHARS].decode(errors="replace").strip():
                     self._printed.append(text)
+            if not piece:
+                return b"", True
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ended" in message:
+            self._statuses[message["ended"]] = message["status"]
+            self._statuses.pop(message["ended"] - KEPT_STATUSES, None)
+        else:
+            self._first = message
+            self._spoke.set()
 
 
 def how(status: int | None) -> str:

@@ -1,6 +1,6 @@
 """The reward of training runs, step by step, side by side as one small picture.
 
-    python benchmarks/reward_curves.py runs/lake-rl runs/sums-rl -o docs/integrations_rl.png
+python benchmarks/reward_curves.py runs/lake-rl runs/sums-rl -o docs/integrations_rl.png
 """
 
 from __future__ import annotations

@@ -259,6 +259,14 @@ def test_limits_of_a_rollout_hold(tmp_path: Path) -> None:
     assert record.scores is not None and record.completion
 
 
+def test_the_time_that_an_environment_gives_its_rollouts_holds(tmp_path: Path) -> None:
+    own = "Talk.time_limit = lambda self, state: 0.3 if state['info']['number'] == 2 else None"
+    package(tmp_path, more=own, in_response="import asyncio; await asyncio.sleep(60 if number == 2 else 0)")
+    records = played(tmp_path)
+    assert [record.stop_condition for record in records].count("timeout_reached") == 1
+    assert records[2].scores is not None and records[2].completion == [vf.AssistantMessage("m1")]
+
+
 def test_an_environment_that_does_not_repeat_itself_cannot_be_played_again(tmp_path: Path) -> None:
     """Rollout 2 crashes once all are under way; what the others say depends on the process."""
     code = f"if number == 2 and turns == 2: {CRASH}\n        number = os.getpid()"

@@ -98,7 +98,7 @@ def test_the_page_isolates(tmp_path: Path) -> None:
 
 
 PACKAGES = dict(re.findall(r"^```python file=environments/(\w+).py\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
-SMALLER = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "160": "1", "64": "8", "256": "8", "16": "4"}
+SMALLER = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "64": "8", "256": "8", "16": "4"}
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def said(completion, state):
 
 def load_environment(num_examples: int = 6):
     rows = [{{"question": f"q{{i}}", "info": {{"number": i}}}} for i in range(num_examples)]
-    players = {{"echo": lambda messages, state, rng: messages[-1].content + str(rng.random())}}
+    players = {{"echo": lambda messages, state, rng: f"{{len(state['trajectory'])}} {{state['note']}} {{rng.random()}}"}}
     return Talk(dataset=rows, rubric=vf.Rubric([said{functions}]), max_turns=3, players=players)
 '''
 PLACES = ("at_import", "in_setup", "in_response", "in_cleanup", "in_reward", "more", "functions")
@@ -159,6 +159,19 @@ def test_a_rollout_that_ends_its_worker_hurts_no_other(tmp_path: Path, place: st
     assert [facts(r) for r in records if not r.error] == [facts(r) for r in fine if r.info["number"] != 2]
     assert all(times == 3 for question, times in client.asked.items() if question != "q2")
     assert client.asked["q2"] <= 3
+
+
+def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) -> None:
+    """They draw from the rollout's own seeds, and are asked again by the worker that plays it again."""
+    package(tmp_path / "broken", in_response=f"if number == 2: {CRASH}")
+    package(tmp_path / "fine")
+    records = []
+    for folder in ("broken", "fine"):
+        env = IsolatedEnv("talk", {"num_examples": 24}, tmp_path / folder)
+        records.append(env.generate_sync(vf.ScriptedClient(env.players["echo"])))
+    broken, fine = records
+    assert [record.info["number"] for record in broken if record.error] == [2]
+    assert [facts(r) for r in broken if not r.error] == [facts(r) for r in fine if r.info["number"] != 2]
 
 
 def test_a_cleanup_that_crashes_fails_its_rollout(tmp_path: Path) -> None:

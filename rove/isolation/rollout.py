@@ -36,6 +36,7 @@ class Rollout:
         self.number = -1
         self._turns: list[tuple[list[Any], asyncio.Task[Message]]] = []  # what the model was shown, and its answer
         self._is_over = self._has_moved = False
+        self._is_back = asyncio.Event()  # where it was when its worker died
         self._failure: Error | None = None
 
     async def time_limit(self) -> float | None:
@@ -148,6 +149,8 @@ class Rollout:
         before, task = self._turns[index]
         if before != messages:
             raise WorkerError("its worker died; played again, the environment said something else than before")
+        if self._has_moved and index == len(self._turns) - 1:
+            self._is_back.set()
         try:
             message = await asyncio.shield(task)
         except LimitReachedError as error:
@@ -159,7 +162,13 @@ class Rollout:
 
     async def _asked(self, messages: list[Message]) -> Message:
         try:
-            return await self._turn(self.state, messages)
+            try:
+                return await self._turn(self.state, messages)
+            except WorkerError:  # a scripted player that died with the worker: another one will know the rollout
+                if self._has_moved or not self.is_lost:
+                    raise
+                await self._is_back.wait()
+                return await self._turn(self.state, messages)
         except Error as error:
             self._failure = error
             raise

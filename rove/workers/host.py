@@ -222,7 +222,7 @@ class _Host:
             RemoteError: the module raised.
         """
         if not self._spoke.wait(seconds):
-            raise WorkerError(f"{self.name} did not load within {seconds:g} s{self._last_lines()}")
+            raise WorkerError(f"{self.name} did not load within {seconds:g} s (start_seconds){self._last_lines()}")
         if self._first is None:
             _settle(lambda: self.process.poll() is not None)
             raise WorkerError(f"{self.name} did not load: its process {how(self.process.poll())}{self._last_lines()}")

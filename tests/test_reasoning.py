@@ -105,14 +105,14 @@ def test_answers_are_never_run_here(tmp_path: Path) -> None:
     note = tmp_path / "note"
     write = f"__import__('pathlib').Path('{note}').write_text(str(__import__('os').getpid()))"
     cheat = "setattr(__import__('reasoning_gym').games.n_queens.NQueensDataset, 'score_answer', lambda *a, **k: 1.0)"
-    env = ReasoningGymEnv("n_queens", score_seconds=1.0)
+    env = ReasoningGymEnv("n_queens", score_seconds=3.0)
     ran, cheated, later, slow, deadly, last = answered(
         env, write, cheat, "banana", "9**9**9**9", "__import__('os')._exit(0)", "banana"
     )
     assert int(note.read_text()) != os.getpid()
     assert [record.error for record in (ran, cheated, later, last)] == [None] * 4
     assert later.reward == last.reward == 0.0
-    for record, told in ((slow, "did not end within 1 s"), (deadly, "its process ended")):
+    for record, told in ((slow, "did not end within 3 s"), (deadly, "its process ended")):
         assert record.scores is None and record.error is not None
         assert (record.error.type, record.error.phase) == ("WorkerError", "scoring")
         assert told in record.error.message

@@ -263,10 +263,12 @@ class _Host:
 
     def _listen(self, control: socket.socket, output: Any) -> None:
         """Note what is told and printed until the end. What was printed before a word of the host is read before it."""
-        printed = output.fileno()
+        spoken, printed = control.fileno(), output.fileno()
+        if spoken < 0:  # closed already
+            return
         os.set_blocking(printed, False)
         poller = select.poll()
-        for file in (control.fileno(), printed):
+        for file in (spoken, printed):
             poller.register(file, select.POLLIN)
         told, line = b"", b""
         with suppress(OSError, ValueError, ReferenceError), output:
@@ -274,7 +276,7 @@ class _Host:
                 line, has_ended = self._note(printed, line)
                 if has_ended and printed in ready:
                     poller.unregister(printed)
-                if control.fileno() in ready:
+                if spoken in ready:  # closed meanwhile: that raises
                     piece = control.recv(1 << 16)
                     if not piece:
                         break

@@ -161,11 +161,12 @@ class Rollout:
         return {"message": message, **told}
 
     async def _asked(self, messages: list[Message]) -> Message:
+        worker = self.worker
         try:
             try:
                 return await self._turn(self.state, messages)
             except WorkerError:  # a scripted player that died with the worker: another one will know the rollout
-                if self._has_moved or not self.is_lost:
+                if worker is None or not worker.is_gone:
                     raise
                 await self._is_back.wait()
                 return await self._turn(self.state, messages)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-mcp check settings-page wheel shim clean
+.PHONY: demo test test-slow test-mcp test-integrations check settings-page wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -28,6 +28,13 @@ test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 	for sdk in "mcp==1.24.*" "mcp<2" "mcp<3"; do \
 		rm -rf build/mcp && $(BIN)/python -m pip install --quiet --target build/mcp "$$sdk" && \
 		PYTHONPATH=$(CURDIR)/build/mcp $(BIN)/python -m pytest -q tests/test_mcp.py tests/test_envs_mcp.py || exit 1; \
+	done
+
+test-integrations: $(STAMP)  ## other libraries' environments, each with its library
+	for library in gymnasium reasoning-gym textarena openenv; do \
+		rm -rf build/integrations && $(BIN)/python -m pip install --quiet --target build/integrations $$library && \
+		PYTHONPATH=$(CURDIR)/build/integrations $(BIN)/python -m pytest -q tests/test_integrations.py tests/test_gym.py \
+			tests/test_reasoning.py tests/test_text_arena.py tests/test_open_env.py || exit 1; \
 	done
 
 wheel: $(STAMP)

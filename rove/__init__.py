@@ -32,6 +32,7 @@ from rove.errors import (
     MissingKeyError,
     ModelError,
     OverlongPromptError,
+    RemoteError,
     RunError,
     SandboxError,
     SandboxFileError,
@@ -39,6 +40,7 @@ from rove.errors import (
     ToolError,
     ToolParseError,
     TooManyErrorsError,
+    WorkerError,
 )
 from rove.evaluate import evaluate, generate, make_dataset
 from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
@@ -69,6 +71,11 @@ if TYPE_CHECKING:
     from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import SandboxEnv
     from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
+    from rove.integrations.environments.gym import GymEnv
+    from rove.integrations.environments.open_env import OpenEnvEnv
+    from rove.integrations.environments.reasoning import ReasoningGymEnv
+    from rove.integrations.environments.text_arena import TextArenaEnv
+    from rove.isolation import IsolatedEnv
     from rove.models.load import load_model as load_model
 
 __version__ = "0.1.0"
@@ -78,13 +85,18 @@ _LAZY = {
     "AnthropicClient": "rove.clients.anthropic",
     "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
+    "GymEnv": "rove.integrations.environments.gym",
+    "IsolatedEnv": "rove.isolation",
     "OpenAIClient": "rove.clients.openai",
+    "OpenEnvEnv": "rove.integrations.environments.open_env",
     "PythonEnv": "rove.envs.python",
     "RLMEnv": "rove.envs.rlm",
+    "ReasoningGymEnv": "rove.integrations.environments.reasoning",
     "ResponsesClient": "rove.clients.responses",
     "SandboxEnv": "rove.envs.sandbox",
     "SmolaAgentEnv": "rove.envs.smola",
     "SmolaToolEnv": "rove.envs.smola",
+    "TextArenaEnv": "rove.integrations.environments.text_arena",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
@@ -113,9 +125,11 @@ __all__ = [
     "EnvGroup",
     "Environment",
     "Error",
+    "GymEnv",
     "InferenceEngine",
     "InfraError",
     "InvalidModelResponseError",
+    "IsolatedEnv",
     "JudgeRubric",
     "LimitReachedError",
     "Limits",
@@ -130,12 +144,15 @@ __all__ = [
     "MultiTurnCompletionEnv",
     "MultiTurnEnv",
     "OpenAIClient",
+    "OpenEnvEnv",
     "Outcome",
     "OverlongPromptError",
     "Parser",
     "Price",
     "PythonEnv",
     "RLMEnv",
+    "ReasoningGymEnv",
+    "RemoteError",
     "Request",
     "Response",
     "ResponsesClient",
@@ -157,6 +174,7 @@ __all__ = [
     "StatefulToolEnv",
     "StepTokens",
     "SystemMessage",
+    "TextArenaEnv",
     "ThinkParser",
     "TooManyErrorsError",
     "ToolCallError",
@@ -167,6 +185,7 @@ __all__ = [
     "TrajectoryStep",
     "Usage",
     "UserMessage",
+    "WorkerError",
     "XMLParser",
     "as_client",
     "ask",

@@ -13,7 +13,9 @@ Error
 ├── AgentError              a foreign agent failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
 │   ├── SandboxError        a sandbox could not be started, or died and could not be made anew
-│   └── MCPServerError      an MCP server could not be started, or ended
+│   ├── MCPServerError      an MCP server could not be started, or ended
+│   └── WorkerError         a worker process could not be started, ended, or did not answer in time
+├── RemoteError             code in a worker process raised
 ├── SandboxFileError        a file of a sandbox cannot be read or written as asked
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
@@ -90,6 +92,30 @@ class SandboxError(InfraError):
 
 class MCPServerError(InfraError):
     """An MCP server could not be started or reached, or ended; the message has the last lines it wrote."""
+
+
+class WorkerError(InfraError):
+    """A worker process could not be started, ended, or did not answer in time; the message has the last lines it wrote."""
+
+
+class RemoteError(Error):
+    """Code in a worker process raised.
+
+    Args:
+        message: the exception's text.
+        type: name of its class.
+        traceback: as the worker saw it.
+        phase: of the rollout, where the worker told.
+    """
+
+    def __init__(self, message: str, type: str = "", traceback: str = "", phase: str = ""):
+        super().__init__(message)
+        self.type, self.traceback = type, traceback
+        if phase:
+            self.rove_phase = phase
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.type, super().__str__()) if part)
 
 
 class SandboxFileError(Error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,6 +21,7 @@ from rove.errors import (
     InfraError,
     LimitReachedError,
     OverlongPromptError,
+    RemoteError,
     ends_task,
     phase,
     phase_of,
@@ -227,7 +228,8 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     try:
         with _contained(state):
             state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
-            await _play(env, state, turn, _shorter(env.time_limit(state), timeout_seconds))
+            limit = _shorter(env.time_limit(state), timeout_seconds)
+            await within(limit, state, lambda: env.run(state, turn))
     finally:  # cancelled, too, a rollout frees what it holds
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
@@ -235,11 +237,12 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
     return state
 
 
-async def _play(env: Environment, state: State, turn: Turn, timeout_seconds: float | None) -> None:
+async def within(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
+    """Run until that, a limit, or the time ends the rollout; which of them is in the state then."""
     limit = asyncio.timeout(timeout_seconds)
     try:
         async with limit:
-            await env.run(state, turn)
+            await run()
     except OverlongPromptError:
         state.update(stop_condition="prompt_too_long", is_truncated=True)
     except LimitReachedError as reached:
@@ -284,7 +287,9 @@ def _contained(*states: State) -> Iterator[None]:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """An exception as data."""
+    """An exception as data; one of a worker process as it was there."""
+    if isinstance(error, RemoteError) and error.type:
+        return ErrorInfo(phase_of(error), error.type, error.args[0], error.traceback)
     attempts = list(error.attempts) if isinstance(error, Error) else []
     return ErrorInfo(phase_of(error), type(error).__name__, str(error), traceback_text(error), attempts)
 

@@ -23,6 +23,8 @@ from rove.runs import Run
 
 ENVIRONMENT = """
 import asyncio
+import os
+import time
 
 import rove as vf
 
@@ -47,12 +49,17 @@ async def scoring(state):
 def playing(state):
     return state["peak"]
 
+def process():
+    return os.getpid()
+
 class Asks(vf.MultiTurnEnv):
     async def setup_state(self, state, **kwargs):
         state["peak"] = await peak("playing")
 
     async def env_response(self, messages, state, **kwargs):
         await vf.ask(state, "and now?", other, seat="other")
+        if "stall" in state["prompt"][0].content:
+            time.sleep(0.5)
         return "and?"
 
 other = vf.ScriptedClient(lambda messages, state, rng: "ask on", "other")
@@ -66,7 +73,7 @@ def guesses(messages, state, rng):
 def load_environment(word="say"):
     rows = [{"question": f"{word} {n}", "answer": str(n)} for n in range(4)]
     rubric = vf.Rubric([right], [1.0])
-    for metric in (scoring, playing):
+    for metric in (scoring, playing, process):
         rubric.add_metric(metric)
     return Asks(
         dataset=rows[::-1], eval_dataset=rows, rubric=rubric, max_turns=2, players={"knows": knows, "guesses": guesses}
@@ -129,6 +136,7 @@ REMOTE = {"model": "someone/model", "base_url": "SERVER0", "max_retries": 0}
 BROKEN = {"env": "opt_broken"}
 PRICE = {"price": {"input": 1.0, "output": 1.0}}
 ONE_BY_ONE = {"max_concurrent": 1}
+STALLED = {"isolated": True, "env_args": {"word": "stall"}, "num_examples": 1}
 
 CASES: dict[str, Case] = {
     "num_examples": Case(2, {}, count),
@@ -156,6 +164,10 @@ CASES: dict[str, Case] = {
     "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda ran: ran.said),
     "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, requests),
     "env_dir": Case("envs1", {}, lambda ran: ran.summary["failed"]),
+    "isolated": Case(True, {}, metric("process")),
+    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolated_start_seconds": Case(0.001, {"isolated": True}, lambda ran: ran.error),
+    "isolated_hang_seconds": Case(0.1, STALLED, lambda ran: ran.summary["failed"]),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
     "save": Case(False, {}, lambda ran: ran.run is None),
     "fresh": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),

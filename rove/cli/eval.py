@@ -21,9 +21,9 @@ from rove.cli.common import (
     run_folder,
     short,
 )
+from rove.cli.environments import environment_of
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
 from rove.errors import RunError
 from rove.evaluate import Options, evaluate, run_identity
 from rove.protocols import Client
@@ -56,6 +56,14 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_retries: int = 4
     """Retries of one request."""
     env_dir: str | None = None
+    isolated: bool = False
+    """Load the environment in a worker process, with a virtual environment of its own if it declares dependencies."""
+    isolated_python: str | None = None
+    """Interpreter of the environment's own virtual environment, instead of the one that `isolated` makes."""
+    isolated_start_seconds: float = 60.0
+    """For loading an isolated environment."""
+    isolated_hang_seconds: float = 120.0
+    """An isolated environment that does not look up for so long is killed."""
     run_dir: str | None = None
     save: bool = True
     """Keep the rollouts in a run folder."""
@@ -121,7 +129,7 @@ class Watch:
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
-    env = load_environment(config.env, config.env_dir, **config.env_args)
+    env = environment_of(config)
     config = _with_price(config)
     client = make_client(
         config.model,
@@ -212,6 +220,10 @@ def _of_run(folder: str) -> list[str]:
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("-k", "--api-key-var", help="Environment variable with the key.  [default: OPENAI_API_KEY]")
 @click.option("-s", "--save/--no-save", default=None, help="Keep the rollouts in a run folder.  [default: save]")
+@click.option(
+    "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."
+)
+@click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
 @click.option(
     "--max-errors", type=float, help="Stop after more failed rollouts than this: a count, or a share below 1."

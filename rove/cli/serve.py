@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
 from rove.cli.common import SETTINGS, console_for, hint, settings
+from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
 from rove.config import check_positive
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -274,12 +275,17 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 @click.option("--drain-seconds", type=float, help="Time for what runs to end after SIGTERM or Ctrl-C.  [default: 30]")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("--env", help="Environment that ships the player scripted:NAME.")
+@click.option("--openenv", metavar="ENV", help="Serve this environment, not a model, with OpenEnv's protocol.")
 @click.pass_context
-def command(ctx: click.Context, **named: Any) -> None:
+def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
     """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
     folder; /health and /metrics. Ctrl-C lets what runs end, for --drain-seconds; a second one cuts it off (exit status 1).
+    With --openenv: an environment, of which whoever connects takes the model's seat.
     """
+    if openenv is not None:
+        run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))
+        return
     if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
         ctx.exit(1)

@@ -22,10 +22,11 @@ from rich.table import Table
 from rove import compat
 from rove.cli.answerers import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
+from rove.cli.environments import environment_of
 from rove.config import RUN_CONFIG, merge, read_toml
 from rove.digest import fingerprint
 from rove.envs.environment import Environment
-from rove.envs.loading import environment_defaults, load_environment
+from rove.envs.loading import environment_defaults
 from rove.errors import ConfigError, Error, nearest, traceback_text
 from rove.evaluate import Options, run_identity
 from rove.runs import Run
@@ -221,7 +222,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
     for one in evaluations:
         config = one.config
         with _at(one.place):
-            env = load_environment(config.env, config.env_dir, **config.env_args)
+            env = environment_of(config)
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:

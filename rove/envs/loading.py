@@ -111,12 +111,12 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
-    """The file of the module that `load_environment` would use.
+    """The file of the module that `load_environment` would use; found without importing it.
 
     Raises:
         ConfigError: nothing has that name.
     """
-    return Path(_import(_module_name(env_id), env_dir).__file__ or "")
+    return _found(_module_name(env_id), env_dir)[0]
 
 
 def _module_name(env_id: str) -> str:
@@ -142,34 +142,44 @@ def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _import(name: str, env_dir: str | Path | None) -> ModuleType:
+    file, is_installed = _found(name, env_dir)
+    if not is_installed:
+        return _import_file(name, file)
+    if getattr(sys.modules.get(name), "__file__", str(file)) != str(file):
+        _forget(name)
+    with _importing(name, file):
+        return importlib.import_module(name)
+
+
+def _found(name: str, env_dir: str | Path | None) -> tuple[Path, bool]:
+    """The file of an environment, and whether it is an installed module."""
     given = [Path(env_dir)] if env_dir is not None else []
     usual = [Path("environments"), _shipped()]
-    module = _import_from(given, name) or _import_installed(name) or _import_from(usual, name)
-    if module is None:
+    installed = None
+    file = _file_in(given, name)
+    if file is None:
+        file = installed = _installed(name)
+    file = file or _file_in(usual, name)
+    if file is None:
         known = {found for folder in given + usual for found, _ in _modules_in(folder)}
         where = ", ".join(str(folder) for folder in given + usual)
         raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
-    return module
+    return file, installed is not None
 
 
-def _import_installed(name: str) -> ModuleType | None:
+def _installed(name: str) -> Path | None:
     if not name.isidentifier() or name in sys.stdlib_module_names:  # "calendar" is a fine name for an environment
         return None
     # Not importlib.util.find_spec: for a module that we loaded from a folder before, that finds it again.
     spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, None))), None)
-    if spec is None or not spec.origin or _is_ours(spec.origin):
-        return None
-    if getattr(sys.modules.get(name), "__file__", spec.origin) != spec.origin:
-        _forget(name)
-    with _importing(name, Path(spec.origin)):
-        return importlib.import_module(name)
+    return Path(spec.origin) if spec is not None and spec.origin and not _is_ours(spec.origin) else None
 
 
-def _import_from(folders: list[Path], name: str) -> ModuleType | None:
+def _file_in(folders: list[Path], name: str) -> Path | None:
     for folder in folders:
         file = dict(_modules_in(folder)).get(name)
         if file is not None:
-            return _import_file(name, file.resolve())
+            return file.resolve()
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ class MathRubric(Rubric):
     """Rewards answers that mean the same as the right one: 1/2, 0.5 and \\frac{1}{2} (function `correct_answer`, weight 1).
 
     math-verify compares them, in worker processes that have no API keys in their environment and 2 GiB of memory at most.
-    A comparison that takes too long is killed with its worker: the rollout fails with an `InfraError`, it does not get a 0.
+    A comparison that takes too long is killed with its worker: the rollout fails with a `WorkerError`, it does not get a 0.
     No answer at all, or one longer than `max_verify_chars`, is wrong.
 
     Args:
@@ -64,7 +63,7 @@ class MathRubric(Rubric):
         """1.0 where the parsed answer means the same as `answer`, else 0.0.
 
         Raises:
-            InfraError: the comparison did not end in time, or killed its worker.
+            WorkerError: the comparison did not end in time, or killed its worker.
             Error: `answer` is no mathematics, or math-verify failed.
         """
         response = str(parser.parse_answer(completion) or "").strip()
@@ -74,4 +73,4 @@ class MathRubric(Rubric):
 
     async def teardown(self) -> None:
         """End the workers."""
-        await asyncio.to_thread(self._pool.close)
+        await self._pool.end()

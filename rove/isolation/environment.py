@@ -1,0 +1,200 @@
+"""An environment that lives in a worker process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rove.envs.environment import Environment, Player, Turn
+from rove.errors import ConfigError, RemoteError, WorkerError
+from rove.isolation.rollout import Rollout
+from rove.isolation.room import Room
+from rove.messages import Message, Messages
+from rove.records import Scores
+from rove.rollout import within
+from rove.rubrics import Rubric
+from rove.rubrics.rubric import merge_scores
+from rove.state import State
+from rove.workers import Workers
+
+WORKER = Path(__file__).with_name("worker.py")
+CHUNK = 16_384
+"""Examples that are asked for at a time."""
+ROWS_SECONDS = 600.0
+"""For making so many."""
+NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Environment variables that say where this interpreter finds things."""
+
+
+class IsolatedEnv(Environment):
+    """An environment package in a worker process: it plays and scores there, the model is asked from here.
+
+    What the package does to its process (crash, exit(), a hang, prints, global seeds, imports that clash) stays there.
+    When the worker dies, or does nothing for `hang_seconds`, the rollouts that were under way are played again, each alone in
+    a worker of its own and with the answers it had already; the one that does it again fails with a `WorkerError`. Prompts,
+    answers, scores, seeds and the run's identity are those of the environment loaded here.
+
+    A worker is a fork of the process that has loaded the package: what needs threads or connections belongs into
+    `setup_state`. It sees the environment variables, API keys included: this protects a run from mistakes, not from malice.
+
+    Args:
+        env_id, env_args, env_dir: as for `load_environment`.
+        python: interpreter of the package's own virtual environment; rove's code is ours, what it imports
+            (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
+        start_seconds: for loading the package.
+        hang_seconds: most time that the worker may take over one thing without looking up.
+
+    Raises:
+        ConfigError: the package cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        env_args: Mapping[str, Any] | None = None,
+        env_dir: str | Path | None = None,
+        python: str | None = None,
+        start_seconds: float = 60.0,
+        hang_seconds: float = 120.0,
+    ):
+        args = {
+            "env_id": env_id,
+            "env_dir": None if env_dir is None else str(env_dir),
+            "env_args": dict(env_args or {}),
+        }
+        self.workers = Workers(
+            WORKER,
+            args,
+            python=python,
+            paths=None if python is None else [_rove_alone().name],
+            env={name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS},
+            start_seconds=start_seconds,
+            name=f"environment '{env_id}'",
+        )
+        self.hang_seconds = hang_seconds
+        try:
+            self.workers.start()
+        except RemoteError as error:
+            said = error.args[0] if error.type == "ConfigError" else f"environment '{env_id}' did not load: {error}"
+            raise ConfigError(said) from error
+        except WorkerError as error:
+            raise ConfigError(str(error)) from error
+        self.told: dict[str, Any] = self.workers.told
+        super().__init__(
+            dataset=lambda: self.examples(train=True),
+            rubric=_IsolatedRubric(self),
+            sampling_args=self.told["sampling_args"],
+            players={name: self._player(name) for name in self.told["players"]},
+            env_id=self.told["env_id"],
+            env_args=env_args,
+        )
+        self.message_type = self.told["message_type"]
+        self.system_prompt = self.told["system_prompt"]
+        self.source = self.told["source"]
+        self.room = Room(self.workers, hang_seconds)
+
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+        """The first `n` examples (all when n < 0), some at a time."""
+        start = 0
+        while n < 0 or start < n:
+            stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
+            made = self.workers.call_now("examples", ROWS_SECONDS, start=start, stop=stop, train=train)
+            for example in made:
+                if isinstance(example["prompt"], list):
+                    example["prompt"] = [Message(message) for message in example["prompt"]]
+                yield example
+            start += len(made)
+            if len(made) < CHUNK:
+                return
+
+    def count_examples(self, n: int = -1, train: bool = False) -> int | None:
+        """How many `examples` would give; None when only reading them all would tell."""
+        return self.workers.call_now("count_examples", ROWS_SECONDS, n=n, train=train)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """That of the environment itself: a run may go on with or without isolation."""
+        return self.told["identity"]
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Play the rollout in a worker, within the time that the environment gives it."""
+        rollout = state["isolated"] = Rollout(self.room, state, turn)
+        await within(await rollout.time_limit(), state, rollout.run)
+
+    async def clean_up(self, state: State) -> None:
+        """Clean up in the worker, and take over what is to be known of the rollout."""
+        if "isolated" in state:
+            await state["isolated"].clean_up()
+
+    async def tear_down(self) -> None:
+        """Run the environment's own `@teardown` methods, then end the workers."""
+        await self.room.tear_down()
+
+    def _player(self, name: str) -> Player:
+        async def answer(messages: Messages, state: State, rng: Any) -> Any:
+            return await state["isolated"].ask_player(name, messages, rng.getstate())
+
+        return answer
+
+
+class _IsolatedRubric(Rubric):
+    """The environment's rubric, in the worker; functions added here score what is known here."""
+
+    def __init__(self, env: IsolatedEnv):
+        super().__init__()
+        self.env = env
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the environment's rubric, then the own ones."""
+        return [*self.env.told["names"], *super().names]
+
+    @property
+    def extras_names(self) -> list[str]:
+        """Those of the environment's rubric."""
+        return self.env.told["extras_names"]
+
+    @property
+    def identity(self) -> Any:
+        """That of the environment's rubric."""
+        return self.env.told["identity"]["rubric"]
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether it, or a function added here, needs whole groups."""
+        return self.env.told["has_group_rewards"] or super().has_group_rewards
+
+    async def score_rollout(self, state: State) -> Scores:
+        """What the environment's rubric says; see `Rubric.score_rollout`."""
+        rollout: Rollout = state["isolated"]
+        scores = await rollout.score()
+        if not self.env.told["has_group_rewards"]:
+            rollout.leave()
+        return merge_scores([scores, await super().score_rollout(state)])
+
+    async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
+        """The scores of siblings, brought together in one worker if they are not; see `Rubric.score_group`."""
+        given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
+        if states and self.env.told["has_group_rewards"]:
+            rollouts: list[Rollout] = [state["isolated"] for state in states]
+            if len({rollout.worker for rollout in rollouts}) > 1 or rollouts[0].is_lost:
+                worker = await self.env.room.another()
+                for rollout in rollouts:
+                    await rollout.settle_in(worker)
+            told = await rollouts[0].score_with(rollouts, given)
+            given = [rollout.taken(one) for rollout, one in zip(rollouts, told, strict=True)]
+            for rollout in rollouts:
+                rollout.leave()
+        return await super().score_group(states, given)
+
+
+@functools.cache
+def _rove_alone() -> tempfile.TemporaryDirectory[str]:
+    """A folder that holds rove and nothing else of where it is installed, for another interpreter's path."""
+    folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
+    (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])
+    return folder

@@ -1,0 +1,107 @@
+"""The workers of an isolated environment: one that many rollouts share, and others for those that are played again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from rove.errors import WorkerError
+from rove.workers import Worker, Workers
+
+TEARDOWN_SECONDS = 30.0
+LOOK_SECONDS = 5.0
+"""How often a worker is asked for a sign of life."""
+
+Answer = Callable[..., Awaitable[dict[str, Any]]]
+"""Answers a worker that asks for a rollout's next turn."""
+
+
+class Room:
+    """Workers with rollouts in them.
+
+    Args:
+        workers: makes them.
+        hang_seconds: a worker that gives no sign of life for so long is killed.
+    """
+
+    def __init__(self, workers: Workers, hang_seconds: float):
+        self.workers, self.hang_seconds = workers, hang_seconds
+        self._numbers = itertools.count()
+        self._answers: dict[int, Answer] = {}
+        self._left: list[int] = []
+        self._shared: asyncio.Task[Worker] | None = None
+        self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
+
+    async def shared(self) -> Worker:
+        """The worker that many rollouts share; a new one where it has died."""
+        loop, shared = asyncio.get_running_loop(), self._shared
+        if shared is None or shared.get_loop() is not loop or _is_lost(shared):
+            shared = self._shared = loop.create_task(self.another())
+            self._left.clear()  # they were in the one before
+        return await asyncio.shield(shared)
+
+    async def another(self) -> Worker:
+        """A worker of one's own."""
+        worker = await self.workers.open(self._answer)
+        self._opened[worker] = asyncio.create_task(self._watch(worker))
+        return worker
+
+    def enter(self, answer: Answer) -> int:
+        """The number of a rollout, whose turns are asked of `answer`."""
+        number = next(self._numbers)
+        self._answers[number] = answer
+        return number
+
+    def leave(self, number: int, worker: Worker) -> None:
+        """Nobody will ask for this rollout any more; a worker that had it alone ends."""
+        self._answers.pop(number, None)
+        shared = self._shared
+        if shared is not None and shared.done() and not _is_lost(shared) and shared.result() is worker:
+            self._left.append(number)
+        else:
+            self._close(worker)
+
+    def forgotten(self) -> list[int]:
+        """The rollouts that the shared worker need not keep any more; each is told once."""
+        left, self._left = self._left, []
+        return left
+
+    async def tear_down(self) -> None:
+        """Run the environment's `@teardown` methods in the shared worker, then end all of them."""
+        shared, self._shared = self._shared, None
+        if shared is not None and shared.get_loop() is asyncio.get_running_loop():
+            with suppress(WorkerError):
+                await (await shared).call("tear_down", TEARDOWN_SECONDS)
+        for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
+            self._close(worker)
+        self._opened.clear()
+        self._answers.clear()
+        await self.workers.end()
+
+    def _close(self, worker: Worker) -> None:
+        watch = self._opened.pop(worker, None)
+        if watch is not None:
+            watch.cancel()
+        worker.close()
+
+    async def _answer(self, name: str, args: dict[str, Any]) -> Any:
+        return await self._answers[args.pop("number")](**args)
+
+    async def _watch(self, worker: Worker) -> None:
+        with suppress(WorkerError):
+            while True:
+                try:
+                    async with asyncio.timeout(self.hang_seconds):
+                        await worker.ask("ping")
+                except TimeoutError:
+                    worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
+                    return
+                await asyncio.sleep(min(LOOK_SECONDS, self.hang_seconds / 4))
+
+
+def _is_lost(opening: asyncio.Task[Worker]) -> bool:
+    """Whether a worker could not be opened, or has died since."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_gone)

@@ -1,0 +1,277 @@
+"""GymEnv: classes of one's own, and Gymnasium's text games where it is installed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from libraries import needs_library
+from toys import says
+
+import rove as vf
+from rove.integrations.environments.gym_text import plain, read_action
+
+gymnasium = needs_library("gymnasium", "rove[gym]")
+
+
+class Walk:
+    """Gymnasium's form: five squares in a row, start in the middle or (by seed) beside it; the right end pays 1."""
+
+    closed = 0
+
+    def __init__(self, length: int = 5):
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict]:
+        self.at = 1 + random.Random(seed).randrange(self.length - 2)
+        return self.at, {"seed": seed}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        self.at += 1 if action == 1 else -1
+        is_end = self.at in (0, self.length - 1)
+        return self.at, float(self.at == self.length - 1), is_end, False, {}
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class OldWalk(Walk):
+    """The older Gym's form: no seed, no info, four values."""
+
+    def reset(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.at = 2
+        return self.at
+
+    def step(self, action: int) -> tuple[int, float, bool, dict]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        observation, reward, done, _, info = super().step(action)
+        return observation, reward, done, info
+
+
+def walk(env_cls: Any = Walk, **options: Any) -> vf.Environment:
+    return vf.GymEnv(env_cls, actions=["left", "right"], num_eval_episodes=4, **options)
+
+
+def played(env: vf.Environment, player: Any, rollouts: int = 1) -> list[vf.RolloutRecord]:
+    return env.generate_sync(says(player), rollouts_per_example=rollouts)
+
+
+@pytest.mark.parametrize("env_cls", [Walk, OldWalk])
+def test_a_class_with_reset_and_step_is_played(env_cls: Any) -> None:
+    before = env_cls.closed
+    records = played(walk(env_cls, obs_to_text=lambda at: f"You stand at {at}."), "right")
+    for record in records:
+        assert record.scores is not None, record.error
+        assert (record.reward, record.stop_condition) == (1.0, "is_done")
+        assert record.prompt[-1]["content"].startswith(
+            "Play this game.\nAnswer with one action: left, right.\n\nYou stand"
+        )
+        assert record.completion[-1]["content"] == "You stand at 4.\nThe game is over."
+        assert (
+            record.scores.metrics["episode_steps"] == len(record.steps) and record.scores.metrics["terminated"] == 1.0
+        )
+    assert env_cls.closed == before + 4
+
+
+def test_siblings_share_a_world_and_rows_have_others() -> None:
+    records = played(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
+    worlds = {
+        record.example_id: {r.prompt[-1]["content"] for r in records if r.example_id == record.example_id}
+        for record in records
+    }
+    assert all(len(texts) == 1 for texts in worlds.values())
+    assert len(set.union(*worlds.values())) > 1
+    again = played(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
+    assert [record.completion for record in again] == [record.completion for record in records]
+    other = played(walk(seed=1), "right")
+    assert [r.info for r in other] != [r.info for r in records[::3]]
+
+
+def test_what_names_no_action_costs_a_turn_and_is_told() -> None:
+    said = iter(["hm", "right", "right", "right"])
+    [record] = vf.GymEnv(OldWalk, actions=["left", "right"], num_eval_episodes=1, invalid_penalty=0.3).generate_sync(
+        says(lambda messages, state, rng: next(said))
+    )
+    assert record.scores is not None
+    assert record.completion[1]["content"] == "That names no action. Answer with one of: left, right."
+    assert record.scores.rewards == {"episode_return": 1.0, "invalid_actions": 1 / 3}
+    assert record.reward == pytest.approx(1.0 - 0.3 / 3)
+
+
+def test_returns_are_brought_to_the_declared_range_and_cut() -> None:
+    class Payer(Walk):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+            return 0, [-30.0, 5.0][action], True, False, {}
+
+    env = walk(Payer, reward_range=(-10.0, 10.0))
+    assert {record.reward for record in played(env, "left")} == {0.0}
+    [record, *_] = played(env, "1")
+    assert record.scores is not None
+    assert (record.reward, record.scores.metrics["raw_return"]) == (0.75, 5.0)
+    assert {record.reward for record in played(walk(Payer), "left")} == {-30.0}
+
+
+def test_limits_of_steps() -> None:
+    [record, *_] = played(walk(length_of_days(), max_episode_steps=3), "left")
+    assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 3)
+    [record, *_] = played(walk(length_of_days()), "left")
+    assert len(record.steps) == 100
+
+
+def length_of_days() -> Any:
+    class Endless(Walk):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+            return 0, 0.0, False, False, {}
+
+    return Endless
+
+
+def test_own_functions_read_actions_and_observations() -> None:
+    def parse(text: str) -> int:
+        if text not in "<>":
+            raise ValueError("say < or >")
+        return "<>".index(text)
+
+    said = iter("!>>>>")
+    env = vf.GymEnv(OldWalk, action_parser=parse, obs_to_text=lambda at: "." * at + "x", num_eval_episodes=1)
+    [record] = env.generate_sync(says(lambda messages, state, rng: next(said)))
+    assert record.prompt[-1]["content"] == "Play this game.\n\n\n..x"
+    assert [message["content"] for message in record.completion[1::2]] == [
+        "say < or >",
+        "...x",
+        "....x\nThe game is over.",
+    ]
+
+
+def test_a_step_that_raises_fails_its_rollout_and_the_environment_is_closed() -> None:
+    class Broken(Walk):
+        def step(self, action: int) -> Any:
+            raise RuntimeError("a wheel came off")
+
+    before = Broken.closed
+    record, *_ = played(walk(Broken), "left")
+    assert record.error is not None
+    assert (record.error.phase, record.error.message) == ("env_response", "a wheel came off")
+    assert Broken.closed == before + 4
+
+
+def test_a_slow_step_holds_nobody_up_and_is_waited_for_before_closing() -> None:
+    log: list[str] = []
+
+    class Slow(Walk):
+        def step(self, action: int) -> Any:
+            time.sleep(0.3)
+            log.append("stepped")
+            return super().step(action)
+
+        def close(self) -> None:
+            log.append("closed")
+
+    env = vf.GymEnv(Slow, actions=["left", "right"], num_eval_episodes=1)
+    [record] = env.generate_sync(says("right"), limits={"timeout_seconds": 0.1})
+    assert record.stop_condition == "timeout_reached"
+    assert log == ["stepped", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "number"),
+    [
+        ("right", ["left", "right"], 1),
+        (" Right. ", ["left", "right"], 1),
+        ("1", ["left", "right"], 1),
+        ("7", ["left", "right"], None),
+        ("left? no: right", ["left", "right"], 1),
+        ("<think>left</think> go", ["left", "right"], None),
+        ("<think>left</think><action>\nright\n</action> not left", ["left", "right"], 1),
+        ("bright", ["left", "right"], None),
+        ("", ["left", "right"], None),
+        ("0", [], None),
+        ("pick up", ["pick up", "pick"], 0),
+    ],
+)
+def test_actions_in_text(text: str, names: Sequence[str], number: int | None) -> None:
+    assert read_action(text, names) == number
+
+
+def test_drawings_lose_their_colours_and_keep_what_these_mean() -> None:
+    assert plain("  (Down)\nS\x1b[41mF\x1b[0mFF\n\x1b[35mR\x1b[0m\n") == "S[F]FF\nR"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"reward_range": (1.0, 1.0)}, "reward_range is"),
+        ({"num_eval_episodes": 0}, "num_eval_episodes is 0"),
+        ({"max_episode_steps": -1}, "max_episode_steps is -1"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
+    with pytest.raises(vf.ConfigError, match=told):
+        vf.GymEnv(Walk, **arguments)
+
+
+def test_actions_without_names_or_numbers_are_a_mistake_that_is_told() -> None:
+    [record] = vf.GymEnv(Walk, num_eval_episodes=1).generate_sync(says("1"))
+    assert record.error is not None and "pass actions= (their names)" in record.error.message
+
+
+def lake_walker(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Down and right around the holes of the 4x4 map: safe where it is not slippery."""
+    return {0: "down", 4: "down", 8: "right", 9: "down", 13: "right", 14: "right"}[int(state["gym_env"].unwrapped.s)]
+
+
+@gymnasium
+def test_frozen_lake() -> None:
+    env = vf.GymEnv("FrozenLake-v1", {"is_slippery": False}, num_eval_episodes=2)
+    for record in played(env, lake_walker):
+        assert (record.reward, record.stop_condition, len(record.steps)) == (1.0, "is_done", 6)
+        assert record.prompt[-1]["content"].endswith("[S]FFF\nFHFH\nFFFH\nHFFG")
+        assert record.completion[1]["content"] == "SFFF\n[F]HFH\nFFFH\nHFFG"
+    assert {record.reward for record in played(env, "left then down? no: DOWN.\n<action>2</action>")} <= {0.0, 1.0}
+    assert env.max_turns == 100
+
+
+@gymnasium
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("FrozenLake8x8-v1", "left, down, right, up"),
+        ("CliffWalking-v1", "x  C  C"),
+        ("CliffWalkingSlippery-v1", "x  C  C"),
+        ("Taxi-v4", "Passenger: at "),
+        ("Blackjack-v1", "The dealer shows"),
+    ],
+)
+def test_text_games_are_played_by_chance(name: str, told: str) -> None:
+    env = vf.GymEnv(name, num_eval_episodes=5)
+    records = env.generate_sync(vf.ScriptedClient(env.players["random"]), rollouts_per_example=2)
+    assert [record.error for record in records] == [None] * 10
+    assert all(told in record.prompt[-1]["content"] and "\x1b" not in str(record.completion) for record in records)
+    assert all(0.0 <= (record.reward or 0.0) <= 1.0 for record in records)
+
+
+@gymnasium
+def test_the_taxi_can_be_driven_well() -> None:
+    def driver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+        """Along the free row 2, by the positions that the text tells."""
+        row, column, passenger, goal = state["gym_env"].unwrapped.decode(state["gym_env"].unwrapped.s)
+        places = [(0, 0), (0, 4), (4, 0), (4, 3)]
+        to = places[passenger] if passenger < 4 else places[goal]
+        if (row, column) == to:
+            return "pickup" if passenger < 4 else "dropoff"
+        if column == to[1]:
+            return "south" if row < to[0] else "north"
+        if row != 2:
+            return "south" if row < 2 else "north"
+        return "east" if column < to[1] else "west"
+
+    records = played(vf.GymEnv("Taxi-v4", num_eval_episodes=6), driver)
+    assert all(record.scores is not None and record.scores.metrics["raw_return"] > 0 for record in records)
+
+
+@gymnasium
+def test_a_game_that_gymnasium_does_not_have_is_told() -> None:
+    with pytest.raises(vf.ConfigError, match="Gymnasium has no environment 'FrozenLike-v1'"):
+        vf.GymEnv("FrozenLike-v1")

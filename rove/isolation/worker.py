@@ -16,7 +16,7 @@ import msgspec
 from rove import errors
 from rove.envs.environment import Environment, Turn
 from rove.envs.loading import load_environment
-from rove.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
+from rove.errors import ConfigError, Error, LimitReachedError, RemoteError, ends_task, traceback_text
 from rove.functions import maybe_await
 from rove.messages import Message, Messages, as_message
 from rove.records import Scores, TrajectoryStep, Usage
@@ -138,7 +138,11 @@ class _Desk:
             error=None,
         )
 
-        async def turn(state: State, messages: Messages) -> Message:
+        async def turn(state: State, messages: Messages, *, seat: Any = None, asked: Any = None, **_: Any) -> Message:
+            if seat is not None or asked is not None:
+                raise ConfigError(
+                    "sub-models and foreign agents cannot ask the model from a worker; go on without --isolated"
+                )
             return await self.turn(number, state, messages)
 
         self.plays[number] = asyncio.create_task(self._played(state, turn))

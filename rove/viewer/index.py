@@ -6,7 +6,6 @@ not fit the file it is made anew.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import time
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from rove.errors import RunError
 from rove.messages import text_of
 from rove.record_lines import Listed, decode_listed
+from rove.viewer.growing import mark
 from rove.viewer.html import excerpt
 
 T = TypeVar("T")
@@ -31,8 +31,6 @@ BATCH = 1000
 """Lines kept in memory before they are stored."""
 ASKED = 160
 """Characters kept of what an example asks."""
-SAMPLE = 4096
-"""Bytes at either end of what has been read by which the file is recognised."""
 
 FIXED = {
     "line": "INTEGER PRIMARY KEY",
@@ -209,8 +207,8 @@ class Index:
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO) -> bool:
         """Whether what has been read is still what the file begins with; resumed training cuts it and writes on."""
-        [(read, mark)] = database.execute("SELECT bytes, mark FROM seen").fetchall()
-        return read == 0 or _mark(lines, read) == mark
+        [(read, known)] = database.execute("SELECT bytes, mark FROM seen").fetchall()
+        return read == 0 or mark(lines, read) == known
 
     def _read(self, database: sqlite3.Connection, lines: BinaryIO, deadline: float) -> bool:
         [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
@@ -226,16 +224,8 @@ class Index:
                 done = False
                 break
         batch.store()
-        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?", (read, number, _mark(lines, read)))
+        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?", (read, number, mark(lines, read)))
         return done
-
-
-def _mark(lines: BinaryIO, end: int) -> bytes:
-    """What the first `end` bytes are recognised by; resumed training never writes the same times again."""
-    lines.seek(0)
-    head = lines.read(min(end, SAMPLE))
-    lines.seek(max(0, end - SAMPLE))
-    return hashlib.blake2b(head + lines.read(min(end, SAMPLE)), digest_size=16).digest()
 
 
 class _Batch:

@@ -246,7 +246,7 @@ class _Batch:
             self.bad.append((number, offset, len(line), _plain(str(error))))
             return
         scores = listed.scores
-        values = {**scores.metrics, **scores.rewards} if scores else {}
+        values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
         self.asked.append((number, _asked(listed)))

@@ -17,7 +17,7 @@ from rove.runs import Run
 from rove.statistics import clustered_mean
 from rove.viewer.growing import GrowingLines
 from rove.viewer.index import Index, Progress
-from rove.viewer.queries import choose, columns, histogram
+from rove.viewer.queries import BARS, choose, columns, histogram
 
 DEPTH = 6
 """Folders below the first in which runs are looked for: `rl/evaluations/NAME/STEP` is four deep."""
@@ -143,7 +143,7 @@ class Shelf:
             [(count, failed)] = index.ask("SELECT COUNT(*), COUNT(error) FROM rollouts WHERE superseded = 0")
             card |= {"rollouts": count, "failed": failed, "reading": not progress.done}
             drawn = histogram(index, choose(columns(index), []), "reward")
-            card["bars"] = [bar["count"] for bar in drawn["bars"]]
+            card["bars"] = slots(drawn)
         known = summary.get("reward") if summary else None
         card["reward"] = known if isinstance(known, dict) else reward_of(index) if progress.size else None
         return card
@@ -194,6 +194,15 @@ def reward_of(index: Index) -> dict[str, float]:
         "SELECT example_key, AVG(reward) FROM rollouts WHERE superseded = 0 AND reward IS NOT NULL GROUP BY example_key"
     )
     return clustered_mean(index.ask(sql))._asdict()  # pyright: ignore[reportArgumentType]  rows of two
+
+
+def slots(drawn: Mapping[str, Any]) -> list[int]:
+    """The counts of a histogram at equal distances, empty ones included."""
+    counts = [0] * BARS
+    width = (drawn["high"] - drawn["low"]) / BARS if drawn["bars"] else 0.0
+    for bar in drawn["bars"]:
+        counts[min(BARS - 1, round((bar["from"] - drawn["low"]) / width) if width else 0)] += bar["count"]
+    return counts if drawn["bars"] else []
 
 
 def thinned(values: list[float], most: int) -> list[float]:

@@ -180,7 +180,7 @@ export function extent(values) {
 
 /** Round values that hold all others between them. */
 export function steps(low, high) {
-  if (low === high) [low, high] = low ? [low - Math.abs(low) / 2, high + Math.abs(high) / 2] : [0, 1];
+  if (high - low < 1e-4 * Math.max(Math.abs(low), Math.abs(high)) || low === high) [low, high] = low ? [low - Math.abs(low) / 2, high + Math.abs(high) / 2] : [0, 1];
   const rough = (high - low) / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);

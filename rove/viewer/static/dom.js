@@ -1,5 +1,7 @@
 // Elements from plain values. Whatever a run says becomes text, never HTML: nothing here parses any.
 
+import { NONE } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element: `el("a", { class: "x", href: "#/", on: { click } }, "text", child, …)`; null and false children are left out. */
@@ -51,7 +53,7 @@ export function table(head, rows, kind = "") {
   return el("div", { class: "wide" }, shown);
 }
 
-/** A cell that knows its column's title, for narrow screens. */
+/** A cell that knows its column's title, for narrow screens, which leave out what is not there. */
 export function cell(label, ...children) {
-  return el("td", { "data-label": label }, children);
+  return el("td", { "data-label": label, class: children.length === 1 && children[0] === NONE ? "none" : null }, children);
 }

@@ -12,6 +12,7 @@ const NAMES = { env: "environment", stop: "ended by", error: "error", truncated:
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
 const PAGE = 50;
+const WIDE = matchMedia("(min-width: 861px)");
 
 export async function rolloutsPage(main, params, signal) {
   const name = params.get("run");
@@ -76,7 +77,7 @@ function shown(about, found, params) {
     el(
       "div",
       { class: "split" },
-      el("aside", { "aria-label": "Choose rollouts" }, chips(params), choices(found, params)),
+      el("aside", { "aria-label": "Choose rollouts" }, chips(params), el("details", { class: "choose", open: WIDE.matches }, el("summary", {}, "Choose by"), el("div", { class: "choices" }, choices(found, params)))),
       el("section", { "aria-label": "Rollouts" }, list(about, found, params), unreadable(found.bad)),
     ),
   ];
@@ -208,7 +209,7 @@ function pages(total, offset, params, kind = "") {
     "div",
     { class: "pages" },
     el("span", {}, `${number(offset + 1)} to ${number(Math.min(total, offset + PAGE))} of ${counted(total, "rollout")}`),
-    total > PAGE && [button("Back", Math.max(0, offset - PAGE), !offset), button("On", offset + PAGE, offset + PAGE >= total)],
+    total > PAGE && [button("Previous", Math.max(0, offset - PAGE), !offset), button("Next", offset + PAGE, offset + PAGE >= total)],
   );
 }
 

@@ -7,6 +7,7 @@ import { NONE, ago, counted, interval, number } from "./format.js";
 import { every } from "./live.js";
 
 const KINDS = { eval: "evaluation", rl: "RL", sft: "SFT" };
+const MEASURED = /\/evaluations\//;
 const SORTS = {
   name: (run) => run.name,
   kind: (run) => run.kind,
@@ -29,7 +30,9 @@ export async function runsPage(main, params, signal) {
 function shown({ folder, runs }, params) {
   const wanted = (params.get("q") ?? "").toLowerCase();
   const kind = params.get("kind") ?? "";
+  const inside = runs.filter((run) => MEASURED.test(run.name));
   const listed = runs
+    .filter((run) => params.get("inside") || !MEASURED.test(run.name))
     .filter((run) => !kind || run.kind === kind)
     .filter((run) => `${run.name} ${run.env} ${run.model} ${run.status}`.toLowerCase().includes(wanted));
   const sort = SORTS[params.get("sort")] ?? SORTS.changed;
@@ -38,7 +41,7 @@ function shown({ folder, runs }, params) {
   const picked = params.getAll("pick").filter((name) => runs.some((run) => run.name === name));
   return [
     el("div", { class: "title" }, el("h1", {}, `Runs in ${folder}`), el("span", { class: "note" }, `${listed.length} of ${runs.length}`)),
-    tools(params, runs, picked),
+    tools(params, runs, picked, inside.length),
     runs.length ? list(listed, params, picked) : empty(),
   ];
 }
@@ -52,7 +55,8 @@ function go(params, changes) {
   location.hash = address("", changed(params, changes));
 }
 
-function tools(params, runs, picked) {
+function tools(params, runs, picked, inside) {
+  const show = { type: "checkbox", "data-key": "inside", checked: params.get("inside"), on: { change: (event) => go(params, { inside: event.target.checked ? "1" : null }) } };
   const filter = el("input", {
     type: "search",
     value: params.get("q") ?? "",
@@ -71,6 +75,7 @@ function tools(params, runs, picked) {
     { class: "tools" },
     el("label", {}, "Filter ", filter),
     el("label", {}, "Kind ", select),
+    inside ? el("label", {}, el("input", show), counted(inside, "measurement"), " of training runs") : null,
     picked.length ? compareLinks(runs, picked, params) : el("span", { class: "note" }, "tick runs to compare them"),
   );
 }

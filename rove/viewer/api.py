@@ -13,6 +13,7 @@ from rove.errors import ConfigError, RunError
 from rove.viewer import queries
 from rove.viewer.comparing import compared
 from rove.viewer.growing import GrowingLines
+from rove.viewer.html import cut
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import Chosen
 from rove.viewer.rollouts import Spell, parting, read_line, shortened, told
@@ -22,6 +23,8 @@ SIBLINGS = 16
 """Siblings shown side by side at most."""
 BAD = 100
 """Unreadable lines that are told."""
+RAW = 200_000
+"""Characters shown of a line as it lies in the file."""
 BAD_TEXT = 4000
 """Characters shown of one."""
 
@@ -172,7 +175,7 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
 
 
 def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
-    sql = "SELECT line FROM rollouts WHERE example_key = ? AND step IS ? AND superseded = 0 ORDER BY rollout, line LIMIT 256"
+    sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 ORDER BY rollout, line LIMIT 256"
     return queries.rows(index, [line for (line,) in index.ask(sql, [key, step])])
 
 
@@ -198,10 +201,10 @@ def decoded_place(line: bytes) -> tuple[str, int | None]:
 
 
 def raw(shelf: Shelf, asked: Asked) -> dict[str, Any]:
-    """A line as it lies in the file, indented."""
+    """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
     index, progress = shelf.index(asked.text("run"))
     line = _line(index, progress, asked.whole("line"))
-    return {"text": msgspec.json.format(line, indent=2).decode("utf-8", "replace")}
+    return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
 
 
 def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:

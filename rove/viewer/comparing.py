@@ -12,6 +12,7 @@ from rove.record_lines import decode_outcome
 from rove.records import Outcome, Scores
 from rove.statistics import compare
 from rove.viewer.index import Index
+from rove.viewer.queries import EVERY, SCANNED
 from rove.viewer.rollouts import read_line
 
 
@@ -30,7 +31,7 @@ def compared(a: Index, b: Index, value: str, names: tuple[str, str]) -> dict[str
 
 
 def _lowest(index: Index, key: str) -> int:
-    sql = "SELECT line FROM rollouts WHERE example_key = ? AND superseded = 0 AND reward IS NOT NULL ORDER BY reward, line"
+    sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND superseded = 0 AND reward IS NOT NULL ORDER BY reward, line"
     return index.ask(sql + " LIMIT 1", [key])[0][0]
 
 
@@ -39,7 +40,7 @@ def scored(index: Index) -> Iterator[Outcome]:
     columns = index.columns()
     names, weights = list(columns), _weights(index)
     selected = ", ".join(["example_key", "example", "rollout", "reward", *columns.values()])
-    sql = f"SELECT {selected} FROM rollouts WHERE superseded = 0 AND reward IS NOT NULL ORDER BY line"
+    sql = f"SELECT {selected} FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL ORDER BY line"
     for key, example, rollout, reward, *values in index.ask(sql):
         given = {name: value for name, value in zip(names, values) if value is not None}
         scores = Scores(reward, given, weights)
@@ -48,7 +49,7 @@ def scored(index: Index) -> Iterator[Outcome]:
 
 def _weights(index: Index) -> dict[str, float]:
     """The weights of the reward functions, as the last scored rollout has them."""
-    sql = "SELECT offset, size FROM rollouts WHERE superseded = 0 AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
+    sql = f"SELECT offset, size FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
     found = index.ask(sql)
     if not found:
         return {}

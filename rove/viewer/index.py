@@ -64,6 +64,7 @@ CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB);
 INSERT INTO seen VALUES (0, 0, x'');
 CREATE INDEX places ON rollouts (example_key, rollout, step);
+CREATE INDEX rewards ON rollouts (reward) WHERE superseded = 0;
 CREATE TRIGGER again BEFORE INSERT ON rollouts BEGIN
   UPDATE rollouts SET superseded = 1
   WHERE example_key = NEW.example_key AND rollout = NEW.rollout AND step IS NEW.step AND superseded = 0;

@@ -38,6 +38,11 @@ PAGE = 500
 """Rows of a page at most."""
 DEEPEST = 1 << 53
 
+EVERY = "superseded = 0"
+"""The rollouts that count, as SQL."""
+SCANNED = "rollouts NOT INDEXED"
+"""The table, read from one end to the other: SQLite would rather use an index that makes most questions slower."""
+
 
 class Chosen(NamedTuple):
     """Some rollouts of a run, as SQL."""
@@ -81,8 +86,13 @@ def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chose
         parts.append(f"({' OR '.join(tests)})")
         values += given
     if "superseded" not in any_of:
-        parts.append("superseded = 0")
+        parts.append(EVERY)
     return Chosen(" AND ".join(parts), values)
+
+
+def _source(chosen: Chosen, column: str) -> str:
+    """The table for SQLite to read: the index of rewards helps where all of them are wanted."""
+    return "rollouts" if column == "reward" and chosen.where == EVERY else SCANNED
 
 
 def _column(known: Mapping[str, str], name: str) -> str:
@@ -119,9 +129,10 @@ def page(
     column = _column(known, sort)
     if not 0 <= offset < DEEPEST or not 1 <= limit <= PAGE:
         raise ConfigError(f"offset is {offset} and limit {limit}; expected 0 or more, and 1 to {PAGE}")
-    [(total,)] = index.ask(f"SELECT COUNT(*) FROM rollouts WHERE {chosen.where}", chosen.values)
-    order = f"{column} {'DESC' if descending else 'ASC'}" + ("" if column == "line" else ", line")
-    inner = f"SELECT line FROM rollouts WHERE {chosen.where} ORDER BY {order} LIMIT ? OFFSET ?"
+    [(total,)] = index.ask(f"SELECT COUNT(*) FROM {_source(chosen, column)} WHERE {chosen.where}", chosen.values)
+    direction = "DESC" if descending else "ASC"
+    order = ", ".join(f"{name} {direction}" for name in dict.fromkeys((column, "line")))
+    inner = f"SELECT line FROM {_source(chosen, column)} WHERE {chosen.where} ORDER BY {order} LIMIT ? OFFSET ?"
     lines = [line for (line,) in index.ask(inner, [*chosen.values, limit, offset])]
     return {"total": total, "rows": rows(index, lines)}
 
@@ -145,7 +156,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
 def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     """How many of these rollouts have which value: `values` of [value, count], and how many other values there are."""
     column = _column(columns(index), name)
-    sql = f"SELECT {column}, COUNT(*) FROM rollouts WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
+    sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
     found = index.ask(sql, chosen.values)
     return {"name": name, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
 
@@ -172,7 +183,7 @@ def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     place = f"MIN({BARS - 1}, CAST(({column} - ?) / ? AS INTEGER))"
     sql = (
         f"SELECT {place} AS bar, COUNT(*), MIN({column}), MAX({column}), SUM({column}) "
-        f"FROM rollouts WHERE {finite} AND {chosen.where} GROUP BY bar ORDER BY bar"
+        f"FROM {_source(chosen, column)} WHERE {finite} AND {chosen.where} GROUP BY bar ORDER BY bar"
     )
     found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values])}
     count = sum(row[0] for row in found.values())
@@ -206,7 +217,7 @@ def steps(index: Index) -> list[dict[str, Any]]:
     """Of every training step: its number, rollouts, `mean` and `spread` (standard deviation) of the reward, failures."""
     sql = (
         "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
-        "FROM rollouts WHERE superseded = 0 AND step IS NOT NULL GROUP BY step ORDER BY step"
+        f"FROM {SCANNED} WHERE {EVERY} AND step IS NOT NULL GROUP BY step ORDER BY step"
     )
     return [
         {
@@ -231,8 +242,8 @@ def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
         step_to: the last one.
     """
     sql = (
-        "SELECT AVG(reward), MIN(reward) = MAX(reward) FROM rollouts "
-        "WHERE superseded = 0 AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
+        f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {SCANNED} "
+        f"WHERE {EVERY} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
     )
     found = index.ask(sql, [step_from, step_to])
     means = [mean for mean, _ in found if math.isfinite(mean)]

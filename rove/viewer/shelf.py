@@ -17,7 +17,7 @@ from rove.runs import Run
 from rove.statistics import clustered_mean
 from rove.viewer.growing import GrowingLines
 from rove.viewer.index import Index, Progress
-from rove.viewer.queries import BARS, choose, columns, histogram
+from rove.viewer.queries import BARS, EVERY, SCANNED, choose, columns, histogram
 
 DEPTH = 6
 """Folders below the first in which runs are looked for: `rl/evaluations/NAME/STEP` is four deep."""
@@ -140,7 +140,7 @@ class Shelf:
         index, progress = self.index(name, 0.05)
         card: dict[str, Any] = {"measure": "reward", "bad": progress.bad}
         if progress.size:
-            [(count, failed)] = index.ask("SELECT COUNT(*), COUNT(error) FROM rollouts WHERE superseded = 0")
+            [(count, failed)] = index.ask(f"SELECT COUNT(*), COUNT(error) FROM {SCANNED} WHERE {EVERY}")
             card |= {"rollouts": count, "failed": failed, "reading": not progress.done}
             drawn = histogram(index, choose(columns(index), []), "reward")
             card["bars"] = slots(drawn)
@@ -190,9 +190,7 @@ def _masked(value: Any) -> Any:
 
 def reward_of(index: Index) -> dict[str, float]:
     """Mean reward with its interval, clustered by example, of a run that has no summary yet."""
-    sql = (
-        "SELECT example_key, AVG(reward) FROM rollouts WHERE superseded = 0 AND reward IS NOT NULL GROUP BY example_key"
-    )
+    sql = f"SELECT example_key, AVG(reward) FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL GROUP BY example_key"
     return clustered_mean(index.ask(sql))._asdict()  # pyright: ignore[reportArgumentType]  rows of two
 
 

@@ -187,5 +187,6 @@ function tokens({ found, params }) {
 
 async function raw({ about, params, signal }) {
   const { text } = await ask("raw", { run: about.name, line: params.get("line") }, signal);
-  return el("pre", { class: "raw", tabindex: 0 }, text || NONE);
+  const where = `line ${number(Number(params.get("line")) + 1)} of ${about.name}/rollouts.jsonl`;
+  return [el("p", { class: "note" }, where), el("pre", { class: "raw", tabindex: 0 }, text || NONE)];
 }

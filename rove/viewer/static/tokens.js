@@ -47,7 +47,7 @@ function turnView(turn, place, kind, advantage) {
     "section",
     { class: "turn" },
     el("h2", {}, `Turn ${place + 1}${fresh}`),
-    el("pre", { class: "tokens", tabindex: 0, "aria-label": `tokens of turn ${place + 1}` }, prompt, sampled),
+    el("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${place + 1}` }, prompt, sampled),
     turn.left_out ? el("p", { class: "note" }, `${counted(turn.left_out, "token")} left out`) : null,
   );
 }

@@ -175,7 +175,10 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
 
 
 def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
-    sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 ORDER BY rollout, line LIMIT 256"
+    sql = (
+        "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 "
+        "ORDER BY rollout, line LIMIT 256"
+    )
     return queries.rows(index, [line for (line,) in index.ask(sql, [key, step])])
 
 
@@ -221,7 +224,7 @@ def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         "rows": lines.rows[after:],
         "bad": lines.bad + alarms.bad,
         "alarms": alarms.rows,
-        "steps": queries.steps(index) if progress.size else [],
+        "steps": index.remember("steps", lambda: queries.steps(index)) if progress.size else [],
         "status": status(folder),
         **_settled(lambda: {"kind": described(folder)["kind"]}, {"kind": "unreadable"}),
         "progress": _progress(progress),

@@ -31,8 +31,11 @@ def compared(a: Index, b: Index, value: str, names: tuple[str, str]) -> dict[str
 
 
 def _lowest(index: Index, key: str) -> int:
-    sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND superseded = 0 AND reward IS NOT NULL ORDER BY reward, line"
-    return index.ask(sql + " LIMIT 1", [key])[0][0]
+    sql = (
+        "SELECT line FROM rollouts INDEXED BY places "
+        "WHERE example_key = ? AND superseded = 0 AND reward IS NOT NULL ORDER BY reward, line LIMIT 1"
+    )
+    return index.ask(sql, [key])[0][0]
 
 
 def scored(index: Index) -> Iterator[Outcome]:

@@ -52,6 +52,7 @@ class Shelf:
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, GrowingLines] = {}
+        self._cards: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._lock = Lock()
 
     def names(self) -> list[str]:
@@ -110,7 +111,17 @@ class Shelf:
     def card(self, name: str) -> dict[str, Any]:
         """One row of the table of runs; `trouble` says what cannot be read of it."""
         run = self.run(name)
-        card: dict[str, Any] = {"name": name, "status": status(run), "changed": changed(run.path)}
+        stats = [_stat(run.path / file) for file in READ]
+        stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
+        if self._cards.get(name, (None,))[0] != stamp:
+            card = self._card(name, run, stamp[0])
+            if card.get("reading"):
+                return card
+            self._cards[name] = stamp, card
+        return self._cards[name][1]
+
+    def _card(self, name: str, run: Run, now: str) -> dict[str, Any]:
+        card: dict[str, Any] = {"name": name, "status": now, "changed": changed(run.path)}
         try:
             content = described(run)
             summary = run.summary()

@@ -9,6 +9,7 @@ import { every } from "./live.js";
 const PERIOD = 2000;
 const COLOURS = 8;
 const LAST = 10;
+const POINTS = 500;
 
 const held = (name) => /^eval\/.+\/reward\/mean$/.test(name);
 
@@ -123,7 +124,15 @@ function seriesOf(panel, run, several) {
   }
   if (panel.spread && found.length) found[0].band = run.steps.filter((step) => step.mean !== null).map((step) => [step.step, step.mean - step.spread, step.mean + step.spread]);
   const told = (one) => (several ? (found.length > 1 ? `${run.name}: ${one.name}` : run.name) : one.name);
-  return found.map((one, i) => ({ ...one, run, name: told(one), colour: several ? run.colour : i % COLOURS }));
+  return found.map((one, i) => ({ ...one, points: thinned(one.points), band: (one.band ?? []).filter((_, at) => at % Math.ceil(one.band.length / POINTS) === 0), run, name: told(one), colour: several ? run.colour : i % COLOURS }));
+}
+
+/** A curve of POINTS points at most: each the mean of those it stands for, at the last of their steps. */
+export function thinned(points) {
+  const size = Math.ceil(points.length / POINTS);
+  if (size < 2) return points;
+  const parts = Array.from({ length: Math.ceil(points.length / size) }, (_, i) => points.slice(i * size, (i + 1) * size));
+  return parts.map((part) => [part.at(-1)[0], part.reduce((sum, point) => sum + point[1], 0) / part.length]);
 }
 
 function tail(name) {

@@ -243,6 +243,15 @@ def test_several_values_and_none(file: Path):
     assert [row["asked"] for row in page(index, one)["rows"]] == ["question 3"]
 
 
+def test_bars_stay_where_they_are_whichever_rollouts_are_chosen(file: Path):
+    file.write_bytes(b"".join(line(i, 0, win) for i, win in enumerate([0.0, 0.5, 0.5, 1.0])))
+    index = read(file)
+    known = columns(index)
+    some = histogram(index, choose(known, [("is.score.win", "0.5")]), "score.win")
+    assert [(bar["value"], bar["count"]) for bar in some["bars"]] == [(0.0, 0), (0.5, 2), (1.0, 0)]
+    assert (some["count"], some["mean"]) == (2, 0.5)
+
+
 def test_groups_without_spread_are_counted(file: Path):
     made = [
         record(example, i, win, step=1)

@@ -22,7 +22,7 @@ PAGES = {
     "rollouts": "rollouts?run=teacher&is.score.lost=1",
     "rollout": "rollout?run=rl&line=2000",
     "siblings": "rollout?run=rl&line=2000&tab=group",
-    "tokens": "rollout?run=rl&line=2000&tab=tokens",
+    "tokens": "rollout?run=rl&line=300&tab=tokens",
     "training": "training?run=rl",
     "compare": "compare?a=teacher&b=optimal",
 }

@@ -182,14 +182,16 @@ def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     width = high / BARS - low / BARS or 1.0
     place = f"MIN({BARS - 1}, CAST(({column} - ?) / ? AS INTEGER))"
     sql = (
-        f"SELECT {place} AS bar, COUNT(*), MIN({column}), MAX({column}), SUM({column}) "
-        f"FROM {_source(chosen, column)} WHERE {finite} AND {chosen.where} GROUP BY bar ORDER BY bar"
+        f"SELECT {place} AS bar, MIN({column}), MAX({column}), COUNT(*) FILTER (WHERE {chosen.where}), "
+        f"SUM({column}) FILTER (WHERE {chosen.where}) FROM {SCANNED} WHERE {finite} GROUP BY bar ORDER BY bar"
     )
-    found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values])}
-    count = sum(row[0] for row in found.values())
-    mean = sum(row[3] for row in found.values()) / count if count else None
-    discrete = all(row[1] == row[2] for row in found.values())
-    bars = [_bar(i, low, width, found[i], discrete) for i in found] if discrete else _all_bars(low, width, found)
+    found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values, *chosen.values])}
+    count = sum(row[2] for row in found.values())
+    mean = sum(row[3] or 0.0 for row in found.values()) / count if count else None
+    if all(row[0] == row[1] for row in found.values()):
+        bars = [{**_bar(place, low, width, row[2]), "value": row[0]} for place, row in found.items()]
+    else:
+        bars = [_bar(place, low, width, found[place][2] if place in found else 0) for place in range(BARS)]
     return {"name": name, "count": count, "mean": mean, "low": low, "high": high, "bars": bars}
 
 
@@ -202,15 +204,9 @@ def _range(index: Index, column: str) -> tuple[Any, Any, str]:
     return *index.ask(f"SELECT MIN({column}), MAX({column}) FROM rollouts WHERE {finite}")[0], finite
 
 
-def _all_bars(low: float, width: float, found: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
-    return [_bar(i, low, width, found.get(i, (0,)), False) for i in range(BARS)]
-
-
-def _bar(place: int, low: float, width: float, seen: Sequence[float], single: bool) -> dict[str, Any]:
-    bar: dict[str, Any] = {"from": low + place * width, "count": seen[0]}
-    if place < BARS - 1:
-        bar["to"] = low + (place + 1) * width
-    return {**bar, "value": seen[1]} if single else bar
+def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
+    bar: dict[str, Any] = {"from": low + place * width, "count": count}
+    return {**bar, "to": low + (place + 1) * width} if place < BARS - 1 else bar
 
 
 def steps(index: Index) -> list[dict[str, Any]]:

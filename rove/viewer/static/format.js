@@ -5,7 +5,7 @@ export const NONE = "–";
 /** A measured value in four digits and no more than it needs. */
 export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return (value || 0).toLocaleString("en");
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));

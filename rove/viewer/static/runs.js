@@ -7,6 +7,7 @@ import { NONE, ago, counted, interval, number } from "./format.js";
 import { every } from "./live.js";
 
 const KINDS = { eval: "evaluation", rl: "RL", sft: "SFT" };
+const READS = 50;
 const MEASURED = /\/evaluations\//;
 const SORTS = {
   name: (run) => run.name,
@@ -22,8 +23,10 @@ export async function runsPage(main, params, signal) {
   const draw = async () => {
     const found = await ask("runs", {}, signal);
     if (!signal.aborted) replace(main, shown(found, params));
+    return found.runs;
   };
-  await draw();
+  let runs = await draw();
+  for (let i = 0; i < READS && !signal.aborted && runs.some((run) => run.reading); i += 1) runs = await draw();
   every(4000, draw, signal);
 }
 

@@ -256,6 +256,7 @@ async def serve_viewer(
     app = make_viewer(shelf, host=host, token=token)
     async with listening(app, host, port) as runner:
         address, opened = runner.addresses[0][:2]
+        address = socket.gethostname() if ipaddress.ip_address(address).is_unspecified else address
         name = f"[{address}]" if ":" in address else address
         on_start(f"http://{name}:{opened}/" + (f"?token={token}" if token else ""))
         await asyncio.Event().wait()

@@ -67,16 +67,16 @@ function differences(found, a, b) {
     el(
       "tr",
       {},
-      cell("", el("b", {}, plain(one.name))),
+      cell("value", el("b", {}, plain(one.name))),
       cell(a, number(one.a)),
       cell(b, number(one.b)),
       cell("difference", signed(one.difference)),
       cell("± 95 %", number(one.half_width)),
-      cell("", bar(one)),
-      cell("", told[one.direction]),
+      cell("interval", bar(one)),
+      cell("told", told[one.direction] || NONE),
     ),
   );
-  return table(["", a, b, "difference", "± 95 %", "", ""], rows, "differences");
+  return table(["value", a, b, "difference", "± 95 %", "interval", "told"], rows, "differences");
 }
 
 /** The difference with its interval on a line whose middle is zero. */

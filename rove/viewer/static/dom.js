@@ -55,5 +55,5 @@ export function table(head, rows, kind = "") {
 
 /** A cell that knows its column's title, for narrow screens, which leave out what is not there. */
 export function cell(label, ...children) {
-  return el("td", { "data-label": label, class: children.length === 1 && children[0] === NONE ? "none" : null }, children);
+  return el("td", { "data-label": label, class: children.length === 1 && children[0] === NONE ? "none" : null }, el("div", {}, children));
 }

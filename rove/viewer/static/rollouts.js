@@ -21,7 +21,7 @@ export async function rolloutsPage(main, params, signal) {
   const found = await draw();
   if (about.status !== "running" || signal.aborted) return;
   let seen = found.progress.bytes;
-  every(3000, async () => {
+  every(5000, async () => {
     const { progress } = await ask("rollouts", { run: name, limit: 1 }, signal);
     if (progress.bytes === seen) return;
     seen = progress.bytes;

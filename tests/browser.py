@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,12 +26,20 @@ def found() -> str:
 @contextmanager
 def viewing(runs: Path) -> Iterator[str]:
     """The address of a `rove view` of these runs."""
-    with in_its_own(runs.parent, "view", str(runs), "--port", "0") as process:
+    with serving(runs.parent, "view", str(runs)) as url:
+        yield url
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[str]:
+    """The address that `rove WORDS…` prints, at any free port, in this folder."""
+    with in_its_own(folder, *words, "--port", "0") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert "http://" in line, line
-            yield line.split(": ")[1].split(" ")[0]
+            found = re.search(r"http://\S+", line)
+            assert found, line
+            yield found[0]
         finally:
             process.terminate()
 
@@ -59,6 +68,7 @@ class Tab:
 
     def __init__(self, browser: Any, url: str, size: tuple[int, int] = WIDE, scheme: str = "light"):
         self.url = url
+        self.scheme = scheme
         self.trouble: list[str] = []
         self.context = browser.new_context(
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"

@@ -242,9 +242,9 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/viewer.md", "bash"):
-            for line in ports(block.replace("8123", "8000")).strip().splitlines():
-                if line.startswith("rove view"):
-                    started(line, tmp_path, stack, "looking at runs")
+            for line in ports(block.replace("8123", "8000").replace("8124", "8001")).strip().splitlines():
+                if line.startswith(("rove view", "rove play")):
+                    started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
                 elif line.startswith("rove"):
                     run(shlex.split(line, comments=True), tmp_path)
                 else:

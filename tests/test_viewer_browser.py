@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Tab, chromium, viewing
+from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 from made import made_run, record, scores
 
+from rove.data.rows import RunRows
 from rove.record_lines import encode_record
 from rove.records import StepTokens, TrajectoryStep
 from rove.runs import Run
@@ -361,3 +362,41 @@ def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path:
         page = tab.open("rollouts?run=large&offset=99950")
         tab.wait("99,951 to 100,000 of 100,000 rollouts")
         assert tab.trouble == []
+
+
+def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_path: Path):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
+    )
+    with serving(
+        tmp_path, "play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1", "--run-dir", "kept"
+    ) as url:
+        tab = Tab(browser, url, NARROW)
+        page = tab.page
+        page.goto(url)
+        squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Keep this game")
+        squares.first.wait_for()
+        assert (
+            axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).violations_count == 0 and tab.overflow <= 0
+        )
+        for turn in range(5):
+            squares.or_(over).first.wait_for()
+            if over.is_visible():
+                break
+            free = squares.count()
+            if turn % 2:
+                page.locator('[data-key^="move "]').first.press("Enter")
+            else:
+                squares.last.click()
+            squares.nth(free - 1).wait_for(state="detached")
+        over.click()
+        tab.wait("kept in kept")
+        assert (
+            "the model is told: You win." in page.locator(".verdict").inner_text()
+            or "Draw." in page.locator(".verdict").inner_text()
+        )
+        page.get_by_role("button", name="Play again").click()
+        squares.or_(page.get_by_text("is thinking")).first.wait_for()
+        assert tab.trouble == []
+    [row] = RunRows(Run(tmp_path / "kept"))
+    assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"

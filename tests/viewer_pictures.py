@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from browser import NARROW, WIDE, Tab, chromium, viewing
+from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
@@ -38,23 +38,37 @@ def small(path: Path) -> None:
         picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
+def take(tab: Tab, name: str) -> None:
+    """A picture of what a tab shows."""
+    tab.page.wait_for_timeout(200)
+    size = tab.page.viewport_size["width"]
+    file = FOLDER / f"{name}-{tab.scheme}-{size}.png"
+    tab.page.screenshot(path=file)
+    small(file)
+    assert file.stat().st_size < MOST, f"{file} has {file.stat().st_size:,} bytes"
+    assert tab.overflow <= 0, f"{file} is {tab.overflow} pixels too wide"
+    assert tab.trouble == [], tab.trouble
+
+
 def main(runs: Path) -> None:
     """Take all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    with chromium() as browser, viewing(runs) as url:
+    game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
+    with chromium() as browser, viewing(runs) as url, serving(runs, *game) as table:
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
                 for name, place in PAGES.items():
-                    page = tab.open(place)
-                    page.wait_for_timeout(200)
-                    file = FOLDER / f"{name}-{scheme}-{size[0]}.png"
-                    page.screenshot(path=file)
-                    small(file)
-                    assert file.stat().st_size < MOST, f"{file} has {file.stat().st_size:,} bytes"
-                    assert tab.overflow <= 0, f"{file} is {tab.overflow} pixels too wide"
-                assert tab.trouble == [], tab.trouble
+                    tab.open(place)
+                    take(tab, name)
+                seat = Tab(browser, table, size, scheme)
+                seat.page.goto(table)
+                if seat.page.get_by_role("button", name="square 4").is_visible():
+                    seat.page.get_by_role("button", name="square 4").click()
+                seat.page.locator("article.assistant").first.wait_for()
+                take(seat, "play")
                 tab.context.close()
+                seat.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 

@@ -60,14 +60,14 @@ def make_viewer(shelf: Shelf, *, host: str = "127.0.0.1", token: str | None = No
         host: where it will listen; requests for other names are refused, as those come from pages of other sites.
         token: what whoever opens it must bring in the address once; None = nothing.
     """
-    app = web.Application(middlewares=[_doorkeeper(host, token)], client_max_size=1 << 16)
-    files = _files()
+    app = web.Application(middlewares=[doorkeeper(host, token)], client_max_size=1 << 16)
+    files = page_files()
 
     async def page(request: web.Request) -> web.Response:
-        return _file(files, "index.html")
+        return file_answer(files, "index.html")
 
     async def static(request: web.Request) -> web.Response:
-        return _file(files, request.match_info["name"])
+        return file_answer(files, request.match_info["name"])
 
     async def answer(request: web.Request) -> web.Response:
         function = ENDPOINTS.get(request.match_info["name"])
@@ -89,14 +89,19 @@ def make_viewer(shelf: Shelf, *, host: str = "127.0.0.1", token: str | None = No
     return app
 
 
-def _files() -> dict[str, bytes]:
+def page_files() -> dict[str, bytes]:
     """The pages' files by name: nothing else is ever served."""
     folder = resources.files("rove.viewer") / "static"
     kinds = tuple(KINDS)
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(kinds)}
 
 
-def _file(files: dict[str, bytes], name: str) -> web.Response:
+def file_answer(files: dict[str, bytes], name: str) -> web.Response:
+    """One of the pages' files.
+
+    Raises:
+        Refused: there is no such file.
+    """
     if name not in files:
         raise Refused(404, "there is no such file")
     kind = KINDS[name[name.rindex(".") :]]
@@ -141,12 +146,13 @@ async def _search(request: web.Request, shelf: Shelf) -> web.StreamResponse:
 # Who is let in
 
 
-def _doorkeeper(host: str, token: str | None) -> Middleware:
+def doorkeeper(host: str, token: str | None) -> Middleware:
+    """Lets in who may ask, and turns errors into answers; arguments as those of `make_viewer`."""
     names = {"localhost", host, socket.gethostname()}
     own = is_loopback(host)
 
     @web.middleware
-    async def doorkeeper(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def keeper(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             _check_origin(request, names, own)
             if token is not None and (welcome := _check_token(request, token)) is not None:
@@ -158,7 +164,7 @@ def _doorkeeper(host: str, token: str | None) -> Middleware:
             response.headers.update(HEADERS)
         return response
 
-    return doorkeeper
+    return keeper
 
 
 def _check_origin(request: web.Request, names: set[str], own: bool) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/viewer.py [--rollouts 100000] [--repeats 20]
 
 The run is of Tic-Tac-Toe games like those of docs/example_runs, in groups of 8, with random rewards. The server is a process of
-its own; its CPU time is read from /proc. "First look" is every question that the page of rollouts asks, of a server that has
-just started and finds the index; the index is made anew by another one before.
+its own; its CPU time is read from /proc. "First paint" is what the page of rollouts asks before it shows rows, of a server that
+has just started and finds the index; the index is made anew by another one before.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ QUESTIONS = {
     "a rollout with its group": "rollout?run=large&line={half}",
     "rewards by training step": "metrics?run=large",
 }
-LOOK = [
-    "run?run=large",
-    "rollouts?run=large&limit=50",
-    "bad?run=large",
+PAINT = ["run?run=large", "rollouts?run=large&limit=50", "bad?run=large"]
+REST = [
     *(f"facet?run=large&name={name}" for name in ("env", "stop", "error", "truncated")),
     "facet?run=large&name=superseded&is.superseded=0&is.superseded=1",
     *(f"histogram?run=large&name={name}" for name in ("reward", "turns", "completion_tokens", "seconds")),
@@ -111,10 +109,11 @@ def main() -> None:
                 pass
             print(f"index made anew: {cpu(pid) - before:.2f} CPU-s, {time.perf_counter() - began:.2f} s")
         with server(runs) as (url, pid):
-            before, began = cpu(pid), time.perf_counter()
-            for question in LOOK:
-                ask(url, question)
-            print(f"first look at the page: {cpu(pid) - before:.2f} CPU-s, {time.perf_counter() - began:.2f} s")
+            for name, questions in {"first paint": PAINT, "all facets and histograms": REST}.items():
+                before, began = cpu(pid), time.perf_counter()
+                for question in questions:
+                    ask(url, question)
+                print(f"{name}: {cpu(pid) - before:.2f} CPU-s, {time.perf_counter() - began:.2f} s")
             for name, question in QUESTIONS.items():
                 question = question.format(half=given.rollouts // 2)
                 before = cpu(pid)

@@ -14,13 +14,22 @@ const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature"
 const PAGE = 50;
 const WIDE = matchMedia("(min-width: 861px)");
 
+let last = { run: null, facets: [], drawn: [] };
+
 export async function rolloutsPage(main, params, signal) {
   const name = params.get("run");
   const about = await ask("run", { run: name }, signal);
-  const draw = () => whole(() => read(params, about, signal), (found) => !signal.aborted && replace(main, shown(about, found, params)), signal);
-  const found = await draw();
+  if (last.run !== name) last = { run: name, facets: [], drawn: [] };
+  const show = (found) => !signal.aborted && replace(main, shown(about, { ...last, ...found }, params));
+  const draw = async () => {
+    const found = await whole(() => rowsOf(params, about, signal), show, signal);
+    if (signal.aborted) return found;
+    Object.assign(last, await choicesOf(params, about, signal)); // takes longer; until then those of before are shown
+    show(found);
+    return found;
+  };
+  let seen = (await draw()).progress.bytes;
   if (about.status !== "running" || signal.aborted) return;
-  let seen = found.progress.bytes;
   every(5000, async () => {
     const { progress } = await ask("rollouts", { run: name, limit: 1 }, signal);
     if (progress.bytes === seen) return;
@@ -30,20 +39,30 @@ export async function rolloutsPage(main, params, signal) {
   }, signal);
 }
 
-/** The page of rows, every facet and every histogram that is open. */
-async function read(params, about, signal) {
-  const chosen = [["run", about.name], ...filters(params)];
-  const with_ = (pairs) => new URLSearchParams([...chosen, ...pairs]);
-  const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
-  if (params.get("more")) open.push(...MORE);
+/** The rollouts that are chosen, as parameters, with further ones. */
+function chosenWith(params, about, pairs) {
+  return new URLSearchParams([["run", about.name], ...filters(params), ...pairs]);
+}
+
+/** The page of rows. */
+async function rowsOf(params, about, signal) {
   const page = ["sort", "order", "offset"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
-  const [rows, facets, drawn, bad] = await Promise.all([
-    ask("rollouts", with_([...page, ["limit", PAGE]]), signal),
-    Promise.all(FACETS.map((name) => ask("facet", facetParams(with_, name), signal))),
-    Promise.all(open.slice(0, 40).map((name) => ask("histogram", with_([["name", name]]), signal))),
+  const [rows, bad] = await Promise.all([
+    ask("rollouts", chosenWith(params, about, [...page, ["limit", PAGE]]), signal),
     ask("bad", { run: about.name }, signal),
   ]);
-  return { ...rows, facets, drawn, bad };
+  return { ...rows, bad };
+}
+
+/** Every facet, and every histogram that is open. */
+async function choicesOf(params, about, signal) {
+  const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
+  if (params.get("more")) open.push(...MORE);
+  const [facets, drawn] = await Promise.all([
+    Promise.all(FACETS.map((name) => ask("facet", facetParams((pairs) => chosenWith(params, about, pairs), name), signal))),
+    Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
+  ]);
+  return { facets, drawn };
 }
 
 /** A facet counts all rollouts that the other facets choose, so that another of its values can be chosen. */

@@ -180,12 +180,12 @@ def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     if low is None:
         return {"name": name, "count": 0, "mean": None, "bars": []}
     width = high / BARS - low / BARS or 1.0
-    place = f"MIN({BARS - 1}, CAST(({column} - ?) / ? AS INTEGER))"
     sql = (
-        f"SELECT {place} AS bar, MIN({column}), MAX({column}), COUNT(*) FILTER (WHERE {chosen.where}), "
-        f"SUM({column}) FILTER (WHERE {chosen.where}) FROM {SCANNED} WHERE {finite} GROUP BY bar ORDER BY bar"
+        f"SELECT MIN({BARS - 1}, CAST((value - ?) / ? AS INTEGER)) AS bar, MIN(value), MAX(value), COUNT(seen), SUM(seen) FROM "
+        f"(SELECT {column} AS value, CASE WHEN {chosen.where} THEN {column} END AS seen FROM {SCANNED} WHERE {finite}) "
+        "GROUP BY bar ORDER BY bar"
     )
-    found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values, *chosen.values])}
+    found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values])}
     count = sum(row[2] for row in found.values())
     mean = sum(row[3] or 0.0 for row in found.values()) / count if count else None
     if all(row[0] == row[1] for row in found.values()):

@@ -75,9 +75,11 @@ def write(folder: Path, count: int) -> int:
 def server(runs: Path) -> Iterator[tuple[str, int]]:
     """A fresh server: its address and its process id."""
     with subprocess.Popen([*SERVER, str(runs), "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().split(": ")[1].split(" ")[0], process.pid
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split(": ")[1].split(" ")[0], process.pid
+        finally:
+            process.terminate()
 
 
 def cpu(pid: int) -> float:

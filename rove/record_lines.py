@@ -61,6 +61,28 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
     seats: dict[str, list[_StoredSeatTurn]] = {}
 
 
+class Listed(Outcome, frozen=True):
+    """What a list of rollouts shows: an outcome, what was asked, and the schema it was written in."""
+
+    prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    temperature: float | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+class _StoredListed(msgspec.Struct, frozen=True):
+    record: Listed
+    steps: list[_StoredTurn]
+    seats: dict[str, list[_StoredSeatTurn]] = {}
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int = SCHEMA_VERSION
+
+
+class _StoredVersion(msgspec.Struct, frozen=True):
+    record: _Version
+
+
 class Place(msgspec.Struct, frozen=True):
     """Which rollout a line is of, whether it failed, and what it used."""
 
@@ -149,11 +171,13 @@ def _storable(value: Any) -> Any:
     return _storable(value.tolist() if hasattr(value, "tolist") else str(value))
 
 
-_StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredPlace)
+_StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredListed, _StoredVersion, _StoredPlace)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_StoredRecord)
 _outcome_decoder = msgspec.json.Decoder(_StoredOutcome)
+_listed_decoder = msgspec.json.Decoder(_StoredListed)
+_version_decoder = msgspec.json.Decoder(_StoredVersion)
 _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 
@@ -174,10 +198,7 @@ def decode_record(line: bytes) -> RolloutRecord:
         RunError: the line is not a rollout record, or of a newer schema than this rove reads.
     """
     stored = _decoded(_decoder, line)
-    if stored.record.schema_version > SCHEMA_VERSION:
-        raise RunError(
-            f"this rollout has schema {stored.record.schema_version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove"
-        )
+    _check_version(stored.record.schema_version)
     return msgspec.structs.replace(
         stored.record,
         steps=_restore(stored.steps),
@@ -193,7 +214,31 @@ def decode_outcome(line: bytes) -> Outcome:
     Raises:
         RunError: the line is not a rollout record.
     """
-    stored = _decoded(_outcome_decoder, line)
+    return _with_turns(_decoded(_outcome_decoder, line))
+
+
+def decode_listed(line: bytes) -> Listed:
+    """What a list shows of one line, about as quick as its outcome.
+
+    Raises:
+        RunError: the line is not a rollout record, or of a newer schema than this rove reads.
+    """
+    try:
+        listed = _with_turns(_decoded(_listed_decoder, line))
+    except RunError:
+        _check_version(_decoded(_version_decoder, line).record.schema_version)
+        raise
+    _check_version(listed.schema_version)
+    return listed
+
+
+def _check_version(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise RunError(f"this rollout has schema {version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove")
+
+
+def _with_turns(stored: Any) -> Any:
+    """The stored outcome, what its steps tell of it included."""
     return msgspec.structs.replace(
         stored.record,
         turn_seconds=[step.seconds for step in stored.steps],

@@ -9,6 +9,7 @@ runs/<name>/
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
+  index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
   evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
   final/           the trained model, an ordinary Hugging Face folder
@@ -41,7 +42,6 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 
 PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 
-
 OWNED = (
     "rollouts.jsonl",
     "metrics.jsonl",
@@ -52,6 +52,7 @@ OWNED = (
     "wandb",
     "bad_batch.msgpack",
     "summary.json",
+    "index.sqlite",
     "versions.json",
     "report.html",
     "curves.png",
@@ -61,7 +62,6 @@ OWNED = (
     "config.toml",
 )
 """What a run folder consists of, the file that makes it one last."""
-
 
 RolloutKey = tuple[int | None, str, int]
 """Training step (None outside of RL), example key, sibling."""
@@ -141,7 +141,7 @@ class Run:
 
     def _is_unused(self) -> bool:
         """Whether nothing but settings was kept here."""
-        kept = [self.path / name for name in OWNED if name not in ("config.toml", "versions.json")]
+        kept = [self.path / name for name in OWNED if name not in ("config.toml", "versions.json", "index.sqlite")]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:

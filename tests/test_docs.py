@@ -216,15 +216,19 @@ def ports() -> Callable[[str], str]:
     return lambda text: re.sub(r"\b800[0-2]\b", lambda found: free[found[0]], text)
 
 
-def started(command: str, folder: Path, stack: ExitStack, **env: str) -> None:
+def started(command: str, folder: Path, stack: ExitStack, said: str = "serving tiny", **env: str) -> None:
     """A server, once it listens, until the end of the test."""
     process = subprocess.Popen(
-        [str(ROVE), *shlex.split(command)[1:]], cwd=folder, env=os.environ | env, stdout=subprocess.PIPE, text=True
+        [str(ROVE), *shlex.split(command, comments=True)[1:]],
+        cwd=folder,
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     stack.callback(process.wait)
     stack.callback(process.terminate)
     assert process.stdout is not None
-    assert "serving tiny" in process.stdout.readline()
+    assert said in process.stdout.readline()
     stack.callback(process.stdout.close)
 
 
@@ -270,6 +274,30 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
         assert len(answers) == 11 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
         prints_what_it_says("docs/serving.md", 25, ports)
+
+
+def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+    answers = []
+    with ExitStack() as stack:
+        for block in blocks("docs/viewer.md", "bash"):
+            for line in ports(block.replace("8123", "8000").replace("8124", "8001")).strip().splitlines():
+                if line.startswith(("rove view", "rove play")):
+                    started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
+                elif line.startswith("rove"):
+                    run(shlex.split(line, comments=True), tmp_path)
+                else:
+                    environment = os.environ | {"NO_PROXY": "*"}
+                    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+                    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+                    answers.append(done.stdout)
+    assert len(answers) == 4
+    assert '"verdict":"optimal is better than teacher' in answers[-1]
+
+
+def test_viewer_page_shows_pictures_that_are_there() -> None:
+    shown = re.findall(r"!\[.*?\]\((viewer/.*?)\)", (ROOT / "docs/viewer.md").read_text(encoding="utf-8"))
+    assert shown
+    assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     for env in ("sql_agent", "wiki_search"):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names
     assert {"rove/_environments/tictactoe/demo.toml", "rove/_environments/lookup/rl.toml"} <= set(names)
+    assert {f"rove/viewer/static/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

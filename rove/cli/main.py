@@ -17,6 +17,7 @@ COMMANDS = {
     "init": ("rove.cli.init", "Scaffold a new environment package."),
     "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
     "compare": ("rove.cli.compare", "Say whether one run is better than another."),
+    "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),
     "report": ("rove.cli.report", "Make a page of an evaluation to read or send."),
     "rescore": ("rove.cli.rescore", "Score the rollouts of a run again with a changed rubric."),
     "data": ("rove.cli.data", "Write the rollouts of a run as a dataset."),

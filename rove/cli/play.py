@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -109,17 +110,38 @@ def take_seat(env: MultiTurnEnv, console: Console) -> None:
     env.opponent = opponent
 
 
-async def play(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
+async def one_game(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
     """One rollout with the given client on an example chosen by `seed`."""
     example = random.Random(seed).choice(env.get_eval_dataset(1000))
     groups = plan([example], 1, seed)
+    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1)
+    (record,) = [record async for record in rollouts]
+    return record
+
+
+async def play(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
+    """The same, and nothing after it."""
     try:
-        rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1)
-        (record,) = [record async for record in rollouts]
-        return record
+        return await one_game(env, client, model, sampling, seed)
     finally:
         await client.close()
         await env.tear_down()
+
+
+def tell_result(record: RolloutRecord, model: str | None, console: Console) -> None:
+    """The environment's last words, and the reward or the error."""
+    for message in record.completion[-1:]:
+        if message["role"] != "assistant":
+            console.print("[cyan]the model is told[/cyan]" if model is not None else "[cyan]user[/cyan]")
+            console.print(text_of(message), markup=False)
+    if record.error is not None:
+        console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")
+    elif record.scores is not None:
+        who = "you" if model is None else "the model"
+        values = {**record.scores.rewards, **record.scores.metrics}
+        console.print(
+            f"reward of {who}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items())
+        )
 
 
 @click.command()
@@ -137,6 +159,13 @@ async def play(env: Environment, client: Client, model: str, sampling: Sampling,
     "-k", "--api-key-var", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the key."
 )
 @click.option("--seed", type=int, default=None, help="Which example; random when not given.")
+@click.option("--web", is_flag=True, help="Play in the browser, game after game.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8124, show_default=True, help="With --web; 0 = any that is free."
+)
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="With --web: where games are kept.  [default: runs/played--…]"
+)
 def command(
     env_id: str,
     model: str | None,
@@ -148,13 +177,23 @@ def command(
     base_url: str | None,
     api_key_var: str,
     seed: int | None,
+    web: bool,
+    port: int,
+    run_dir: Path | None,
 ) -> None:
     """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
     console = Console(highlight=False)
     env = load_environment(env_id, env_dir, **(json_object(env_args, "-a") or {}))
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    if model is None and watch:
+        raise ConfigError("--watch needs a model to watch: -m MODEL")
+    if web:
+        from rove.cli.play_web import play_in_browser
+
+        player = make_client(model, env, base_url, api_key_var) if model is not None else None
+        play_in_browser(env, env_id, player, model, watch, sampling, seed, port, run_dir, console)
+        return
     if model is None:
-        if watch:
-            raise ConfigError("--watch needs a model to watch: -m MODEL")
         client: Client = Person(console)
     else:
         seat = env if not watch and isinstance(env, MultiTurnEnv) and env.two_player else None
@@ -166,22 +205,10 @@ def command(
         elif not watch:
             console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
     chosen = random.randrange(1 << 30) if seed is None else seed
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     try:
         record = run_async(play(env, client, model or "", sampling, chosen))
     except KeyboardInterrupt:
         click.secho(f"\nyou left the game; the same game again: --seed {chosen}", fg="yellow", err=True)
         raise click.exceptions.Exit(130) from None
-    for message in record.completion[-1:]:
-        if message["role"] != "assistant":
-            console.print("[cyan]the model is told[/cyan]" if model is not None else "[cyan]user[/cyan]")
-            console.print(text_of(message), markup=False)
-    if record.error is not None:
-        console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")
-    elif record.scores is not None:
-        who = "you" if model is None else "the model"
-        values = {**record.scores.rewards, **record.scores.metrics}
-        console.print(
-            f"reward of {who}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items())
-        )
+    tell_result(record, model, console)
     hint(console, f"the same game again: --seed {chosen}")

@@ -1,0 +1,45 @@
+"""`rove view`: runs in the browser."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+
+from rove.cli.common import RUNS, console_for, run_async
+
+
+@click.command()
+@click.argument("folder", metavar="[RUNS_DIR]", type=click.Path(path_type=Path), default=RUNS)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine it takes a token."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8123, show_default=True, help="0 = any that is free.")
+@click.option("--open", "opened", is_flag=True, help="Open it in the browser, too.")
+def command(folder: Path, host: str, port: int, opened: bool) -> None:
+    """Look at runs in the browser: rollouts, training as it goes, comparisons.
+
+    RUNS_DIR is a folder of run folders, or one of them.  [default: runs]
+
+    Reads run folders and nothing else, so that it works while a run goes on, after a crash, and on somebody else's runs.
+    """
+    from rove.server import is_loopback
+    from rove.viewer.app import serve_viewer
+    from rove.viewer.shelf import Shelf
+
+    shelf = Shelf(folder)
+    console = console_for(False)
+    token = None if is_loopback(host) else secrets.token_urlsafe(16)
+
+    def started(url: str) -> None:
+        console.print(f"looking at {folder}: {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+        if token:
+            console.print("whoever has this address can read your runs; it is not encrypted on its way", style="yellow")
+        if opened:
+            click.launch(url)
+
+    try:
+        run_async(serve_viewer(shelf, host, port, token, started))
+    except KeyboardInterrupt:
+        console.print("stopped")

@@ -1,0 +1,292 @@
+"""What the pages ask, as functions of a shelf and the parameters of an address; each returns plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.errors import ConfigError, RunError
+from rove.viewer import queries
+from rove.viewer.comparing import compared
+from rove.viewer.growing import GrowingLines
+from rove.viewer.html import cut
+from rove.viewer.index import Index, Progress
+from rove.viewer.queries import Chosen
+from rove.viewer.rollouts import Spell, parting, read_line, shortened, told
+from rove.viewer.shelf import Shelf, described, status
+
+SIBLINGS = 16
+"""Siblings shown side by side at most."""
+BAD = 100
+"""Unreadable lines that are told."""
+RAW = 200_000
+"""Characters shown of a line as it lies in the file."""
+BAD_TEXT = 4000
+"""Characters shown of one."""
+
+
+class Asked:
+    """The parameters of an address.
+
+    Args:
+        pairs: names and values, as they stand there.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]):
+        self.pairs = pairs
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The last value of a parameter.
+
+        Raises:
+            ConfigError: it is not there, and has no default.
+        """
+        found = [value for key, value in self.pairs if key == name]
+        if not found and default is None:
+            raise ConfigError(f"the parameter '{name}' is missing")
+        return found[-1] if found else default or ""
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """The same as a whole number.
+
+        Raises:
+            ConfigError: it is none, or out of bounds.
+        """
+        given = self.text(name, None if default is None else str(default))
+        if not given.isascii() or not given.isdecimal() or len(given) > 15:
+            raise ConfigError(f"{name} is '{given[:40]}'; expected a whole number, 0 or more")
+        return int(given)
+
+
+def runs(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """Every run, as a row of a table."""
+    found = []
+    for name in shelf.names():
+        try:
+            found.append(shelf.card(name))
+        except (ConfigError, OSError):  # gone by now
+            continue
+    return {"folder": shelf.base.name, "runs": found}
+
+
+def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """One run: its settings, versions, summary, and what can be asked of its rollouts."""
+    name = asked.text("run")
+    folder = shelf.run(name)
+    index, progress = shelf.index(name)
+    known = queries.columns(index) if progress.size else {}
+    return {
+        "name": name,
+        "status": status(folder),
+        **_settled(lambda: described(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
+        "versions": _settled(lambda: {"list": _versions(folder.path)}, {"list": []})["list"],
+        "summary": _settled(folder.summary, None),
+        "progress": _progress(progress),
+        "values": [name for name in known if name not in queries.WORDS[:4]],
+        "sorts": list(known),
+        "scores": list(index.columns()) if progress.size else [],
+        "steps": shelf.metrics(name).rows[-1:] != [],
+    }
+
+
+def _settled(read: Callable[[], Any], otherwise: Any) -> Any:
+    """What a file says; of one that cannot be read, why."""
+    try:
+        return read()
+    except (RunError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        return otherwise if otherwise is None else {**otherwise, "trouble": str(error)[:300]}
+
+
+def _versions(path: Path) -> list[Any]:
+    file = path / "versions.json"
+    return msgspec.json.decode(file.read_bytes(), type=list) if file.exists() else []
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {key: value for key, value in progress._asdict().items() if key != "stamp"}
+
+
+def _chosen(shelf: Shelf, asked: Asked) -> tuple[Index, Progress, Chosen]:
+    index, progress = shelf.index(asked.text("run"))
+    if not progress.size:
+        return index, progress, Chosen("1", [])
+    return index, progress, queries.choose(queries.columns(index), asked.pairs)
+
+
+def rollouts(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """A page of rows."""
+    index, progress, chosen = _chosen(shelf, asked)
+    offset, limit = asked.whole("offset", 0), asked.whole("limit", 50)
+    sort, order = asked.text("sort", "line"), asked.text("order", "up")
+    if order not in ("up", "down"):
+        raise ConfigError(f"order is '{order[:40]}'; expected up or down")
+    empty = {"total": 0, "rows": []}
+    found = queries.page(index, chosen, sort, order == "down", offset, limit) if progress.size else empty
+    return {**found, "progress": _progress(progress)}
+
+
+def facet(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """How many rollouts have which value."""
+    index, progress, chosen = _chosen(shelf, asked)
+    name = asked.text("name")
+    return queries.facet(index, chosen, name) if progress.size else {"name": name, "values": [], "others": 0}
+
+
+def histogram(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """How often a number has which value."""
+    index, progress, chosen = _chosen(shelf, asked)
+    name = asked.text("name")
+    return queries.histogram(index, chosen, name) if progress.size else {"name": name, "count": 0, "bars": []}
+
+
+def bad_lines(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """The lines that are no rollouts, with why, and how they begin."""
+    index, progress = shelf.index(asked.text("run"))
+    sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
+    found = []
+    for line, offset, size, why in index.ask(sql, [BAD]) if progress.size else []:
+        text = read_line(index.file, offset, size).decode("utf-8", "replace")
+        found.append({"line": line, "why": why, "text": shortened(text, BAD_TEXT)})
+    return {"bad": progress.bad, "lines": found}
+
+
+def _line(index: Index, progress: Progress, number: int) -> bytes:
+    found = index.ask("SELECT offset, size FROM rollouts WHERE line = ?", [number]) if progress.size else []
+    if not found:
+        raise ConfigError(f"no rollout in line {number}")
+    return read_line(index.file, *found[0])
+
+
+def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """One rollout, with its advantage over its siblings and where they are."""
+    name, number = asked.text("run"), asked.whole("line")
+    index, progress = shelf.index(name)
+    line = _line(index, progress, number)
+    found = told(line, speller(shelf, name), whole=asked.text("whole", "") == "1")
+    siblings = _siblings(index, found["example_key"], found["step"])
+    rewards = [row["reward"] for row in siblings if row["reward"] is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
+    return {"line": number, **found, "size": len(line), "advantage": advantage, "siblings": siblings}
+
+
+def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
+    sql = (
+        "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 "
+        "ORDER BY rollout, line LIMIT 256"
+    )
+    return queries.rows(index, [line for (line,) in index.ask(sql, [key, step])])
+
+
+def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """The rollouts of an example side by side, each with the place where it parts from the first one."""
+    index, progress = shelf.index(asked.text("run"))
+    first = decoded_place(_line(index, progress, asked.whole("line")))
+    siblings = _siblings(index, *first)
+    shown, completions = [], []
+    for row in siblings[:SIBLINGS]:
+        line = _line(index, progress, row["line"])
+        record = told(line)
+        completions.append(msgspec.json.decode(line)["record"]["completion"])
+        parts = parting(completions[0], completions[-1])
+        shown.append({**row, "prompt": record["prompt"], "completion": record["completion"], "parts": parts})
+    return {"rollouts": shown, "left_out": len(siblings) - len(shown)}
+
+
+def decoded_place(line: bytes) -> tuple[str, int | None]:
+    """Example key and step of a line."""
+    record = msgspec.json.decode(line)["record"]
+    return record["example_key"], record.get("step")
+
+
+def raw(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
+    index, progress = shelf.index(asked.text("run"))
+    line = _line(index, progress, asked.whole("line"))
+    return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
+
+
+def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """The rows of metrics after the first `after`, in the `life` of a file they were counted in; alarms, spread of the reward."""
+    name = asked.text("run")
+    folder, lines = shelf.run(name), shelf.metrics(name)
+    after = asked.whole("after", 0) if asked.whole("life", lines.life) == lines.life else 0
+    index, progress = shelf.index(name)
+    alarms = GrowingLines(folder.path / "alarms.jsonl")
+    alarms.catch_up()
+    return {
+        "life": lines.life,
+        "after": min(after, len(lines.rows)),
+        "rows": lines.rows[after:],
+        "bad": lines.bad + alarms.bad,
+        "alarms": alarms.rows,
+        "steps": index.remember("steps", lambda: queries.steps(index)) if progress.size else [],
+        "status": status(folder),
+        **_settled(lambda: {"kind": described(folder)["kind"]}, {"kind": "unreadable"}),
+        "progress": _progress(progress),
+    }
+
+
+def groups(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """How the groups of some training steps fared."""
+    index, progress = shelf.index(asked.text("run"))
+    if not progress.size:
+        return {"groups": 0, "dead": 0, "bars": []}
+    return queries.groups(index, asked.whole("first", 0), asked.whole("last", queries.DEEPEST >> 8))
+
+
+def compare(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+    """Two runs, example by example."""
+    names = asked.text("a"), asked.text("b")
+    indexes, readings = zip(*(shelf.index(name, 5.0) for name in names))
+    if not all(progress.size for progress in readings):
+        missing = names[0] if not readings[0].size else names[1]
+        raise ConfigError(f"'{missing}' has no rollouts: there is nothing to compare")
+    found = compared(indexes[0], indexes[1], asked.text("value", "reward"), names)
+    return {**found, "reading": not all(progress.done for progress in readings)}
+
+
+def speller(shelf: Shelf, name: str) -> Spell | None:
+    """The text of a token, where the run or the model it was made with has a tokenizer in the same folder of runs."""
+    folder = shelf.run(name)
+    candidates = [folder.path / "final", *sorted((folder.path / "checkpoints").glob("*"))]
+    model = _settled(lambda: described(folder), {"model": ""})["model"]
+    if model:
+        candidates.append(Path(model))
+    for candidate in candidates:
+        file = (candidate / "tokenizer.json").resolve()
+        if file.is_relative_to(shelf.base) and file.is_file():
+            return _tokenizer(file, file.stat().st_mtime_ns)
+    return None
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(file: Path, changed: int) -> Spell | None:
+    try:
+        from tokenizers import Tokenizer  # of the extra `train`
+
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # not installed; or a file that is no tokenizer, of which the library raises plain exceptions
+        return None
+    return lru_cache(maxsize=65536)(lambda id: tokenizer.decode([id], skip_special_tokens=False))
+
+
+ENDPOINTS: Mapping[str, Callable[[Shelf, Asked], dict[str, Any]]] = {
+    "runs": runs,
+    "run": run,
+    "rollouts": rollouts,
+    "facet": facet,
+    "histogram": histogram,
+    "bad": bad_lines,
+    "rollout": rollout,
+    "group": group,
+    "raw": raw,
+    "metrics": metrics,
+    "groups": groups,
+    "compare": compare,
+}
+"""What can be asked, by its name below /api/."""

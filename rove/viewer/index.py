@@ -1,0 +1,306 @@
+"""An index of a run's rollouts: where each line of rollouts.jsonl begins, and its scalars, in SQLite.
+
+It lies in the run folder, as `index.sqlite`, or in memory where that cannot be written. Nothing is lost with it: whenever it does
+not fit the file it is made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+from rove.errors import RunError
+from rove.messages import text_of
+from rove.record_lines import Listed, decode_listed
+from rove.viewer.growing import mark
+from rove.viewer.html import excerpt
+
+T = TypeVar("T")
+
+FILE = "index.sqlite"
+VERSION = 1
+"""Of the tables; an index of another one is made anew."""
+NAMES = 400
+"""Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
+BATCH = 1000
+"""Lines kept in memory before they are stored."""
+ASKED = 160
+"""Characters kept of what an example asks."""
+
+FIXED = {
+    "line": "INTEGER PRIMARY KEY",
+    "offset": "INTEGER",
+    "size": "INTEGER",
+    "superseded": "INTEGER",
+    "example_key": "TEXT",
+    "example": "INTEGER",
+    "rollout": "INTEGER",
+    "step": "INTEGER",
+    "env": "TEXT",
+    "reward": "REAL",
+    "error": "TEXT",
+    "stop": "TEXT",
+    "truncated": "INTEGER",
+    "turns": "INTEGER",
+    "prompt_tokens": "INTEGER",
+    "completion_tokens": "INTEGER",
+    "seconds": "REAL",
+    "model_seconds": "REAL",
+    "retries": "INTEGER",
+    "temperature": "REAL",
+}
+"""Columns of every rollout. `line` counts from 0; `superseded` is 1 where a later line is of the same rollout."""
+
+TABLES = f"""
+CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items())});
+CREATE TABLE asked (line INTEGER PRIMARY KEY, words TEXT);
+CREATE TABLE bad (line INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, why TEXT);
+CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB);
+INSERT INTO seen VALUES (0, 0, x'');
+CREATE INDEX places ON rollouts (example_key, rollout, step);
+CREATE INDEX rewards ON rollouts (reward) WHERE superseded = 0;
+CREATE TRIGGER again BEFORE INSERT ON rollouts BEGIN
+  UPDATE rollouts SET superseded = 1
+  WHERE example_key = NEW.example_key AND rollout = NEW.rollout AND step IS NEW.step AND superseded = 0;
+END;
+PRAGMA user_version = {VERSION};
+"""
+
+
+class Progress(NamedTuple):
+    """How much of the file has been read."""
+
+    bytes: int
+    """Of whole lines."""
+    size: int
+    """Bytes of the file; beyond `bytes`, once `done`, there is a line whose end has not been written."""
+    done: bool
+    bad: int
+    """Lines that are no rollouts this rove can read."""
+    stamp: tuple[int, int]
+    """Differs where the contents do."""
+
+
+class Index:
+    """The index of one file; calls may come from any thread.
+
+    Args:
+        file: a run's rollouts.jsonl; it may not be there yet.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.store = file.with_name(FILE)
+        self._database: sqlite3.Connection | None = None
+        self._in_memory = False
+        self._checked: tuple[int, ...] = ()
+        self._born = 0
+        self._remembered: dict[str, tuple[Any, Any]] = {}
+        self._lock = RLock()
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def catch_up(self, seconds: float = 0.2) -> Progress:
+        """Read what is new, for about so long; call again until it is `done`."""
+        with self._lock:
+            try:
+                return self._catch_up(time.monotonic() + seconds)
+            except sqlite3.Error:  # a full disk, a folder nobody may write to, no database: go on without the file
+                self.close()
+                self._in_memory = True
+                return self._catch_up(time.monotonic() + seconds)
+
+    def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query.
+
+        Raises:
+            RunError: the database cannot be read; what is in the folder is not one of ours.
+        """
+        with self._lock:
+            try:
+                return self._connected().execute(sql, values).fetchall()
+            except (sqlite3.Error, OverflowError) as error:
+                self.close()
+                raise RunError(f"{self.store} cannot be read ({error}); delete it, it is made anew") from error
+
+    def columns(self) -> dict[str, str]:
+        """Scores by name → their columns in the table `rollouts`."""
+        return {name: f"v{place}" for place, name in self.ask("SELECT place, name FROM names ORDER BY place")}
+
+    def remember(self, name: str, find: Callable[[], T]) -> T:
+        """What `find` returns, found once for what has been read."""
+        with self._lock:
+            [stamp] = self.ask("SELECT bytes, lines FROM seen")
+            if self._remembered.get(name, (None,))[0] != stamp:
+                self._remembered[name] = stamp, find()
+            return self._remembered[name][1]
+
+    # the database
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._database = self._connect()
+            self._checked = ()
+        return self._database
+
+    def _connect(self) -> sqlite3.Connection:
+        where = ":memory:" if self._in_memory else str(self.store)
+        database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
+        try:
+            database.executescript("PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF;")
+            if database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                self._empty(database)
+        except sqlite3.DatabaseError as error:
+            database.close()
+            if self._in_memory or isinstance(error, sqlite3.OperationalError):
+                raise
+            self.store.unlink()  # no database at all, or a broken one
+            return self._connect()
+        self._born = self._inode()
+        return database
+
+    def _inode(self) -> int:
+        return self.store.stat().st_ino if not self._in_memory and self.store.exists() else 0
+
+    def _empty(self, database: sqlite3.Connection) -> None:
+        found = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
+        database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
+
+    # reading
+
+    def _catch_up(self, deadline: float) -> Progress:
+        if not self._in_memory and self._database is not None and self._inode() != self._born:
+            self.close()  # `--fresh` has thrown it away
+        if self._database is None and not self.file.exists():
+            return Progress(0, 0, True, 0, (0, 0))
+        database = self._connected()
+        with self.file.open("rb") if self.file.exists() else open(os.devnull, "rb") as lines:
+            found = os.fstat(lines.fileno())
+            now = (found.st_ino, found.st_size, found.st_mtime_ns)
+            done = now == self._checked
+            if not done:
+                database.execute("BEGIN IMMEDIATE")
+                try:
+                    if not self._is_same(database, lines):
+                        database.execute("ROLLBACK")
+                        self._empty(database)
+                        database.execute("BEGIN IMMEDIATE")
+                    done = self._read(database, lines, deadline)
+                finally:
+                    if database.in_transaction:
+                        database.execute("COMMIT")
+                self._checked = now if done else ()
+        [(read, count)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
+        [(bad,)] = database.execute("SELECT COUNT(*) FROM bad").fetchall()
+        return Progress(read, found.st_size, done, bad, (read, count))
+
+    def _is_same(self, database: sqlite3.Connection, lines: BinaryIO) -> bool:
+        """Whether what has been read is still what the file begins with; resumed training cuts it and writes on."""
+        [(read, known)] = database.execute("SELECT bytes, mark FROM seen").fetchall()
+        return read == 0 or mark(lines, read) == known
+
+    def _read(self, database: sqlite3.Connection, lines: BinaryIO, deadline: float) -> bool:
+        [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
+        batch = _Batch(database)
+        lines.seek(read)
+        done = True
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            batch.add(number, read, line)
+            number, read = number + 1, read + len(line)
+            if number % 64 == 0 and time.monotonic() > deadline:
+                done = False
+                break
+        batch.store()
+        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?", (read, number, mark(lines, read)))
+        return done
+
+
+class _Batch:
+    """Lines on their way into the database."""
+
+    def __init__(self, database: sqlite3.Connection):
+        self.database = database
+        self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
+        self.rows: list[list[Any]] = []
+        self.asked: list[tuple[int, str]] = []
+        self.bad: list[tuple[int, int, int, str]] = []
+
+    def add(self, number: int, offset: int, line: bytes) -> None:
+        try:
+            listed = decode_listed(line[:-1])
+            row = [number, offset, len(line), 0, *_scalars(listed)]
+        except (RunError, ValueError, RecursionError) as error:
+            self.bad.append((number, offset, len(line), _plain(str(error))))
+            return
+        scores = listed.scores
+        values = scores.rewards | scores.metrics | scores.rewards if scores else {}
+        self._add_names([name for name in values if name not in self.places])
+        self.rows.append(row + [values.get(name) for name in self.places])
+        self.asked.append((number, _asked(listed)))
+        if len(self.rows) >= BATCH:
+            self.store()
+
+    def _add_names(self, names: Sequence[str]) -> None:
+        for name in names[: NAMES - len(self.places)]:
+            self.store()
+            place = len(self.places)
+            self.places[name] = place
+            self.database.execute("INSERT INTO names VALUES (?, ?)", (place, _plain(name)))
+            self.database.execute(f"ALTER TABLE rollouts ADD COLUMN v{place} REAL")
+
+    def store(self) -> None:
+        if self.rows:
+            marks = ", ".join("?" * len(self.rows[0]))
+            self.database.executemany(f"INSERT INTO rollouts VALUES ({marks})", self.rows)
+        self.database.executemany("INSERT INTO asked VALUES (?, ?)", self.asked)
+        self.database.executemany("INSERT INTO bad VALUES (?, ?, ?, ?)", self.bad)
+        self.rows, self.asked, self.bad = [], [], []
+
+
+def _scalars(listed: Listed) -> Iterator[Any]:
+    """The values of FIXED after the first four.
+
+    Raises:
+        ValueError: a number is larger than anything that is counted.
+    """
+    for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
+        if abs(number) >= 1 << 53:
+            raise ValueError(f"not a rollout record: {number} is too large to be a count")
+    error = listed.error
+    yield from (_plain(listed.example_key), listed.example_id, listed.rollout_index, listed.step, _plain(listed.env_id))
+    yield listed.reward
+    yield None if error is None else _plain(f"{error.phase}: {error.type}")
+    yield None if listed.stop_condition is None else _plain(listed.stop_condition)
+    yield from (int(listed.is_truncated), len(listed.turn_seconds), *_tokens(listed))
+    yield from (listed.timing.total, listed.timing.model, listed.retries, listed.temperature)
+
+
+def _tokens(listed: Listed) -> tuple[int, int]:
+    return listed.usage.prompt_tokens, listed.usage.completion_tokens
+
+
+def _asked(listed: Listed) -> str:
+    """What the example asks: its last message."""
+    try:
+        return _plain(excerpt(text_of(listed.prompt[-1]), ASKED)) if listed.prompt else ""
+    except (AttributeError, TypeError):  # a content that is neither text nor parts
+        return ""
+
+
+def _plain(text: str) -> str:
+    """Text that SQLite takes: without halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,255 @@
+"""Questions about the rollouts of a run, answered by its index: a page of rows, counts, histograms, steps.
+
+Which rollouts are meant stands in the parameters of an address: `is.stop=answered` (any of several), `from.reward=0.5` (at
+least), `to.reward=1` (below). Scores are named `score.NAME`. An empty value is one that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rove.errors import ConfigError, nearest
+from rove.viewer.index import FIXED, Index
+
+SCORE = "score."
+NUMBERS = (
+    "reward",
+    "turns",
+    "completion_tokens",
+    "prompt_tokens",
+    "seconds",
+    "model_seconds",
+    "size",
+    "retries",
+    "temperature",
+    "step",
+    "example",
+    "rollout",
+    "line",
+)
+WORDS = ("env", "stop", "error", "example_key", "truncated", "superseded")
+FACETS = ("env", "stop", "error", "truncated", "turns")
+BARS = 20
+VALUES = 40
+"""Values of a facet that are told, the most frequent first."""
+PAGE = 500
+"""Rows of a page at most."""
+DEEPEST = 1 << 53
+
+EVERY = "superseded = 0"
+"""The rollouts that count, as SQL."""
+SCANNED = "rollouts NOT INDEXED"
+"""The table, read from one end to the other: SQLite would rather use an index that makes most questions slower."""
+
+
+class Chosen(NamedTuple):
+    """Some rollouts of a run, as SQL."""
+
+    where: str
+    values: list[Any]
+
+
+def columns(index: Index) -> dict[str, str]:
+    """Everything a rollout can be chosen or sorted by → its column."""
+    scores = {SCORE + name: column for name, column in index.columns().items()}
+    return {name: name for name in (*NUMBERS, *WORDS)} | scores
+
+
+def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chosen:
+    """The rollouts that parameters of an address mean; a rollout that was repeated counts once, as in statistics.
+
+    Args:
+        known: of `columns`.
+        wanted: names and values; those that say nothing of rollouts are left out.
+
+    Raises:
+        ConfigError: there is no such column, or the value is no number where one is needed.
+    """
+    any_of: dict[str, list[Any]] = {}
+    parts, values = [], []
+    for key, value in wanted:
+        kind, dot, name = key.partition(".")
+        if not dot or kind not in ("is", "from", "to"):
+            continue
+        column = _column(known, name)
+        if kind == "is":
+            any_of.setdefault(name, []).append(_value(name, value))
+        else:
+            parts.append(f"{column} {'>=' if kind == 'from' else '<'} ?")
+            values.append(_number(name, value))
+    for name, listed in any_of.items():
+        given = [value for value in listed if value is not None]
+        tests = [f"{known[name]} IN ({', '.join('?' * len(given))})"] if given else []
+        tests += [f"{known[name]} IS NULL"] if len(given) < len(listed) else []
+        parts.append(f"({' OR '.join(tests)})")
+        values += given
+    if "superseded" not in any_of:
+        parts.append(EVERY)
+    return Chosen(" AND ".join(parts), values)
+
+
+def _source(chosen: Chosen, column: str) -> str:
+    """The table for SQLite to read: the index of rewards helps where all of them are wanted."""
+    return "rollouts" if column == "reward" and chosen.where == EVERY else SCANNED
+
+
+def _column(known: Mapping[str, str], name: str) -> str:
+    if name not in known:
+        raise ConfigError(f"rollouts have no '{name}'; {nearest(name, known)}")
+    return known[name]
+
+
+def _value(name: str, value: str) -> Any:
+    if value == "" and name != "env":
+        return None
+    return value if name in WORDS[:4] else _number(name, value)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ConfigError(f"'{name}' is compared with a number, got '{value[:80]}'")
+    return number
+
+
+def page(
+    index: Index, chosen: Chosen, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
+) -> dict[str, Any]:
+    """Rows of some rollouts: `total` and `rows`, each a mapping with the values of FIXED, `asked`, and `scores`.
+
+    Raises:
+        ConfigError: nothing is called like `sort`, or a number is out of range.
+    """
+    known = columns(index)
+    column = _column(known, sort)
+    if not 0 <= offset < DEEPEST or not 1 <= limit <= PAGE:
+        raise ConfigError(f"offset is {offset} and limit {limit}; expected 0 or more, and 1 to {PAGE}")
+    [(total,)] = index.ask(f"SELECT COUNT(*) FROM {_source(chosen, column)} WHERE {chosen.where}", chosen.values)
+    direction = "DESC" if descending else "ASC"
+    order = ", ".join(f"{name} {direction}" for name in dict.fromkeys((column, "line")))
+    inner = f"SELECT line FROM {_source(chosen, column)} WHERE {chosen.where} ORDER BY {order} LIMIT ? OFFSET ?"
+    lines = [line for (line,) in index.ask(inner, [*chosen.values, limit, offset])]
+    return {"total": total, "rows": rows(index, lines)}
+
+
+def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows of these lines, in this order."""
+    scores = index.columns()
+    names = [*FIXED, "asked", *scores]
+    columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "words", *scores.values()])
+    marks = ", ".join("?" * len(lines))
+    sql = f"SELECT {columns} FROM rollouts LEFT JOIN asked USING (line) WHERE rollouts.line IN ({marks})"
+    fixed = len(FIXED) + 1
+    found: dict[int, dict[str, Any]] = {}
+    for row in index.ask(sql, lines):
+        told = dict(zip(names[:fixed], row))
+        told["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
+        found[row[0]] = told
+    return [found[line] for line in lines if line in found]
+
+
+def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
+    """How many of these rollouts have which value: `values` of [value, count], and how many other values there are."""
+    column = _column(columns(index), name)
+    sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
+    found = index.ask(sql, chosen.values)
+    return {"name": name, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
+
+
+def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
+    """How often these rollouts have which value of a number.
+
+    The bars stay where they are whichever rollouts are chosen.
+
+    Returns:
+        `name`, `count`, `mean`, and `bars`: {"from", "to", "count"}; one of a single value has it as `value`. The last bar has no
+        `to`: it takes the largest value in.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    column = _column(columns(index), name)
+    if name in WORDS[:4]:
+        raise ConfigError(f"'{name}' is no number; a histogram takes one, like 'reward'")
+    low, high, finite = index.remember(column, lambda: _range(index, column))
+    if low is None:
+        return {"name": name, "count": 0, "mean": None, "bars": []}
+    width = high / BARS - low / BARS or 1.0
+    sql = (
+        f"SELECT MIN({BARS - 1}, CAST((value - ?) / ? AS INTEGER)) AS bar, MIN(value), MAX(value), COUNT(seen), SUM(seen) FROM "
+        f"(SELECT {column} AS value, CASE WHEN {chosen.where} THEN {column} END AS seen FROM {SCANNED} WHERE {finite}) "
+        "GROUP BY bar ORDER BY bar"
+    )
+    found = {int(row[0]): row[1:] for row in index.ask(sql, [low, width, *chosen.values])}
+    count = sum(row[2] for row in found.values())
+    mean = sum(row[3] or 0.0 for row in found.values()) / count if count else None
+    if all(row[0] == row[1] for row in found.values()):
+        bars = [{**_bar(place, low, width, row[2]), "value": row[0]} for place, row in found.items()]
+    else:
+        bars = [_bar(place, low, width, found[place][2] if place in found else 0) for place in range(BARS)]
+    return {"name": name, "count": count, "mean": mean, "low": low, "high": high, "bars": bars}
+
+
+def _range(index: Index, column: str) -> tuple[Any, Any, str]:
+    """The least and the largest value, and what tells those between from values that cannot be drawn."""
+    low, high = index.ask(f"SELECT MIN({column}), MAX({column}) FROM rollouts")[0]
+    if low is None or (low > -math.inf and high < math.inf):
+        return low, high, f"{column} IS NOT NULL"
+    finite = f"{column} > -9e999 AND {column} < 9e999"
+    return *index.ask(f"SELECT MIN({column}), MAX({column}) FROM rollouts WHERE {finite}")[0], finite
+
+
+def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
+    bar: dict[str, Any] = {"from": low + place * width, "count": count}
+    return {**bar, "to": low + (place + 1) * width} if place < BARS - 1 else bar
+
+
+def steps(index: Index) -> list[dict[str, Any]]:
+    """Of every training step: its number, rollouts, `mean` and `spread` (standard deviation) of the reward, failures."""
+    sql = (
+        "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
+        f"FROM {SCANNED} WHERE {EVERY} AND step IS NOT NULL GROUP BY step ORDER BY step"
+    )
+    return [
+        {
+            "step": step,
+            "rollouts": count,
+            "failed": count - scored,
+            "mean": mean,
+            "spread": None if mean is None else math.sqrt(max(0.0, squares - mean * mean)),
+            "first": first,
+            "truncated": truncated,
+        }
+        for step, count, scored, mean, squares, first, truncated in index.ask(sql)
+    ]
+
+
+def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
+    """How the groups of some steps fared: a histogram of their mean rewards, and how many have no spread.
+
+    Args:
+        index: of the run.
+        step_from: the first step.
+        step_to: the last one.
+    """
+    sql = (
+        f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {SCANNED} "
+        f"WHERE {EVERY} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
+    )
+    found = index.ask(sql, [step_from, step_to])
+    means = [mean for mean, _ in found if math.isfinite(mean)]
+    dead = sum(same for _, same in found)
+    if not means:
+        return {"groups": 0, "dead": 0, "bars": []}
+    low, high = min(means), max(means)
+    width = high / BARS - low / BARS or 1.0
+    counts = [0] * BARS
+    for mean in means:
+        counts[min(BARS - 1, int((mean - low) / width))] += 1
+    bars = [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
+    return {"groups": len(found), "dead": dead, "bars": bars}

@@ -1,0 +1,87 @@
+// Messages as a chat.
+
+import { el } from "./dom.js";
+import { drawn } from "./boards.js";
+import { counted } from "./format.js";
+
+const ROLES = new Set(["system", "developer", "user", "assistant", "tool"]);
+const THINKING = /^\s*<think>([\s\S]*?)<\/think>\s*/;
+const PREVIEW = 90;
+
+/**
+ * A message of a rollout.
+ *
+ * @param message as recorded
+ * @param environment its name: it may know how to draw what it says
+ * @param place its number, for links to it
+ * @param parts the character of its content from which on it is marked; null = none
+ */
+export function message(message, environment, place, parts = null) {
+  const role = String(message.role);
+  const known = ROLES.has(role) ? role : "other";
+  const name = [message.name, message.tool_call_id].filter((text) => text).map(String).join(" ");
+  return el(
+    "article",
+    { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
+    el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`)),
+    el("div", { class: "said" }, inside(message, role, environment, parts)),
+  );
+}
+
+function inside(message, role, environment, parts) {
+  let content = textOf(message.content);
+  const found = [];
+  const reasoning = message.reasoning_content ?? message.reasoning;
+  if (reasoning) found.push(fold("reasoning", String(reasoning), "thought"));
+  const thought = role === "assistant" && parts === null ? THINKING.exec(content) : null;
+  if (thought) {
+    found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
+    content = content.slice(thought[0].length);
+  }
+  if (content) found.push(said(content, environment, parts));
+  if (message.refusal) found.push(el("p", { class: "bad" }, `refusal: ${message.refusal}`));
+  const calls = Array.isArray(message.tool_calls) ? message.tool_calls : message.tool_calls ? [message.tool_calls] : [];
+  found.push(...calls.map(call));
+  return found.length ? found : el("p", { class: "note" }, "nothing");
+}
+
+function said(content, environment, parts) {
+  if (parts !== null) {
+    const letters = Array.from(content);
+    return el("pre", {}, letters.slice(0, parts).join(""), el("mark", {}, letters.slice(parts).join("")));
+  }
+  const found = drawn(environment, content);
+  if (!found) return el("pre", {}, content);
+  return [found.before && el("pre", {}, found.before), found.drawing, found.after && el("pre", {}, found.after)];
+}
+
+/** The text of a content; what is no text is named. */
+export function textOf(content) {
+  if (content === null || content === undefined) return "";
+  if (!Array.isArray(content)) return typeof content === "string" ? content : JSON.stringify(content, null, 2);
+  return content.map((part) => (typeof part === "string" ? part : (part?.text ?? `[${part?.type ?? "part"}, not shown]`))).join("\n");
+}
+
+function call(call) {
+  const made = call?.function;
+  if (!made) return fold("tool call", pretty(call), "call");
+  const given = pretty(made.arguments);
+  return fold(`tool call ${made.name}`, given, "call");
+}
+
+/** Something under its title, with a glimpse of it. */
+export function fold(title, text, kind = "", open = false) {
+  const glimpse = text.slice(0, PREVIEW * 2).replace(/\s+/g, " ").slice(0, PREVIEW);
+  const more = text.length > PREVIEW ? ` … ${counted(text.length, "character")}` : "";
+  return el("details", { class: kind, open }, el("summary", {}, title, " ", el("small", {}, glimpse, more)), el("pre", {}, text));
+}
+
+/** A value, or the value that a text is the JSON of, as indented JSON. */
+export function pretty(value) {
+  if (typeof value !== "string") return JSON.stringify(value, null, 2) ?? "";
+  try {
+    return JSON.stringify(JSON.parse(value), null, 2);
+  } catch {
+    return value;
+  }
+}

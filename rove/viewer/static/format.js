@@ -1,0 +1,59 @@
+// Numbers and times for people.
+
+export const NONE = "–";
+
+/** A measured value in four digits and no more than it needs. */
+export function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  if (Number.isInteger(value)) return (value || 0).toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+/** A mean with the half-width of its interval. */
+export function interval(estimate) {
+  if (!estimate || estimate.mean === null || estimate.mean === undefined) return NONE;
+  const half = estimate.half_width;
+  return half === null || half === undefined ? estimate.mean.toFixed(3) : `${estimate.mean.toFixed(3)} ± ${half.toFixed(3)}`;
+}
+
+/** The same with its sign. */
+export function signed(value) {
+  return value === null || value === undefined ? NONE : (value > 0 ? "+" : "") + number(value);
+}
+
+/** A duration. */
+export function seconds(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value < 0.001) return "under 1 ms";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return value < 100 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB"];
+  let size = value;
+  let unit = 0;
+  while (size >= 1000 && unit < 3) [size, unit] = [size / 1000, unit + 1];
+  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}
+
+/** When something was, seen from now; `when` in seconds since 1970. */
+export function ago(when, now = Date.now() / 1000) {
+  if (!when) return NONE;
+  const past = Math.max(0, now - when);
+  if (past < 60) return "just now";
+  if (past < 3600) return `${Math.floor(past / 60)} min ago`;
+  if (past < 86400) return `${Math.floor(past / 3600)} h ago`;
+  return new Date(when * 1000).toISOString().slice(0, 10);
+}
+
+export function counted(count, what) {
+  return `${number(count)} ${what}${count === 1 ? "" : "s"}`;
+}
+
+/** A name for people: `score.win` → win. */
+export function plain(name) {
+  return name.replace(/^score\./, "").replaceAll("_", " ");
+}

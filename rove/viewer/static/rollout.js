@@ -1,0 +1,192 @@
+// One rollout: the chat, its siblings, its tokens, the record as it lies in the file.
+
+import { el, replace, say, table } from "./dom.js";
+import { address, ask, changed, filters } from "./ask.js";
+import { fold, message, pretty } from "./chat.js";
+import { NONE, bytes, counted, number, plain, seconds, signed } from "./format.js";
+import { tokenView } from "./tokens.js";
+
+const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
+
+export async function rolloutPage(main, params, signal) {
+  const [run, line] = [params.get("run"), params.get("line")];
+  const [about, found] = await Promise.all([
+    ask("run", { run }, signal),
+    ask("rollout", { run, line, whole: params.get("whole") }, signal),
+  ]);
+  const tab = params.get("tab") in TABS ? params.get("tab") : "chat";
+  const body = { chat, group, tokens, raw }[tab];
+  const content = await body({ about, found, params, signal });
+  if (signal.aborted) return;
+  replace(main, head(about, found, params, tab), el("div", { class: "body" }, content));
+  addEventListener("keydown", (event) => keys(event, params), { signal });
+}
+
+function head(about, found, params, tab) {
+  const links = Object.entries(TABS)
+    .filter(([name]) => name !== "tokens" || found.tokens.length)
+    .filter(([name]) => name !== "group" || found.siblings.length > 1)
+    .map(([name, title]) => {
+      const target = address("rollout", changed(params, { tab: name === "chat" ? null : name }));
+      return el("a", { href: target, "data-key": `tab ${name}`, "aria-current": name === tab ? "page" : null }, title);
+    });
+  const title = `Example ${number(found.example_id)}, rollout ${found.rollout_index}${found.step === null ? "" : `, step ${found.step}`}`;
+  return [
+    el(
+      "div",
+      { class: "title" },
+      el("h1", {}, title),
+      found.error ? el("span", { class: "status stopped" }, "failed") : el("span", { class: "status reward" }, `reward ${number(found.reward)}`),
+      el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
+      el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
+    ),
+    el("nav", { class: "tabs", "aria-label": "Views of this rollout" }, links),
+  ];
+}
+
+/** The rollout before or after this one, in the order of the list it was opened from. */
+async function turn(params, by) {
+  const chosen = [["run", params.get("run")], ...filters(params)];
+  for (const name of ["sort", "order"]) if (params.get(name)) chosen.push([name, params.get(name)]);
+  const at = Number(params.get("at") ?? params.get("line")) + by;
+  if (at < 0) return say("this is the first one");
+  const { rows } = await ask("rollouts", new URLSearchParams([...chosen, ["offset", at], ["limit", 1]]));
+  if (!rows.length) return say("this is the last one");
+  location.hash = address("rollout", changed(params, { line: rows[0].line, at }));
+}
+
+function keys(event, params) {
+  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "j") turn(params, 1);
+  if (event.key === "k") turn(params, -1);
+  if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null }));
+}
+
+// The chat and what is known beside it
+
+function chat({ about, found, params }) {
+  const messages = [
+    ...found.prompt.map((one, i) => message(one, about.env, i)),
+    el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
+    ...found.completion.map((one, i) => message(one, about.env, found.prompt.length + i)),
+  ];
+  const whole = address("rollout", changed(params, { whole: "1" }));
+  const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are cut. ", el("a", { href: whole }, "Show them whole")) : null;
+  return el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, cut, messages), el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
+}
+
+function facts(about, found, params) {
+  const extras = { answer: found.answer, info: found.info, ...(found.scores?.extras ?? {}) };
+  const seats = Object.entries(found.seats).map(([name, said]) => fold(`seat ${name}`, pretty(said)));
+  return [
+    el("h2", {}, "Why it stopped"),
+    el("p", {}, why(found)),
+    found.error && failure(found.error),
+    found.scores && [el("h2", {}, "Reward"), scores(found.scores)],
+    found.advantage !== null && found.siblings.length > 1 && el("p", { class: "note" }, `${signed(found.advantage)} against the mean of its ${found.siblings.length} siblings`),
+    el("h2", {}, "Time"),
+    lane(found),
+    siblings(found, params),
+    el("h2", {}, "More"),
+    Object.entries(extras)
+      .filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length)
+      .map(([name, value]) => fold(name, pretty(value))),
+    seats,
+    found.tools && fold(counted(found.tools.length, "tool"), pretty(found.tools)),
+    curl(about, found),
+    el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`),
+  ];
+}
+
+function why(found) {
+  const turns = counted(found.steps.length, "turn");
+  if (found.error) return `It failed after ${turns}.`;
+  const last = found.steps.at(-1)?.finish_reason;
+  const stop = plain(found.stop_condition ?? "nothing");
+  const said = found.stop_condition === "has_final_env_response" ? "the environment had the last word" : stop;
+  const cut = found.is_truncated ? `; it was cut off${last === "length" ? ": the last answer is as long as answers may be" : ""}` : "";
+  return `After ${turns}: ${said}${cut}.`;
+}
+
+function failure(error) {
+  return [
+    el("p", { class: "bad" }, el("b", {}, `${error.phase}: ${error.type}`), ` ${error.message}`),
+    error.attempts.length ? fold("attempts before it", error.attempts.join("\n")) : null,
+    error.traceback && fold("traceback", error.traceback),
+  ];
+}
+
+function scores({ rewards, weights, metrics, reward }) {
+  const row = (...cells) => el("tr", {}, cells.map((text) => el("td", {}, text)));
+  const rows = Object.entries(rewards).map(([name, value]) => row(plain(name), number(value), `× ${number(weights[name] ?? 0)}`, number(value * (weights[name] ?? 0))));
+  rows.push(...Object.entries(metrics).map(([name, value]) => row(plain(name), number(value), "metric", "")));
+  rows.push(el("tr", { class: "sum" }, el("td", {}, "reward"), el("td"), el("td"), el("td", {}, number(reward))));
+  return table(["function", "value", "weight", "adds"], rows, "scores plain");
+}
+
+/** Where the time went: a bar of model, environment and rubric, and each turn of the model. */
+function lane({ parts, timing, steps }) {
+  const total = Math.max(timing.total, parts.model + parts.scoring + parts.environment) || 1;
+  const names = { model: "model", environment: "environment and waiting", scoring: "scoring" };
+  const bars = Object.keys(names).map((name) => el("span", { class: `part ${name}`, "width%": (parts[name] / total) * 100 }));
+  const told = Object.entries(names).map(([name, words]) => el("li", {}, el("span", { class: `key ${name}`, "aria-hidden": "true" }), `${words} ${seconds(parts[name])}`));
+  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${step.attempts.length ? `, ${counted(step.attempts.length, "failed try")}` : ""}`);
+  return [
+    el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in all` }, bars),
+    el("ul", { class: "legend" }, told),
+    fold(`${counted(steps.length, "turn")} in ${seconds(timing.total)}`, turns.join("\n")),
+  ];
+}
+
+function siblings({ siblings, line }, params) {
+  if (siblings.length < 2) return null;
+  const links = siblings.map((row) => {
+    const text = row.error ? "failed" : number(row.reward);
+    const target = address("rollout", changed(params, { line: row.line, at: null }));
+    return el("li", {}, el("a", { href: target, "aria-current": row.line === line ? "true" : null, "aria-label": `rollout ${row.rollout}: ${text}` }, text));
+  });
+  return [el("h2", {}, "Its group"), el("ul", { class: "siblings" }, links)];
+}
+
+/** A button that copies the request of the first turn as a command. */
+function curl(about, found) {
+  const body = { model: about.model, messages: found.prompt, tools: found.tools ?? undefined, temperature: found.temperature ?? undefined };
+  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+  const command = `curl "$BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' -d '${quoted}'`;
+  const copy = async () => {
+    await navigator.clipboard.writeText(command);
+    say("copied");
+  };
+  return [el("button", { type: "button", on: { click: copy } }, "Copy as curl"), fold("the request of the first turn", command)];
+}
+
+// The other views
+
+async function group({ about, params, signal }) {
+  const { rollouts, left_out } = await ask("group", { run: about.name, line: params.get("line") }, signal);
+  const columns = rollouts.map((one, i) => {
+    const target = address("rollout", changed(params, { line: one.line, at: null, tab: null }));
+    const result = one.error ? el("span", { class: "bad" }, "failed") : el("b", {}, number(one.reward));
+    const parts = one.parts ?? (i ? null : undefined);
+    const note = i === 0 ? "the others are held against this one" : parts ? `parts in message ${parts[0] + 1}` : "the same";
+    return el(
+      "section",
+      { class: "sibling", "aria-label": `rollout ${one.rollout}` },
+      el("h2", {}, el("a", { href: target }, `Rollout ${one.rollout}`), " ", result),
+      el("p", { class: "note" }, note),
+      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null)),
+    );
+  });
+  const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more sibling")} not shown`) : null;
+  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt")), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
+}
+
+function tokens({ found, params }) {
+  return tokenView(found, params.get("colour") ?? "logprob", (colour) => (location.hash = address("rollout", changed(params, { colour }))));
+}
+
+async function raw({ about, params, signal }) {
+  const { text } = await ask("raw", { run: about.name, line: params.get("line") }, signal);
+  const where = `line ${number(Number(params.get("line")) + 1)} of ${about.name}/rollouts.jsonl`;
+  return [el("p", { class: "note" }, where), el("pre", { class: "raw", tabindex: 0 }, text || NONE)];
+}

@@ -1,0 +1,39 @@
+"""`rove view` as people type it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from commands import in_its_own, in_this_process
+from made import made_run, record
+
+
+def test_it_prints_where_it_is_and_ctrl_c_stops_it(tmp_path: Path):
+    made_run(tmp_path / "runs/one", [record()])
+    with in_its_own(tmp_path, "view", "--port", "0") as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"looking at runs: (http://127\.0\.0\.1:\d+/) ", line)
+            assert found, line
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(found[1] + "api/runs") as answer:
+                assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
+        finally:
+            process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=20)
+        assert (process.returncode, "stopped" in said, errors) == (0, True, "")
+
+
+def test_a_folder_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    done = in_this_process(tmp_path, monkeypatch, capsys)("view", "nowhere")
+    assert (done.status, done.err) == (
+        2,
+        "error: there is no folder 'nowhere'; give the one that holds your runs: rove view RUNS_DIR\n",
+    )

@@ -111,8 +111,13 @@ class _Turns:
         """A turn from its beginning to its end."""
         self.begun += 1
         self.under_way += 1
+        number = self.begun
         try:
             yield
+        except BaseException:
+            if self.begun == number:
+                self.begun -= 1  # asked again, it is the same turn with the same seed
+            raise
         finally:
             self.under_way -= 1
 

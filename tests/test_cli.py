@@ -602,10 +602,10 @@ def test_every_command_looks_for_garbage_less_often():
 
 
 def test_a_person_can_call_tools(rove: Rove, monkeypatch: pytest.MonkeyPatch):
-    lines = iter(['<tool_call>{"name": "answer", "arguments": {"value": "B1"}}</tool_call>'])
+    lines = iter(['<tool_call>{"name": "answer", "arguments": {"room": "attic"}}</tool_call>'])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     done = rove("play", "lookup", "--seed", "1")
     assert done.status == 0
     assert 'call one: <tool_call>{"name": "NAME"' in done.out
     assert "answer_calls 1" in done.out.replace("\n", " ")
-    assert '→ answer({"value": ' in rove("play", "lookup", "-m", "scripted:solver", "--seed", "1").out
+    assert '→ answer({"room": ' in rove("play", "lookup", "-m", "scripted:solver", "--seed", "1").out

@@ -244,7 +244,7 @@ def test_an_argument_of_another_type_than_annotated_is_refused(workplace, annota
 )
 def test_other_arguments_are_the_environments_own_business(workplace, annotation: str, value: object):
     put(workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n")
-    with pytest.raises(RuntimeError, match="called"):
+    with pytest.raises(ConfigError, match="RuntimeError: called"):
         load_environment("toy", env_dir=workplace, n=value)
 
 
@@ -262,3 +262,11 @@ def test_examples_are_listed_with_their_files():
     found = example_environments()
     assert {"tictactoe", "reverse_text", "double_check"} <= found.keys()
     assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in found.items())
+
+
+def test_a_load_environment_that_fails_is_told_with_its_line(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("def load_environment(n: int = 1):\n    return {}['x']\n")
+    with pytest.raises(
+        ConfigError, match=r"load_environment\(\) of 'broken' failed: KeyError: 'x' \(.*broken.py, line 2\)"
+    ):
+        load_environment("broken", tmp_path)

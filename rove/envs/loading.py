@@ -33,8 +33,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     a method `__rove_environment__` that returns it as one of rove's.
 
     Raises:
-        ConfigError: nothing has that name, it cannot be imported, it has no `load_environment`, or an argument is unknown or,
-            where it is annotated with int, float, bool or str, something else.
+        ConfigError: nothing has that name, it cannot be imported, it has no `load_environment` or that fails, or an argument is
+            unknown or, where it is annotated with int, float, bool or str, something else.
     """
     name = _module_name(env_id)
     module = _import(name, env_dir)
@@ -43,7 +43,9 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
         raise ConfigError(f"{module.__file__} has no load_environment(); an environment package must define it")
     _check_args(env_id, load, env_args)
     _check_types(env_id, load, env_args)
-    env = as_environment(load(**env_args), f"load_environment() of '{env_id}' returned")
+    with _telling(f"load_environment() of '{env_id}' failed", Path(module.__file__ or "")):
+        made = load(**env_args)
+    env = as_environment(made, f"load_environment() of '{env_id}' returned")
     env.env_id = env.env_id or name
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
@@ -212,18 +214,26 @@ def _forget(name: str) -> None:
 def _importing(name: str, file: Path) -> Iterator[None]:
     """Leave no half of a module behind, and say in which line of the environment's own code its import failed."""
     try:
-        yield
-    except BaseException as error:
+        with _telling(f"environment '{name}' could not be imported", file):
+            yield
+    except BaseException:
         _forget(name)
-        if isinstance(error, Error) or not isinstance(error, Exception):
-            raise
+        raise
+
+
+@contextmanager
+def _telling(what: str, file: Path) -> Iterator[None]:
+    """Say in which line of an environment's own code it was that something failed."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         inside = file.parent if file.name == "__init__.py" else file
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
         place = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
-        raise ConfigError(
-            f"environment '{name}' could not be imported: {type(error).__name__}: {error} ({place})"
-        ) from error
+        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({place})") from error
 
 
 def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:

@@ -15,6 +15,12 @@ SHARES = {
 """Of the articles; people fill up what is left."""
 FEWEST, MOST = 500, 3600
 MAKERS = {"book": "writer", "invention": "inventor", "battle": "general", "building": "architect", "guild": "merchant"}
+WORKS = {
+    "book": ("book", "The {}", "author", "setting"),
+    "invention": ("device", "{}", "inventor", "town"),
+    "building": ("building", "{}", "architect", "town"),
+}
+"""What people make: the kind of its name, the form of its title, its maker's fact, its place's fact."""
 OCCUPATIONS = [*MAKERS.values(), "painter", "physician", "composer", "astronomer", "botanist", "navigator"]
 WEIGHTS = [8, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2]
 
@@ -52,8 +58,8 @@ def make_world(seed: int, num_articles: int) -> World:
     world: World = {"river": _rivers(rng, counts["river"])}
     world["town"] = _towns(rng, counts["town"], world["river"])
     world["person"] = _people(rng, counts["person"], world["town"])
-    for kind, make in (("book", _books), ("invention", _inventions), ("building", _buildings)):
-        world[kind] = make(rng, counts[kind], world)
+    for kind in WORKS:
+        world[kind] = _works(rng, counts[kind], world, kind)
     for kind, make in (("battle", _battles), ("guild", _guilds), ("festival", _festivals)):
         world[kind] = make(rng, counts[kind], world)
     _look_back(world)
@@ -116,30 +122,13 @@ def _makers(rng: random.Random, kind: str, count: int, world: World) -> list[tup
     ]
 
 
-def _books(rng: random.Random, count: int, world: World) -> list[Thing]:
-    titles = [f"The {title}" for title in names(rng, "book", in_two_words)]
-    makers = _makers(rng, "book", count, world)
+def _works(rng: random.Random, count: int, world: World, kind: str) -> list[Thing]:
+    named, title, maker, place = WORKS[kind]
+    titles = names(rng, named, in_two_words)
+    makers = _makers(rng, kind, count, world)
     return [
-        Thing("book", title, {"author": author, "year": year, "setting": rng.choice(world["town"])})
-        for title, (author, year) in zip(titles, makers)
-    ]
-
-
-def _inventions(rng: random.Random, count: int, world: World) -> list[Thing]:
-    titles = names(rng, "device", in_two_words)
-    makers = _makers(rng, "invention", count, world)
-    return [
-        Thing("invention", title, {"inventor": inventor, "year": year, "town": rng.choice(world["town"])})
-        for title, (inventor, year) in zip(titles, makers)
-    ]
-
-
-def _buildings(rng: random.Random, count: int, world: World) -> list[Thing]:
-    titles = names(rng, "building", in_two_words)
-    makers = _makers(rng, "building", count, world)
-    return [
-        Thing("building", title, {"architect": architect, "year": year, "town": rng.choice(world["town"])})
-        for title, (architect, year) in zip(titles, makers)
+        Thing(kind, title.format(name), {maker: person, "year": year, place: rng.choice(world["town"])})
+        for name, (person, year) in zip(titles, makers)
     ]
 
 

@@ -22,8 +22,8 @@ from rove.errors import ConfigError
 from rove.models import load
 from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, load_model, trained, twin
-from rove.train import pipeline
 from rove.train.batch import micro_batches
+from rove.train.learner import Learner
 from rove.train.lora import adapted, dropping
 from rove.train.losses import cross_entropy
 from rove.train.samples import Sample
@@ -138,19 +138,20 @@ def test_the_reference_takes_no_memory_and_is_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
 ):
     """Without a sync it says what the model without the adapter says, to the bit; with one, what the trained one said then."""
-    learn, same, versions = pipeline.learn, [], [tiny_model().model]
+    update, same, versions = Learner.update, [], [tiny_model().model]
 
-    def watched(config: Any, step: int, samples: Any, trainer: Trainer, reference: Any, *rest: Any) -> Any:
+    def watched(self: Learner, step: int, samples: Any, lr_scale: float) -> Any:
+        trainer, reference = self.trainer, self.reference
         own = {p.data_ptr() for p in reference.parameters()} - {p.data_ptr() for p in trainer.model.parameters()}
         assert len(own) == sum(".lora_" in name for name, _ in reference.named_parameters())
         [batch, *_] = micro_batches(samples, 8192, pack=True)
         said = [frozen_logprobs(model, batch) for model in (reference, *versions)]
         same.append([torch.equal(said[0], other) for other in said[1:]])
-        done = learn(config, step, samples, trainer, reference, *rest)
+        done = update(self, step, samples, lr_scale)
         versions.append(twin(trainer.model))
         return done
 
-    monkeypatch.setattr(pipeline, "learn", watched)
+    monkeypatch.setattr(Learner, "update", watched)
     train(tmp_path, settings(**LORA, kl_penalty=1.0, sync_reference_every=every), two_turns())
     assert [equal.index(True) for equal in same] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
 

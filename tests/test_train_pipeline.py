@@ -129,7 +129,7 @@ def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path:
         def publish(self: pipeline.Pipeline, version: int) -> None:
             plain(self, version)
             trained, sampled = (
-                dict(model.named_parameters()) for model in (self.trainer.model, self.client.engine.model)
+                dict(model.named_parameters()) for model in (self.loaded.model, self.client.engine.model)
             )
             pair.append(all(sampled[name].equal(value.bfloat16()) for name, value in trained.items()))
 

@@ -14,7 +14,7 @@ from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
-from rove.train import pipeline
+from rove.train.learner import Learner
 from rove.train.playing import step_groups, training_samples
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
@@ -177,14 +177,14 @@ def test_the_reference_is_the_model_as_it_was_when_it_was_last_synced(tmp_path: 
     def flat(model: Any) -> torch.Tensor:
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    plain = pipeline.learn
+    plain = Learner.update
 
-    def watched(config: Any, step: int, samples: Any, trainer: Trainer, reference: Any, *rest: Any) -> Any:
-        versions.append(flat(trainer.model))
-        seen.append([torch.equal(flat(reference), version) for version in versions])
-        return plain(config, step, samples, trainer, reference, *rest)
+    def watched(self: Learner, *arguments: Any) -> Any:
+        versions.append(flat(self.trainer.model))
+        seen.append([torch.equal(flat(self.reference), version) for version in versions])
+        return plain(self, *arguments)
 
-    monkeypatch.setattr(pipeline, "learn", watched)
+    monkeypatch.setattr(Learner, "update", watched)
     train(tmp_path, settings(kl_penalty=1.0, sync_reference_every=2), two_turns())
     assert [equal.index(True) for equal in seen] == [0, 0, 2, 2, 4]
     assert [sum(equal) for equal in seen] == [1] * 5

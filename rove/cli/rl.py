@@ -36,6 +36,7 @@ from rove.viewer.tables import curves_table
 from rove.viewer.words import rollout_text
 
 if TYPE_CHECKING:
+    from rove.train.ranks import Ranks
     from rove.train.rl import RLConfig
 
 BOOKKEEPING = {
@@ -51,13 +52,15 @@ BOOKKEEPING = {
 SMALL_BATCH = 256
 
 
-def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Path, Run]:
+def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
+    from rove.train.ranks import ALONE
     from rove.train.rl import train_rl
     from rove.viewer.plots import plot_run
 
     config.check()
+    ranks = ranks or ALONE
     env = load_environment(config.env, config.env_dir, **config.env_args)
     plain = msgspec.to_builtins(config)
     identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
@@ -71,6 +74,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Pat
             if not (run.path / CURVES).exists():
                 plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
+            ranks.agree(False)
             return final, run
         last = run.last_checkpoint()
         if last is not None:
@@ -78,6 +82,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Pat
         else:
             print_warnings(console, warnings_of(config, env))
         loaded = load_model(config.model)
+        ranks.agree()
         if last is None and config.max_tokens >= loaded.context:
             cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
             print_warnings(console, [f"{cut}; answers are cut there"])
@@ -89,8 +94,10 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False) -> tuple[Pat
             console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
 
         with progress(console, f"rl {config.env}", config.steps) as tell:
-            training = train_rl(config, env, loaded, run, on_step, on_alarm=alarm_printer(console), on_sample=on_sample)
-            final = run_async(training)
+            alarmed = alarm_printer(console)
+            final = run_async(
+                train_rl(config, env, loaded, run, on_step, on_alarm=alarmed, on_sample=on_sample, ranks=ranks)
+            )
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 
@@ -179,10 +186,17 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
     """
     with needs_train_extra():
-        from rove.train.rl import RLConfig
+        from rove.models.load import load_model
+        from rove.train.ranks import join
+        from rove.train.rl import RLConfig, follow_rl
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    final, run = run_rl(config, console, fresh)
+    ranks = join()
+    if not ranks.is_first:
+        if ranks.agree():
+            follow_rl(config, load_model(config.model, "cpu"), ranks)
+        return
+    final, run = run_rl(config, console, fresh, ranks)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

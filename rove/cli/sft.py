@@ -32,18 +32,21 @@ from rove.runs import Run
 from rove.viewer.tables import curves_table
 
 if TYPE_CHECKING:
+    from rove.train.ranks import Ranks
     from rove.train.sft import SFTConfig
 
 BOOKKEEPING = {"threads", "env_dir", "run_dir", "loggers", "alarms"}
 
 
-def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[Path, Run]:
+def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.models.load import load_model
+    from rove.train.ranks import ALONE
     from rove.train.sft import train_sft
     from rove.viewer.plots import plot_run
 
     config.check()
+    ranks = ranks or ALONE
     data = Run(config.data)
     data.config()
     plain = msgspec.to_builtins(config)
@@ -58,6 +61,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[P
             if not (run.path / CURVES).exists():
                 plot_run(run.metrics(), run.path / CURVES, str(run.path))
             console.print(f"{run.path} is complete; --fresh to train again")
+            ranks.agree(False)
             return final, run
         last = run.last_checkpoint()
         if last is not None:
@@ -65,6 +69,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[P
         else:
             print_warnings(console, warnings_of(config, data))
         loaded = load_model(config.model)
+        ranks.agree()
         words = {"loss": "–", "validation_loss": "–"}
         with progress(console, "sft") as tell:
 
@@ -72,7 +77,9 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False) -> tuple[P
                 words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
                 tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
-            final = train_sft(config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console))
+            final = train_sft(
+                config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console), ranks=ranks
+            )
         plot_run(run.metrics(), run.path / CURVES, str(run.path))
     return final, run
 
@@ -134,9 +141,16 @@ def command(ctx: click.Context, as_json: bool, fresh: bool, **named: Any) -> Non
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
     """
     with needs_train_extra():
-        from rove.train.sft import SFTConfig
+        from rove.models.load import load_model
+        from rove.train.ranks import join
+        from rove.train.sft import SFTConfig, follow_sft
     console = console_for(as_json)
-    final, run = run_sft(settings(SFTConfig, ctx, **named), console, fresh)
+    config, ranks = settings(SFTConfig, ctx, **named), join()
+    if not ranks.is_first:
+        if ranks.agree():
+            follow_sft(config, load_model(config.model, "cpu"), ranks)
+        return
+    final, run = run_sft(config, console, fresh, ranks)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

@@ -8,7 +8,7 @@ Axes: N tokens of a batch, R of them that predict, M trained tokens (of all samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,11 @@ import torch
 
 from rove.models import attention
 from rove.models.packing import Packing
+from rove.train.ranks import ALONE, Ranks
 from rove.train.samples import Sample
+
+IDLE = Sample([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
+"""Trains nothing: for a process that has less to do than the others, which may not compute without it."""
 
 
 class Batch(NamedTuple):
@@ -67,7 +71,11 @@ def trained_tokens(samples: Sequence[Sample]) -> int:
 
 
 def micro_batches(
-    samples: Sequence[Sample], micro_batch_tokens: int, device: torch.device | str = "cpu", pack: bool = False
+    samples: Sequence[Sample],
+    micro_batch_tokens: int,
+    device: torch.device | str = "cpu",
+    pack: bool = False,
+    ranks: Ranks = ALONE,
 ) -> list[Batch]:
     """Cut samples into batches of at most `micro_batch_tokens` tokens (one sample at least).
 
@@ -76,16 +84,53 @@ def micro_batches(
         micro_batch_tokens: computed tokens of a batch: distinct ones when packed, else padded ones.
         device: of the tensors.
         pack: share tokens, for models that `can_pack`.
+        ranks: the processes that share the batches; of several, each has as many, of about as many tokens. One that trains
+            nothing fills up where there are too few.
     """
-    if pack:
-        return [_packed(tree, device) for tree in _trees(samples, micro_batch_tokens)]
-    batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda s: -len(s.ids)):
-        if batches and len(batches[-1][0].ids) * (len(batches[-1]) + 1) <= micro_batch_tokens:
-            batches[-1].append(sample)
+    ways: Any = (_trees, _packed, _distinct) if pack else (_rectangles, _padded, _area)
+    cut, make, count = ways
+    if ranks.size == 1:
+        return [make(piece, device) for piece in cut(samples, micro_batch_tokens)]
+    wanted = -(-len(list(cut(samples, micro_batch_tokens))) // ranks.size)  # pieces of each process
+    most = _least(lambda most: len(list(cut(samples, most))) <= wanted * ranks.size, micro_batch_tokens)
+    pieces = sorted(cut(samples, most), key=count, reverse=True)
+    mine = [piece for i, piece in enumerate(pieces) if ranks.rank == _whose(i, ranks.size)]
+    idle = list(cut([IDLE], micro_batch_tokens))
+    return [make(piece, device) for piece in [*mine, *idle * (wanted - len(mine))]]
+
+
+def _least(is_enough: Callable[[int], bool], most: int) -> int:
+    """The smallest number up to `most`, which is enough, that is enough, too."""
+    least = 1
+    while least < most:
+        middle = (least + most) // 2
+        if is_enough(middle):
+            most = middle
         else:
-            batches.append([sample])
-    return [_padded(batch, device) for batch in batches]
+            least = middle + 1
+    return most
+
+
+def _whose(place: int, size: int) -> int:
+    """Who of so many takes what stands in this place: there and back again, so that the last to choose is the next to."""
+    turn, place = divmod(place, size)
+    return size - 1 - place if turn % 2 else place
+
+
+def _rectangles(samples: Sequence[Sample], most: int) -> Iterator[list[Sample]]:
+    """Samples in order of their lengths, the longest first."""
+    piece: list[Sample] = []
+    for sample in sorted(samples, key=lambda s: -len(s.ids)):
+        if piece and len(piece[0].ids) * (len(piece) + 1) > most:
+            yield piece
+            piece = []
+        piece.append(sample)
+    if piece:
+        yield piece
+
+
+def _area(piece: Sequence[Sample]) -> int:
+    return len(piece[0].ids) * len(piece)
 
 
 class _Path(NamedTuple):
@@ -112,6 +157,10 @@ def _trees(samples: Sequence[Sample], most: int) -> Iterator[list[_Path]]:
         count, before = count + len(new), ids
     if paths:
         yield paths
+
+
+def _distinct(piece: Sequence[_Path]) -> int:
+    return sum(len(path.places) - path.shared for path in piece)
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -1,7 +1,11 @@
-"""A training checkpoint: an ordinary Hugging Face folder, or an adapter's, with the trainer's state beside the weights."""
+"""A training checkpoint: an ordinary Hugging Face folder, or an adapter's, with the trainer's state beside the weights.
+
+That of several processes has the parts of each instead, and can be gone on from by any other number of them, as can the former.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +14,20 @@ from safetensors.torch import load_file
 
 from rove.errors import RunError
 from rove.models.load import LoadedModel, copy_weights, trained
-from rove.runs import Run
+from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, share_out_optimizer, write_shards
 from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
 
 
 def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Write model, tokenizer and optimizer state into `path`, and the weights of a `reference` model if there is one."""
+    """Write model, tokenizer and optimizer state into `path`, and the weights of a `reference` model if there is one.
+
+    Of a model in parts every process writes its own, all into the same folder.
+    """
+    if is_sharded(trainer.model):
+        write_shards(path, trainer.model, trainer.optimizer, reference)
+        return
     loaded.save(path)
     state = {"optimizer": trainer.optimizer.state_dict()}
     if reference is not None:
@@ -31,17 +41,26 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     Raises:
         RunError: the checkpoint has no trainer state, or is of another model.
     """
+    if (path / FOLDER).exists():
+        read_shards(path, trainer.model, trainer.optimizer, reference)
+        return
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
     restore_weights(path, loaded)
     state = torch.load(path / STATE, map_location=loaded.model.device, weights_only=True)
-    trainer.optimizer.load_state_dict(state["optimizer"])
+    if reference is not None and "reference" not in state:
+        raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
+    if is_sharded(trainer.model):
+        share_out(trained(loaded.model), trainer.model)
+        share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
+    else:
+        trainer.optimizer.load_state_dict(state["optimizer"])
     if reference is not None:
-        if "reference" not in state:
-            raise RunError(
-                f"{path} cannot be resumed from: it has no reference model, whose weights change in this run"
-            )
-        copy_weights(reference, state["reference"])
+        (share_out if is_sharded(reference) else _copy)(state["reference"], reference)
+
+
+def _copy(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+    copy_weights(model, weights)
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
@@ -62,22 +81,3 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     with torch.no_grad():
         for name, tensor in weights.items():
             own[name].copy_(tensor)
-
-
-def resume(loaded: LoadedModel, trainer: Trainer, run: Run, reference: Any = None) -> int:
-    """Put everything back to where the last checkpoint was; how many steps that is, 0 where there is none.
-
-    Args:
-        loaded: the model, restored in place.
-        trainer: of it.
-        run: its folder.
-        reference: a second model whose weights are in the checkpoints too.
-
-    Raises:
-        RunError: see `restore_checkpoint`.
-    """
-    last = run.last_checkpoint()
-    if last is not None:
-        restore_checkpoint(last[0], loaded, trainer, reference)
-    run.cut(last[1] if last else None)
-    return last[1].step if last else 0

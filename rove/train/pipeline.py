@@ -6,49 +6,43 @@ import asyncio
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rove.digest import derive_seed
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
+from rove.models.load import LoadedModel, trained, twin
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.bad_steps import try_step
-from rove.train.batch import can_pack, micro_batches, trained_tokens
-from rove.train.lora import dropping
 from rove.train.playing import DRAWN, Played, Player
+from rove.train.ranks import Team
 from rove.train.samples import Sample
-from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
+from rove.train.trainer import lr_scale
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
-
-AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
-"""Measures of how far sampler and trainer are apart."""
 
 
 class Pipeline:
     """Plays and trains steps.
 
     With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. With a `kl_penalty` there is
-    another copy, the reference: of the weights that training starts from, or of those after the last `sync_reference_every`
-    steps. Of a model with an adapter, copies have only the adapter to themselves (but the one in bf16), and only its weights
-    travel; the model at the start is the one with the adapter off.
+    the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. Of a model with an adapter,
+    copies have only the adapter to themselves (but the one in bf16), and only its weights travel.
 
     Args:
         config: settings.
         env: where to play.
         loaded: the model as training starts from it, not yet resumed.
-        trainer: of that model.
+        team: of the learners of that model.
         run: the run folder.
     """
 
-    def __init__(self, config: RLConfig, env: Environment, loaded: LoadedModel, trainer: Trainer, run: Run):
+    def __init__(self, config: RLConfig, env: Environment, loaded: LoadedModel, team: Team, run: Run):
         self.config = config
         self.env = env
-        self.trainer = trainer
+        self.loaded = loaded
+        self.team = team
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
         self.copies = self.overlaps or config.bf16_sampling
@@ -59,9 +53,6 @@ class Pipeline:
         if config.bf16_sampling:
             for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
                 parameter.data = parameter.data.bfloat16()
-        self.reference = twin(loaded.model) if config.kl_penalty else None
-        if self.reference is not None and self.moving_reference is None:
-            switch_off(self.reference)
         self.client = EngineClient.of(sampler, max_batch=config.batch_size)
         self._player: Player | None = None
         self._ahead: asyncio.Task[Played] | None = None
@@ -88,7 +79,7 @@ class Pipeline:
         assert self._player is not None
         played = await (self._ahead or self._player.play(step))
         self._ahead = None
-        arguments = (self.config, step, played.samples, self.trainer, self.reference, self.run, history)
+        arguments = (self.config, step, played.samples, self.team, self.run, history)
         if self.overlaps:
             self._publish(step)
             if not pauses(self.config, step + 1):
@@ -99,14 +90,9 @@ class Pipeline:
         if self._ahead is None:
             self._publish(step + 1)
         every = self.config.sync_reference_every
-        if self.reference is not None and every is not None and (step + 1) % every == 0:
-            copy_weights(self.reference, trained(self.trainer.model))
+        if every is not None and (step + 1) % every == 0:
+            self.team.do("move_reference")
         return played, {**played.metrics, **learnt}
-
-    @property
-    def moving_reference(self) -> Any:
-        """The reference model where its weights change, so that checkpoints must have them; else None."""
-        return self.reference if self.config.sync_reference_every is not None else None
 
     async def close(self) -> None:
         """Give up what is played ahead."""
@@ -116,7 +102,8 @@ class Pipeline:
 
     def _publish(self, version: int) -> None:
         """Let the sampler have the newest weights."""
-        newest = trained(self.trainer.model) if self.copies else None
+        self.team.do("gather")
+        newest = trained(self.loaded.model) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
 
@@ -136,14 +123,11 @@ def learn(
     config: RLConfig,
     step: int,
     samples: Sequence[Sample],
-    trainer: Trainer,
-    reference: Any,
+    team: Team,
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     """Take the optimizer steps on a step's rollouts; returns what the last one measured, and how long all took.
-
-    What tells whether sampler and trainer agree is of the first: from the second on they are meant to differ.
 
     Raises:
         TrainingError: too many steps in a row were not finite.
@@ -152,24 +136,8 @@ def learn(
     learnt: dict[str, float] = {}
 
     def train() -> dict[str, float]:
-        model, loss = trainer.model, config.make_loss()
-        batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
-        if reference is not None:
-            batches = [batch._replace(reference=frozen_logprobs(reference, batch)) for batch in batches]
-        if config.updates_per_batch > 1:
-            batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
-        with dropping(model, derive_seed(config.seed, "dropout", step)):
-            measured = [
-                trainer.step(
-                    batches,
-                    loss,
-                    divisor=trained_tokens(samples),
-                    entropy_bonus=config.entropy_bonus,
-                    lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
-                )
-                for _ in range(config.updates_per_batch)
-            ]
-        return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
+        scale = lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
+        return team.do("update", step, samples, scale)
 
     if samples:
         ages = [step - sample.policy_version for sample in samples]

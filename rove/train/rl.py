@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.train.advantages import check_estimator, check_gamma
 from rove.train.alarms import AlarmLimits
-from rove.train.checkpoint import restore_weights, resume, save_checkpoint
+from rove.train.checkpoint import restore_weights
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
+from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.sampling import Ordering, check_difficulty
-from rove.train.trainer import Trainer, make_trainer
 from rove.train.watching import OnAlarm, Watcher
 
 
@@ -124,6 +126,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Play, and measure, with a copy of the weights in bf16; what it draws otherwise, the loss's ratio corrects.
 
     Saves time where the CPU has bf16 products, and the more, the larger the model; elsewhere it is slow."""
+    mixed_precision: bool = False
+    """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
@@ -228,6 +232,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, [])
 
+    @property
+    def objective(self) -> Objective:
+        """What these settings train for."""
+        reference = "first" if self.sync_reference_every is None else "moving"
+        return Objective(
+            self.make_loss(), self.entropy_bonus, self.updates_per_batch, reference if self.kl_penalty else None
+        )
+
     def make_loss(self) -> PolicyLoss:
         """The loss these settings ask for."""
         return make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.correction_cap)
@@ -246,6 +258,7 @@ async def train_rl(
     *,
     on_alarm: OnAlarm | None = None,
     on_sample: OnSample | None = None,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
 
@@ -259,16 +272,17 @@ async def train_rl(
         on_step: called after every step with its number and metrics.
         on_alarm: called with every alarm when it starts.
         on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
+        ranks: the processes that train it; this is the first of them, the others `follow`.
 
     Returns:
         the folder of the final model, or adapter.
     """
     config.check()
     loaded = adapted(config, loaded)
-    trainer = make_trainer(config, loaded)
-    pipeline = Pipeline(config, env, loaded, trainer, run)
+    team = Team(ranks, Learner(config, config.objective, loaded, ranks))
+    pipeline = Pipeline(config, env, loaded, team, run)
     held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
-    step = resume(loaded, trainer, run, pipeline.moving_reference)
+    step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
@@ -290,8 +304,8 @@ async def train_rl(
             if on_step is not None:
                 on_step(step, row)
             if step % config.checkpoint_every == 0 and step < config.steps:
-                _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
-        _checkpoint(config, step, loaded, trainer, run, pipeline.moving_reference)
+                _checkpoint(config, step, team, run)
+        _checkpoint(config, step, team, run)
         if goal.metric is not None:
             restore_weights(run.path / "checkpoints" / "best", loaded)
         final = run.save_final(loaded.save)
@@ -299,13 +313,22 @@ async def train_rl(
         return final
     finally:
         await pipeline.close()
+        team.close()
         watcher.close()
         await env.tear_down()
 
 
-def _checkpoint(config: RLConfig, step: int, loaded: LoadedModel, trainer: Trainer, run: Run, reference: Any) -> None:
-    def save(path: Path) -> None:
-        save_checkpoint(path, loaded, trainer, reference)
+def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
+    """Be one of the other processes of an RL run, until its first one has ended it.
 
-    run.save_checkpoint(str(step), save, run.progress(step, {}))
+    Args:
+        config: settings, those of the first.
+        loaded: the model that it starts from.
+        ranks: the processes.
+    """
+    Team(ranks, Learner(config, config.objective, adapted(config, loaded), ranks)).follow()
+
+
+def _checkpoint(config: RLConfig, step: int, team: Team, run: Run) -> None:
+    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, {}))
     run.prune_checkpoints(config.keep_checkpoints)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +22,15 @@ from rove.renderer import Renderer
 from rove.runs import Run
 from rove.train.alarms import AlarmLimits
 from rove.train.bad_steps import try_step
-from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
-from rove.train.checkpoint import restore_weights, resume, save_checkpoint
+from rove.train.checkpoint import restore_weights
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
-from rove.train.lora import adapted, check_lora, dropping
+from rove.train.lora import adapted, check_lora
 from rove.train.losses import cross_entropy
+from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samples import Sample, samples_from_messages
-from rove.train.trainer import Trainer, lr_scale, make_trainer
+from rove.train.trainer import lr_scale
 from rove.train.watching import OnAlarm, Watcher
 
 
@@ -93,6 +95,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Ignored where the CPU has no bf16 products; where it has, a step takes about a fifth less time.
     """
+    mixed_precision: bool = False
+    """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
@@ -134,6 +138,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, ["validation_loss"])
 
+
+OBJECTIVE = Objective(cross_entropy)
 
 OnStep = Callable[[int, int, Mapping[str, float]], None]
 
@@ -224,6 +230,7 @@ def train_sft(
     on_step: OnStep | None = None,
     *,
     on_alarm: OnAlarm | None = None,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
 
@@ -234,18 +241,18 @@ def train_sft(
         run: a started run folder; training goes on at its last checkpoint if it has one.
         on_step: called after every step with its number, the most there can be, and its metrics.
         on_alarm: called with every alarm when it starts.
+        ranks: the processes that train it; this is the first of them, the others `follow_sft`.
 
     Returns:
         the folder of the final model, or adapter.
     """
     config.check()
     loaded = adapted(config, loaded)
-    trainer = make_trainer(config, loaded)
+    team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks))
     training, held_out = split(loaded.renderer, conversations(records, config), config)
-    validation = micro_batches(held_out, config.micro_batch_tokens, loaded.model.device, can_pack(loaded.model))
     client = EngineClient.of(loaded) if config.evaluation else None
     evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
-    step = resume(loaded, trainer, run)
+    step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
@@ -253,12 +260,14 @@ def train_sft(
     watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
     try:
         while step < total and stopped is None:
-            metrics = _one_step(config, step, total, training, trainer, run, history)
+            metrics = _one_step(config, step, total, training, team, run, history)
             step += 1
             measured = step % config.validate_every == 0 or step == total
             row = {"step": step, **metrics}
             if measured:
-                row["validation_loss"] = trainer.mean_loss(validation, cross_entropy)
+                row["validation_loss"] = team.do("mean_loss", held_out)
+            if measured or config.evaluation:
+                team.do("gather")
             if config.evaluation:
                 row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
             history.append(row)
@@ -268,10 +277,11 @@ def train_sft(
             run.append_metrics(row)
             watcher.step(history)
             if measured:
-                _checkpoint(step, loaded, trainer, run)
+                _checkpoint(step, team, run)
             if on_step is not None:
                 on_step(step, total, row)
     finally:
+        team.close()
         watcher.close()
     restore_weights(run.path / "checkpoints" / "best", loaded)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
@@ -280,8 +290,13 @@ def train_sft(
     return final
 
 
-def _checkpoint(step: int, loaded: LoadedModel, trainer: Trainer, run: Run) -> None:
-    run.save_checkpoint(str(step), lambda path: save_checkpoint(path, loaded, trainer), run.progress(step, {}))
+def follow_sft(config: SFTConfig, loaded: LoadedModel, ranks: Ranks) -> None:
+    """Be one of the other processes of an SFT run, until its first one has ended it; see `rove.train.rl.follow_rl`."""
+    Team(ranks, Learner(config, OBJECTIVE, adapted(config, loaded), ranks)).follow()
+
+
+def _checkpoint(step: int, team: Team, run: Run) -> None:
+    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, {}))
     run.prune_checkpoints(1)
 
 
@@ -298,24 +313,14 @@ def _one_step(
     step: int,
     total: int,
     training: Sequence[Sequence[Sample]],
-    trainer: Trainer,
+    team: Team,
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
-    batches: list[Batch] = micro_batches(
-        samples, config.micro_batch_tokens, trainer.model.device, can_pack(trainer.model)
-    )
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    with dropping(trainer.model, derive_seed(config.seed, "dropout", step)):
-        seen = try_step(
-            lambda: trainer.step(batches, cross_entropy, divisor=trained_tokens(samples), lr_scale=scale),
-            samples,
-            run,
-            history,
-            config.max_bad_steps,
-        )
+    seen = try_step(lambda: team.do("update", step, samples, scale), samples, run, history, config.max_bad_steps)
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
     return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 

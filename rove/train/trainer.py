@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rove.errors import Error
 from rove.models.linear import use_fast_linear
-from rove.models.load import LoadedModel, default_threads
+from rove.models.load import LoadedModel, default_threads, twin
 from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
+from rove.train.ranks import ALONE, Ranks
+from rove.train.sharding import is_sharded, shard, whole
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 
 LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
-SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", "ratio_max", "difference_max")
+LARGEST = ("ratio_max", "difference_max")
+SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *LARGEST)
 
 
 class TrainingError(Error):
@@ -36,8 +40,13 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
     """Log-probability of the batch's trained tokens, and entropy of what each was drawn from, [M] and in fp32, at the
     sampling temperature.
 
-    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass.
+    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass. A model
+    in parts brings its weights together for this as for its own methods.
     """
+    return (model.score if is_sharded(model) else partial(_score, model))(batch, entropy_gradient)
+
+
+def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.packing is None:
         logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
         return _read(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
@@ -104,6 +113,7 @@ class Trainer:
         weight_decay: on matrices only.
         betas: of AdamW.
         activation_checkpointing: compute layers again in the backward pass instead of keeping their activations.
+        ranks: the processes that train it together; with more than one, the model is in parts.
 
     Raises:
         ConfigError: the model has no layers that can be computed again.
@@ -117,8 +127,10 @@ class Trainer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         activation_checkpointing: bool = False,
+        ranks: Ranks = ALONE,
     ):
         self.model = model
+        self.ranks = ranks
         self.recomputed = layers_of(model) if activation_checkpointing else []
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
@@ -130,10 +142,16 @@ class Trainer:
     def accumulate(
         self, batches: Sequence[Batch], loss: Loss, divisor: float, entropy_bonus: float = 0.0
     ) -> dict[str, float]:
-        """Add the gradient of Σ loss / `divisor` over all batches; how they are cut does not change it.
+        """Add the gradient of Σ loss / `divisor` over all batches; how they are cut, and who has which, does not change it.
+
+        Args:
+            batches: of this process; every process has as many.
+            loss: of each token.
+            divisor: trained tokens of all batches of all processes.
+            entropy_bonus: weight of the entropy.
 
         Returns:
-            sums over the trained tokens, to be divided by their number.
+            sums over the trained tokens of all, to be divided by their number.
         """
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in batches:
@@ -141,10 +159,10 @@ class Trainer:
                 logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
             tokens = tokens_of(batch)
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
-            total.backward()
+            (total * self.ranks.size).backward()  # gradients of several processes are averaged
             sums["clipped"] += clipped(loss, logprobs.detach(), tokens).sum().item()
             _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
-        return sums
+        return self.ranks.total(sums, LARGEST)
 
     def step(
         self, batches: Sequence[Batch], loss: Loss, divisor: float, entropy_bonus: float = 0.0, lr_scale: float = 1.0
@@ -160,7 +178,7 @@ class Trainer:
         """
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
@@ -184,29 +202,42 @@ class Trainer:
     @torch.no_grad()
     def mean_loss(self, batches: Sequence[Batch], loss: Loss) -> float:
         """Mean loss per trained token, without training (validation)."""
-        total = tokens = 0.0
+        sums = {"loss": 0.0, "tokens": 0.0}
         for batch in batches:
             logprobs, _ = token_logprobs(self.model, batch)
-            total += loss(logprobs, tokens_of(batch)).sum().item()
-            tokens += len(logprobs)
-        return total / max(1.0, tokens)
+            sums["loss"] += loss(logprobs, tokens_of(batch)).sum().item()
+            sums["tokens"] += len(logprobs)
+        sums = self.ranks.total(sums)
+        return sums["loss"] / max(1.0, sums["tokens"])
 
 
-def make_trainer(config: RLConfig | SFTConfig, loaded: LoadedModel) -> Trainer:
+def make_trainer(config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = ALONE) -> Trainer:
     """The trainer that a run's settings ask for; threads and matrix products are set as they say.
 
+    Alone, it trains the model itself; with others, the parts of a copy.
+
     Raises:
-        ConfigError: the model's layers cannot be computed again, which is asked for.
+        ConfigError: the model's layers cannot be computed again, or not be shared out, which is asked for.
     """
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
     return Trainer(
-        loaded.model,
+        in_parts(loaded.model, ranks, config.mixed_precision),
         config.learning_rate,
         config.max_grad_norm,
         config.weight_decay,
         activation_checkpointing=config.activation_checkpointing,
+        ranks=ranks,
     )
+
+
+def in_parts(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
+    """A copy of a model in the parts of so many processes; the model itself for one."""
+    if ranks.size == 1:
+        return model
+    parts = twin(model)
+    shard(parts, ranks, _score, mixed_precision)
+    return parts
 
 
 def tokens_of(batch: Batch) -> Tokens:

@@ -1,0 +1,140 @@
+"""What learns: a model's trainer and its reference, whole in one process or in parts in several.
+
+Where several train it, each has a learner of its own, and all are told the same (`rove.train.ranks.Team`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rove.digest import derive_seed
+from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
+from rove.runs import Run
+from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
+from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.train.lora import dropping
+from rove.train.losses import Loss
+from rove.train.ranks import ALONE, Ranks, Team
+from rove.train.samples import Sample
+from rove.train.sharding import gather
+from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
+
+if TYPE_CHECKING:
+    from rove.train.rl import RLConfig
+    from rove.train.sft import SFTConfig
+
+AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
+"""Measures of how far sampler and trainer are apart."""
+
+
+class Objective(NamedTuple):
+    """What is trained for."""
+
+    loss: Loss
+    entropy_bonus: float = 0.0
+    updates: int = 1
+    """Optimizer steps on the same samples."""
+    reference: str | None = None
+    """The loss knows what another model says: "first", the model as training starts from it, or "moving"."""
+
+
+class Learner:
+    """A model in training.
+
+    Args:
+        config: settings of the run.
+        objective: what is trained for.
+        loaded: the model as training starts from it, not yet resumed. Alone it is trained itself. With others, parts of a copy
+            are, and `gather` brings the weights back into this one, in the first process.
+        ranks: the processes that train it.
+
+    Raises:
+        ConfigError: the settings ask for what cannot be done with this model.
+    """
+
+    def __init__(self, config: RLConfig | SFTConfig, objective: Objective, loaded: LoadedModel, ranks: Ranks = ALONE):
+        self.config = config
+        self.objective = objective
+        self.loaded = loaded
+        self.ranks = ranks
+        self.reference: Any = None
+        if objective.reference is not None:
+            whole = twin(loaded.model)
+            if objective.reference == "first":
+                switch_off(whole)
+            self.reference = in_parts(whole, ranks, config.mixed_precision)
+        self.trainer = make_trainer(config, loaded, ranks)
+
+    @property
+    def moving_reference(self) -> Any:
+        """The reference model where its weights change, so that checkpoints must have them; else None."""
+        return self.reference if self.objective.reference == "moving" else None
+
+    def update(self, step: int, samples: Sequence[Sample], lr_scale: float) -> dict[str, float]:
+        """Take the optimizer steps of a step of training; returns what the last one measured.
+
+        What tells whether sampler and trainer agree is of the first: from the second on they are meant to differ.
+
+        Raises:
+            TrainingError: loss or gradient are not finite; the weights are those before.
+        """
+        model, objective = self.trainer.model, self.objective
+        batches = self._batches(samples)
+        if self.reference is not None:
+            batches = [batch._replace(reference=frozen_logprobs(self.reference, batch)) for batch in batches]
+        if objective.updates > 1:
+            batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
+        divisor = trained_tokens(samples)
+        with dropping(model, derive_seed(self.config.seed, "dropout", step)):
+            measured = [
+                self.trainer.step(batches, objective.loss, divisor, objective.entropy_bonus, lr_scale)
+                for _ in range(objective.updates)
+            ]
+        return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
+
+    def mean_loss(self, samples: Sequence[Sample]) -> float:
+        """Mean loss per trained token, without training (validation)."""
+        return self.trainer.mean_loss(self._batches(samples), self.objective.loss)
+
+    def gather(self) -> None:
+        """Bring the weights back into the model that training started from, in the first process."""
+        if self.ranks.size > 1:
+            gather(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
+
+    def move_reference(self) -> None:
+        """Let the reference be the model as it is now."""
+        copy_weights(self.reference, trained(self.trainer.model))
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint into `path`: everything that changes in training."""
+        save_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
+
+    def restore(self, path: Path) -> None:
+        """Put back what a checkpoint has, whoever has written it.
+
+        Raises:
+            RunError: it is no checkpoint, or another model's.
+        """
+        restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
+
+    def _batches(self, samples: Sequence[Sample]) -> list[Batch]:
+        model = self.trainer.model
+        device = torch.device(self.ranks.device) if self.ranks.size > 1 else model.device
+        return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)
+
+
+def resume(team: Team, run: Run) -> int:
+    """Put everything back to where the run's last checkpoint was; how many steps that is, 0 where there is none.
+
+    Raises:
+        RunError: see `Learner.restore`.
+    """
+    last = run.last_checkpoint()
+    if last is not None:
+        team.do("restore", last[0])
+    run.cut(last[1] if last else None)
+    return last[1].step if last else 0

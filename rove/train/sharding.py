@@ -1,0 +1,113 @@
+"""A model in parts, one for each process that trains it: PyTorch's FSDP2 (`fully_shard`).
+
+Weights, gradients and the optimizer's moments of a part are in one process alone; a layer's weights are brought together when
+it is computed, and its gradients summed after that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rove.models.load import trained
+from rove.models.recompute import layers_of
+from rove.train.ranks import Ranks
+
+FOLDER = "shards"
+"""Where a checkpoint has its parts."""
+
+
+def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
+    """Cut a model in place into the parts of so many processes.
+
+    Args:
+        model: the same one in every process; a transformers model.
+        ranks: the processes.
+        score: function of the model that trains it; may then be called as the model's method `score`.
+        in_bf16: compute in bf16. Weights stay what they are, and gradients are summed in fp32.
+
+    Raises:
+        ConfigError: it has no layers that can be brought together one after the other.
+    """
+    mesh = init_device_mesh(ranks.device, (ranks.size,))
+    dtype = torch.bfloat16 if in_bf16 else None
+    sums = torch.float32 if in_bf16 else None
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, sums))
+    # What goes into the whole are a batch's numbers, the sampler's log-probabilities among them: they keep their digits.
+    policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # nothing is done in place to what it returns
+    model.score = score.__get__(model)
+    register_fsdp_forward_method(model, "score")
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model is in parts."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be in parts, brought together; every process must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(model: Any, into: Any | None) -> None:
+    """Copy the trained weights of a model in parts into a whole one; `into` is None where they are not wanted."""
+    wanted = {} if into is None else trained(into)
+    for name, parameter in trained(model).items():
+        tensor = whole(parameter.detach())
+        if into is not None:
+            wanted[name].data.copy_(tensor)
+
+
+def share_out(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+    """Copy whole weights, which every process has, into the parts of a model, by the names of what is trained."""
+    for name, parameter in trained(model).items():
+        assert isinstance(parameter, DTensor)
+        parameter.data.copy_(_part(weights[name].detach(), parameter))
+
+
+def share_out_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """The same for the state of an optimizer of the whole model."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    groups = [{**group, "params": [own[i] for i in group["params"]]} for group in state["param_groups"]]
+    named = {"state": {own[i]: one for i, one in state["state"].items()}, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
+
+
+def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
+    """Write every process's part into `path`; done when all have."""
+    save(_state(model, optimizer, reference), checkpoint_id=path / FOLDER)
+
+
+def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
+    """Put back what any number of processes has written, into a model in any number of parts, or a whole one."""
+    state = _state(model, optimizer, reference)
+    load(state, checkpoint_id=path / FOLDER, no_dist=not is_sharded(model))
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:
+    """The tensors that training changes, by name, as they are: what is read is copied into them."""
+    state = {"model": trained(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    return state if reference is None else {**state, "reference": trained(reference)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,11 +306,7 @@ async def train_rl(
             if step % config.checkpoint_every == 0 and step < config.steps:
                 _checkpoint(config, step, team, run)
         _checkpoint(config, step, team, run)
-        if goal.metric is not None:
-            restore_weights(run.path / "checkpoints" / "best", loaded)
-        final = run.save_final(loaded.save)
-        run.finish({"steps": step, "last": history[-1], **outcome(history, goal)})
-        return final
+        return _final(run, loaded, history, goal)
     finally:
         await pipeline.close()
         team.close()
@@ -327,6 +323,15 @@ def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
         ranks: the processes.
     """
     Team(ranks, Learner(config, config.objective, adapted(config, loaded), ranks)).follow()
+
+
+def _final(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> Path:
+    """Keep the last weights, or the best, as the run's result."""
+    if goal.metric is not None:
+        restore_weights(run.path / "checkpoints" / "best", loaded)
+    final = run.save_final(loaded.save)
+    run.finish({"steps": history[-1]["step"], "last": history[-1], **outcome(history, goal)})
+    return final
 
 
 def _checkpoint(config: RLConfig, step: int, team: Team, run: Run) -> None:

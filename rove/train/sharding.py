@@ -51,7 +51,9 @@ def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = F
     # What goes into the whole are a batch's numbers, the sampler's log-probabilities among them: they keep their digits.
     policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # nothing is done in place to what it returns
+    warnings.filterwarnings(
+        "ignore", "FSDP2-wrapped module", UserWarning
+    )  # nothing is done in place to what it returns
     model.score = score.__get__(model)
     register_fsdp_forward_method(model, "score")
 

@@ -5,11 +5,16 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Whether a busy machine draws inputs slowly says nothing about what is tested.
+settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rove")
 
 
 @pytest.fixture(scope="session")

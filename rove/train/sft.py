@@ -266,7 +266,7 @@ def train_sft(
             row = {"step": step, **metrics}
             if measured:
                 row["validation_loss"] = team.do("mean_loss", held_out)
-            if measured or config.evaluation:
+            if measured or evaluations.due(step):
                 team.do("gather")
             if config.evaluation:
                 row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
@@ -283,10 +283,15 @@ def train_sft(
     finally:
         team.close()
         watcher.close()
-    restore_weights(run.path / "checkpoints" / "best", loaded)
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
+    return _final(run, loaded, {**counts, **_best(history, goal)})
+
+
+def _final(run: Run, loaded: LoadedModel, summary: Mapping[str, object]) -> Path:
+    """Keep the best weights as the run's result."""
+    restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
-    run.finish({**counts, **_best(history, goal)})
+    run.finish(summary)
     return final
 
 

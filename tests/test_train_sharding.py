@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import tiny_model
+from processes import alone, difference, several
+from ranks_program import Job
+
+from rove.train.sharding import is_sharded, whole
+
+
+def test_a_model_of_one_process_is_whole():
+    model = tiny_model().model
+    assert not is_sharded(model)
+    assert whole(model.lm_head.weight) is model.lm_head.weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 4}, {"activation_checkpointing": True}], ids=str)
+def test_whoever_saved_it_any_number_goes_on(tmp_path: Path, arch: str, config: dict[str, Any]):
+    def job(name: str, **fields: Any) -> Job:
+        return Job(str(tmp_path / name), arch=arch, config=config, **fields)
+
+    whole = alone(job("whole"))["weights"]
+    alone(job("one", steps=(0, 3), save=str(tmp_path / "of one")))
+    several(2, job("two", steps=(0, 3), save=str(tmp_path / "of two")))
+    for size, saved in ((4, "of two"), (1, "of two"), (2, "of one"), (2, "of two")):
+        rest = job(f"{size} {saved}", steps=(3, 6), restore=str(tmp_path / saved))
+        done = (alone if size == 1 else lambda given, size=size: several(size, given))(rest)
+        assert difference(done["weights"], whole) <= 1e-5

@@ -16,8 +16,9 @@ from rove.cli.common import RUNS, console_for, run_async
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine it takes a token."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8123, show_default=True, help="0 = any that is free.")
+@click.option("--annotate", is_flag=True, help="Let those who look tag runs and rollouts, and write notes.")
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser, too.")
-def command(folder: Path, host: str, port: int, opened: bool) -> None:
+def command(folder: Path, host: str, port: int, annotate: bool, opened: bool) -> None:
     """Look at runs in the browser: rollouts, training as it goes, comparisons.
 
     RUNS_DIR is a folder of run folders, or one of them.  [default: runs]
@@ -28,7 +29,7 @@ def command(folder: Path, host: str, port: int, opened: bool) -> None:
     from rove.viewer.app import serve_viewer
     from rove.viewer.shelf import Shelf
 
-    shelf = Shelf(folder)
+    shelf = Shelf(folder, annotate)
     console = console_for(False)
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
 

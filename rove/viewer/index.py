@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from rove.annotations import Annotations
 from rove.errors import RunError
 from rove.messages import text_of
 from rove.record_lines import Listed, decode_listed
@@ -72,6 +73,13 @@ END;
 PRAGMA user_version = {VERSION};
 """
 
+SAID = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE tagged (line INTEGER, tag TEXT, PRIMARY KEY (line, tag)) WITHOUT ROWID;
+CREATE TEMP TABLE noted (line INTEGER PRIMARY KEY, note TEXT);
+"""
+"""What people say of rollouts; not kept, it is in a file of its own already."""
+
 
 class Progress(NamedTuple):
     """How much of the file has been read."""
@@ -102,6 +110,8 @@ class Index:
         self._checked: tuple[int, ...] = ()
         self._born = 0
         self._remembered: dict[str, tuple[Any, Any]] = {}
+        self.annotations = Annotations(file.parent)
+        self._said: tuple[Any, ...] = ()
         self._lock = RLock()
 
     def close(self) -> None:
@@ -139,9 +149,9 @@ class Index:
         return {name: f"v{place}" for place, name in self.ask("SELECT place, name FROM names ORDER BY place")}
 
     def remember(self, name: str, find: Callable[[], T]) -> T:
-        """What `find` returns, found once for what has been read."""
+        """What `find` returns, found once for what has been read and annotated."""
         with self._lock:
-            [stamp] = self.ask("SELECT bytes, lines FROM seen")
+            [stamp] = self.ask("SELECT bytes, lines, ? FROM seen", [str(self._said)])
             if self._remembered.get(name, (None,))[0] != stamp:
                 self._remembered[name] = stamp, find()
             return self._remembered[name][1]
@@ -158,7 +168,8 @@ class Index:
         where = ":memory:" if self._in_memory else str(self.store)
         database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
-            database.executescript("PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF;")
+            database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {SAID}")
+            self._said = ()
             if database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 self._empty(database)
         except sqlite3.DatabaseError as error:
@@ -177,10 +188,12 @@ class Index:
         found = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
+        self._said = ()
 
     # reading
 
     def _catch_up(self, deadline: float) -> Progress:
+        self.annotations.catch_up()
         if not self._in_memory and self._database is not None and self._inode() != self._born:
             self.close()  # `--fresh` has thrown it away
         if self._database is None and not self.file.exists():
@@ -204,7 +217,24 @@ class Index:
                 self._checked = now if done else ()
         [(read, count)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         [(bad,)] = database.execute("SELECT COUNT(*) FROM bad").fetchall()
+        self._keep_said(database, read)
         return Progress(read, found.st_size, done, bad, (read, count))
+
+    def _keep_said(self, database: sqlite3.Connection, read: int) -> None:
+        """Find the lines of the rollouts that have tags or notes."""
+        now = (self.annotations.stamp, read if self.annotations.rollouts else 0)
+        if now == self._said:
+            return
+        database.executescript("BEGIN; DELETE FROM tagged; DELETE FROM noted;")
+        lines = "SELECT line, ? FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ?"
+        for (step, key, rollout), said in self.annotations.rollouts.items():
+            where = (_plain(key), rollout, step)
+            for tag in said.tags:
+                database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *where))
+            if said.note:
+                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (_plain(said.note), *where))
+        database.execute("COMMIT")
+        self._said = now
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO) -> bool:
         """Whether what has been read is still what the file begins with; resumed training cuts it and writes on."""

@@ -1,6 +1,7 @@
 // One rollout: the chat, its siblings, its tokens, the record as it lies in the file.
 
 import { el, replace, say, table } from "./dom.js";
+import { annotations } from "./annotate.js";
 import { address, ask, changed, filters } from "./ask.js";
 import { fold, message, pretty } from "./chat.js";
 import { NONE, bytes, counted, number, plain, seconds, signed } from "./format.js";
@@ -59,7 +60,15 @@ function keys(event, params) {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "j") turn(params, 1);
   if (event.key === "k") turn(params, -1);
+  if (event.key === "t") focusTags(event);
   if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null }));
+}
+
+function focusTags(event) {
+  const field = document.querySelector(".tagging input");
+  if (!field) return;
+  event.preventDefault();
+  field.focus();
 }
 
 // The chat and what is known beside it
@@ -87,6 +96,7 @@ function facts(about, found, params) {
     el("h2", {}, "Time"),
     lane(found),
     siblings(found, params),
+    annotations(about, found),
     el("h2", {}, "More"),
     Object.entries(extras)
       .filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length)

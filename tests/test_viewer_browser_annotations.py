@@ -96,7 +96,6 @@ def test_without_leave_everything_is_shown_and_nothing_can_be_changed(browser: A
         assert page.locator("textarea, .tagging").count() == 0 and violations(page) == []
         page = tab.open("?pick=one")
         assert page.locator("tbody .tag").inner_text() == "keep" and page.locator(".tagging").count() == 0
-        status = page.evaluate(
-            "fetch('/api/annotate', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}).then((r) => r.status)"
-        )
+        asked = "{method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}"
+        status = page.evaluate(f"fetch('/api/annotate', {asked}).then((answer) => answer.status)")
         assert status == 403

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 
+from rove.runs import Run
+from rove.viewer.report import write_report
+
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
 """Bytes of a picture."""
@@ -54,13 +57,18 @@ def main(runs: Path) -> None:
     """Take all pictures."""
     FOLDER.mkdir(exist_ok=True)
     game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
-    with chromium() as browser, viewing(runs) as url, serving(runs, *game) as table:
+    report = write_report(Run(runs / "rl"), runs / "rl/report.html", 20).as_uri()
+    with chromium() as browser, viewing(runs, "--annotate") as url, serving(runs, *game) as table:
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
                 for name, place in PAGES.items():
                     tab.open(place)
                     take(tab, name)
+                sent = Tab(browser, report, size, scheme)
+                sent.open("")
+                take(sent, "report")
+                sent.context.close()
                 seat = Tab(browser, table, size, scheme)
                 seat.page.goto(table)
                 if seat.page.get_by_role("button", name="square 4").is_visible():

@@ -8,14 +8,19 @@ commands.
 
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+from textual.widgets import DataTable
 
 from rove.runs import Run
 from rove.viewer.report import write_report
+from rove.viewer.shelf import Shelf
+from rove.viewer.terminal import Terminal
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
@@ -53,12 +58,28 @@ def take(tab: Tab, name: str) -> None:
     assert tab.trouble == [], tab.trouble
 
 
+async def in_a_terminal(runs: Path) -> str:
+    """What `rove view --terminal` shows of the run `teacher`, as SVG without the fonts that it would fetch."""
+    async with Terminal(Shelf(runs)).run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        table = pilot.app.screen.query_one(DataTable)
+        table.move_cursor(row=table.get_row_index("teacher"))
+        await pilot.press("enter")
+        await pilot.pause()
+        return re.sub(r"@font-face \{.*?\}", "", pilot.app.export_screenshot(), flags=re.DOTALL)
+
+
 def main(runs: Path) -> None:
     """Take all pictures."""
     FOLDER.mkdir(exist_ok=True)
     game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
+    drawn = asyncio.run(in_a_terminal(runs))
     report = write_report(Run(runs / "rl"), runs / "rl/report.html", 20).as_uri()
     with chromium() as browser, viewing(runs, "--annotate") as url, serving(runs, *game) as table:
+        page = browser.new_page(viewport={"width": 994, "height": 635})
+        page.set_content(f'<body style="margin: 0">{drawn}</body>')
+        page.screenshot(path=FOLDER / "terminal.png")
+        small(FOLDER / "terminal.png")
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)

@@ -300,27 +300,35 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def annotate(shelf: Shelf, body: bytes) -> dict[str, Any]:
-    """Tag a run or a rollout, or write a note on one: what is said of it then.
-
-    Args:
-        shelf: of the run.
-        body: a `Wish` as JSON.
+    """`say` what is in the body of a request.
 
     Raises:
         ReadOnly: nobody may annotate here.
-        ConfigError: it is no wish, or there is no such rollout.
+        ConfigError: it is no `Wish` as JSON, or see `say`.
     """
     if not shelf.annotate:
         raise ReadOnly("nothing is written here; to tag runs and rollouts: rove view --annotate")
     try:
         wish = msgspec.json.decode(body, type=Wish)
-        index, progress = shelf.index(wish.run)
-        about = None
-        if wish.line is not None:
-            record = msgspec.json.decode(_line(index, progress, wish.line))["record"]
-            about = Subject(record["example_key"], record["rollout_index"], record.get("step"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not an annotation: {error}") from error
+    return say(shelf, wish)
+
+
+def say(shelf: Shelf, wish: Wish) -> dict[str, Any]:
+    """Tag a run or a rollout, or write a note on one: what is said of it then.
+
+    Raises:
+        ConfigError: there is no such rollout, or it is no tag.
+    """
+    index, progress = shelf.index(wish.run)
+    about = None
+    if wish.line is not None:
+        record = msgspec.json.decode(_line(index, progress, wish.line))["record"]
+        about = Subject(record["example_key"], record["rollout_index"], record.get("step"))
+    try:
         change = Change(wish.add, wish.remove, wish.note, about)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"not an annotation: {error}") from error
     keep(index.file.parent, change)
     said = Annotations(index.file.parent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -30,6 +30,8 @@ NAMES = 400
 """Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
 BATCH = 1000
 """Lines kept in memory before they are stored."""
+REMEMBERED = 500
+"""Answers kept."""
 ASKED = 160
 """Characters kept of what an example asks."""
 
@@ -109,7 +111,8 @@ class Index:
         self._in_memory = False
         self._checked: tuple[int, ...] = ()
         self._born = 0
-        self._remembered: dict[str, tuple[Any, Any]] = {}
+        self._remembered: dict[Hashable, Any] = {}
+        self._stamp: tuple[Any, ...] = ()
         self.annotations = Annotations(file.parent)
         self._said: tuple[Any, ...] = ()
         self._lock = RLock()
@@ -148,13 +151,15 @@ class Index:
         """Scores by name → their columns in the table `rollouts`."""
         return {name: f"v{place}" for place, name in self.ask("SELECT place, name FROM names ORDER BY place")}
 
-    def remember(self, name: str, find: Callable[[], T]) -> T:
-        """What `find` returns, found once for what has been read and annotated."""
+    def remember(self, name: Hashable, find: Callable[[], T]) -> T:
+        """What `find` returns, found once for what has been read and annotated; nobody may change it."""
         with self._lock:
             [stamp] = self.ask("SELECT bytes, lines, ? FROM seen", [str(self._said)])
-            if self._remembered.get(name, (None,))[0] != stamp:
-                self._remembered[name] = stamp, find()
-            return self._remembered[name][1]
+            if stamp != self._stamp or len(self._remembered) >= REMEMBERED:
+                self._remembered, self._stamp = {}, stamp
+            if name not in self._remembered:
+                self._remembered[name] = find()
+            return self._remembered[name]
 
     # the database
 

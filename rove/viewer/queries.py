@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rove.errors import ConfigError, nearest
@@ -53,6 +54,11 @@ class Chosen(NamedTuple):
 
     where: str
     values: list[Any]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from other choices."""
+        return self.where, *self.values
 
 
 def columns(index: Index) -> dict[str, str]:
@@ -174,8 +180,11 @@ def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
 
     A rollout of several tags counts for each of them.
     """
-    if name == TAG:
-        return _tags(index, chosen)
+    answer = partial(_tags, index, chosen) if name == TAG else partial(_facet, index, chosen, name)
+    return index.remember(("facet", name, *chosen.key), answer)
+
+
+def _facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
     found = index.ask(sql, chosen.values)
@@ -206,6 +215,10 @@ def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no number.
     """
+    return index.remember(("histogram", name, *chosen.key), partial(_histogram, index, chosen, name))
+
+
+def _histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     if name in WORDS[:4]:
         raise ConfigError(f"'{name}' is no number; a histogram takes one, like 'reward'")

@@ -2,10 +2,10 @@
 
     python benchmarks/viewer.py [--rollouts 100000] [--repeats 20]
 
-The run is of Tic-Tac-Toe games like those of docs/example_runs, in groups of 8, with random rewards. The server is a process of
-its own; its CPU time is read from /proc. "First paint" is what the page of rollouts asks before it shows rows, of a server that
-has just started and finds the index; the index is made anew by another one before. Facets and histograms are asked of a choice that nobody
-has made before, since answers are remembered; "asked again" is the same choice.
+The run is of Tic-Tac-Toe games like those of docs/example_runs, in groups of 8, with random rewards. The server is a process
+of its own; its CPU time is read from /proc. "First paint" is what the page of rollouts asks before it shows rows, of a server
+that has just started and finds the index; the index is made anew by another one before. Facets and histograms are asked of a
+choice that nobody has made before, since answers are remembered; "asked again" is the same choice.
 """
 
 from __future__ import annotations

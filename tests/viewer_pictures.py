@@ -1,6 +1,6 @@
 """The guide's pictures of `rove view`, docs/viewer/*.png: every page, light and dark, wide and narrow.
 
-    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS
+    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME …]
 
 RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`) and `rl` (of `rove rl tictactoe`); docs/viewer.md has the
 commands.
@@ -33,6 +33,7 @@ PAGES = {
     "tokens": "rollout?run=rl&line=300&tab=tokens",
     "training": "training?run=rl",
     "compare": "compare?a=teacher&b=optimal",
+    "noted": "rollout?run=teacher&line=0",
 }
 
 
@@ -69,37 +70,43 @@ async def in_a_terminal(runs: Path) -> str:
         return re.sub(r"@font-face \{.*?\}", "", pilot.app.export_screenshot(), flags=re.DOTALL)
 
 
-def main(runs: Path) -> None:
-    """Take all pictures."""
+def main(runs: Path, *names: str) -> None:
+    """Take all pictures, or those of some pages."""
     FOLDER.mkdir(exist_ok=True)
+    wanted = names or (*PAGES, "report", "terminal", "play")
     game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
     drawn = asyncio.run(in_a_terminal(runs))
-    report = write_report(Run(runs / "rl"), runs / "rl/report.html", 20).as_uri()
+    report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
     with chromium() as browser, viewing(runs, "--annotate") as url, serving(runs, *game) as table:
-        page = browser.new_page(viewport={"width": 994, "height": 635})
-        page.set_content(f'<body style="margin: 0">{drawn}</body>')
-        page.screenshot(path=FOLDER / "terminal.png")
-        small(FOLDER / "terminal.png")
+        if "terminal" in wanted:
+            page = browser.new_page(viewport={"width": 994, "height": 635})
+            page.set_content(f'<body style="margin: 0">{drawn}</body>')
+            page.screenshot(path=FOLDER / "terminal.png")
+            small(FOLDER / "terminal.png")
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
-                for name, place in PAGES.items():
-                    tab.open(place)
+                for name in [name for name in PAGES if name in wanted]:
+                    tab.open(PAGES[name])
+                    if name == "noted":
+                        tab.page.locator(".noting").scroll_into_view_if_needed()
                     take(tab, name)
-                sent = Tab(browser, report, size, scheme)
-                sent.open("")
-                take(sent, "report")
-                sent.context.close()
-                seat = Tab(browser, table, size, scheme)
-                seat.page.goto(table)
-                if seat.page.get_by_role("button", name="square 4").is_visible():
-                    seat.page.get_by_role("button", name="square 4").click()
-                seat.page.locator("article.assistant").first.wait_for()
-                take(seat, "play")
                 tab.context.close()
-                seat.context.close()
+                if "report" in wanted:
+                    sent = Tab(browser, report, size, scheme)
+                    sent.open("")
+                    take(sent, "report")
+                    sent.context.close()
+                if "play" in wanted:
+                    seat = Tab(browser, table, size, scheme)
+                    seat.page.goto(table)
+                    if seat.page.get_by_role("button", name="square 4").is_visible():
+                        seat.page.get_by_role("button", name="square 4").click()
+                    seat.page.locator("article.assistant").first.wait_for()
+                    take(seat, "play")
+                    seat.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])

@@ -9,6 +9,7 @@ runs/<name>/
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
+  annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
   index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
   evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
@@ -52,6 +53,7 @@ OWNED = (
     "wandb",
     "bad_batch.msgpack",
     "summary.json",
+    "annotations.jsonl",
     "index.sqlite",
     "versions.json",
     "report.html",
@@ -352,11 +354,7 @@ class Run:
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
         """The newest checkpoint that training can be resumed from."""
         folder = self.path / "checkpoints"
-        found = (
-            [p for p in folder.iterdir() if p.name.isdigit() and (p / "progress.json").exists()]
-            if folder.is_dir()
-            else []
-        )
+        found = [p for p in folder.glob("*") if p.name.isdigit() and (p / "progress.json").exists()]
         if not found:
             return None
         newest = max(found, key=lambda p: int(p.name))

@@ -24,9 +24,9 @@ def found() -> str:
 
 
 @contextmanager
-def viewing(runs: Path) -> Iterator[str]:
+def viewing(runs: Path, *flags: str) -> Iterator[str]:
     """The address of a `rove view` of these runs."""
-    with serving(runs.parent, "view", str(runs)) as url:
+    with serving(runs.parent, "view", str(runs), *flags) as url:
         yield url
 
 
@@ -54,6 +54,16 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # tests may run as root
         yield browser
         browser.close()
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds against WCAG AA on a page."""
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
+    )
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+    found = axe.Axe().run(page, options=options).response["violations"]
+    return [f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in found]
 
 
 class Tab:

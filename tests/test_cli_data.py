@@ -12,6 +12,7 @@ from commands import Rove, in_this_process
 from made import made_run, record
 
 import rove as vf
+from rove.annotations import Change, Subject, annotate
 
 RECORDS = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
 
@@ -118,3 +119,23 @@ def test_nothing_is_uploaded_unless_told_to(rove: Rove, monkeypatch: pytest.Monk
     counts = json.loads(done.out)
     assert (counts["pushed"], counts["form"]) == ("https://huggingface.co/datasets/me/games", "hf-dir")
     assert "uploaded: https://huggingface.co/datasets/me/games" in rove("data", "run", "--push", "me/games").out
+
+
+def test_tags_choose_rollouts(rove: Rove):
+    for rollout, tags in {("key0", 0): ["good"], ("key0", 1): ["good", "bad"], ("key1", 1): ["odd"]}.items():
+        annotate(Path("run"), Change(tags, rollout=Subject(*rollout)))
+
+    def rewards(*words: str) -> list[float]:
+        assert rove("data", "run", *words, "-o", "out.jsonl").status == 0
+        return [row["reward"] for row in rows("out.jsonl")]
+
+    assert rewards("--tag", "good") == [1.2, 0.2]
+    assert rewards("--tag", "good", "--not-tag", "bad") == [1.2]
+    assert rewards("--tag", "good", "--tag", "odd", "--filter", "reward < 1") == [0.2, 0.7]
+    assert rewards("--not-tag", "good") == [0.7]
+    done = rove("data", "run", "--tag", "god", "-o", "out.jsonl")
+    assert (done.status, done.err) == (2, "error: no rollout of run is tagged 'god'; did you mean 'good'?\n")
+    (Path("run") / "annotations.jsonl").open("ab").write(b"{\n")
+    done = rove("data", "run", "--not-tag", "bad", "-o", "out.jsonl")
+    assert done.status == 1 and "annotations.jsonl, line 4: not an annotation" in done.err
+    assert rove("data", "run", "-o", "run/annotations.jsonl").status == 2

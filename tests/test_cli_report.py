@@ -20,16 +20,16 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_a_report_is_written_into_the_run_folder(rove: Rove):
     done = rove("report", "runs/mine")
     assert (done.status, done.err) == (0, "")
-    assert "report: runs/mine/report.html (0.0 MB)" in done.out
+    assert "report: runs/mine/report.html (0.1 MB)" in done.out
     page = Path("runs/mine/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert page.count('class="rollout"') == 6
+    assert page.count('"rollout_index":') == 6
     assert rove("eval", *SMALL).status == 0  # still a run
 
 
 def test_a_report_goes_where_it_is_told_with_as_many_rollouts(rove: Rove):
-    assert rove("report", "runs/mine", "--html", "sent/it.html", "--rollouts", "2").status == 0
-    assert Path("sent/it.html").read_text(encoding="utf-8").count('class="rollout"') == 2
+    assert rove("report", "runs/mine", "-o", "sent/it.html", "--rollouts", "2").status == 0
+    assert Path("sent/it.html").read_text(encoding="utf-8").count('"rollout_index":') == 2
     assert not Path("runs/mine/report.html").exists()
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from made import made_run, record, scores
 
 from rove.errors import ConfigError
+from rove.record_lines import encode_record
 from rove.records import StepTokens, TrajectoryStep
 from rove.runs import Run
 from rove.viewer.api import ENDPOINTS
@@ -237,6 +238,119 @@ async def test_it_answers_questions_only(client: TestClient[Any, Any]):
         assert answer.status == 405 and answer.headers["Allow"] == "GET,HEAD"
 
 
+async def annotating(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(make_viewer(Shelf(folder, annotate=True)))) as client:
+        yield client
+
+
+annotating_client = pytest.fixture(annotating)
+
+
+async def test_rollouts_are_tagged_noted_chosen_by_it_and_counted(
+    annotating_client: TestClient[Any, Any], folder: Path
+):
+    client = annotating_client
+
+    async def say(**wish: Any) -> Any:
+        answer = await client.post("/api/annotate", json={"run": "worse", **wish})
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+    assert (await asked(client, "/api/facet", run="worse", name="tag"))["values"] == []
+    assert await say(line=0, add=["good", "odd"]) == {
+        "tags": ["good", "odd"],
+        "note": "",
+        "known_tags": ["good", "odd"],
+    }
+    assert (await say(line=4, add=["odd"], note=EVIL))["note"] == EVIL
+    assert (await say(line=0, remove=["good"], add=["bad"]))["tags"] == ["odd", "bad"]
+    assert (await say(add=["keep"]))["tags"] == ["keep"]
+    [card] = [run for run in (await asked(client, "/api/runs"))["runs"] if run["name"] == "worse"]
+    assert card["tags"] == ["keep"]
+    about = await asked(client, "/api/run", run="worse")
+    assert (about["tags"], about["known_tags"], about["annotated"], about["annotate"]) == (
+        ["keep"],
+        ["bad", "odd"],
+        True,
+        True,
+    )
+    facet = await asked(client, "/api/facet", run="worse", name="tag")
+    assert facet["values"] == [["odd", 2], ["bad", 1], [None, 7]]
+    for wanted, lines in {"odd": [0, 4], "bad": [0], "": [1, 2, 3, 5, 6, 7, 8], "nobody's": []}.items():
+        page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": wanted})
+        assert [row["line"] for row in page["rows"]] == lines
+    either = await client.get(
+        "/api/rollouts", params=[("run", "worse"), ("is.tag", "bad"), ("is.tag", ""), ("limit", 3)]
+    )
+    assert [row["line"] for row in (await either.json())["rows"]] == [0, 1, 2]
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.noted": 1, "sort": "noted"})
+    assert [(row["line"], row["tags"], row["note"]) for row in page["rows"]] == [(4, ["odd"], EVIL)]
+    assert (await asked(client, "/api/facet", run="worse", name="noted"))["values"] == [[0, 8], [1, 1]]
+    shown = await asked(client, "/api/rollout", run="worse", line=4)
+    assert (shown["tags"], shown["note"]) == (["odd"], EVIL)
+    again = record(0, 0, 1.0)  # the rollout of line 0 is repeated: what was said of it is said of the new try
+    with (folder / "worse/rollouts.jsonl").open("ab") as lines:
+        lines.write(encode_record(again) + b"\n")
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "bad"})
+    assert [row["line"] for row in page["rows"]] == [9]
+
+
+async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
+    client: TestClient[Any, Any], annotating_client: TestClient[Any, Any], folder: Path
+):
+    wish = {"run": "worse", "line": 0, "add": ["good"]}
+    refused = await client.post("/api/annotate", json=wish)
+    assert refused.status == 403 and "rove view --annotate" in (await refused.json())["error"]
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "evil.example"},
+    ):
+        assert (await annotating_client.post("/api/annotate", json=wish, headers=headers)).status == 403
+    form = await annotating_client.post(
+        "/api/annotate", data=msgspec.json.encode(wish), headers={"Content-Type": "text/plain"}
+    )
+    assert form.status == 415
+    assert (await annotating_client.get("/api/annotate", params={"run": "worse"})).status == 404
+    assert not (folder / "worse/annotations.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "not an annotation"),
+        (b"[]", "not an annotation"),
+        (b'{"run": "worse"}', "nothing to change"),
+        (b'{"run": "worse", "line": 99, "add": ["x"]}', "no rollout in line 99"),
+        (b'{"run": "worse", "line": 1e99, "add": ["x"]}', "not an annotation"),
+        (b'{"run": "worse", "line": -1, "add": ["x"]}', "not an annotation"),
+        (b'{"run": "../secret", "add": ["x"]}', "no run"),
+        (b'{"run": "worse", "add": [" "]}', "a tag is"),
+        (b'{"run": "worse", "add": ["\\ud800"]}', "not an annotation"),
+        (b'{"run": "worse", "line": 0, "note": "\xff"}', "not an annotation"),
+        (b'{"run": "worse", "note": "of a run"}', "on a rollout"),
+        (b"[" * 5000, "not an annotation"),
+    ],
+)
+async def test_what_is_no_annotation_is_refused(
+    annotating_client: TestClient[Any, Any], folder: Path, body: bytes, why: str
+):
+    answer = await annotating_client.post("/api/annotate", data=body, headers={"Content-Type": "application/json"})
+    assert answer.status == 400 and why in (await answer.json())["error"]
+    assert not (folder / "worse/annotations.jsonl").exists()
+
+
+async def test_damaged_annotations_hide_nothing_else(client: TestClient[Any, Any], folder: Path):
+    good = b'{"add":["good"],"rollout":{"example_key":"key0","rollout_index":1}}\n'
+    (folder / "worse/annotations.jsonl").write_bytes(b"\xff\n" + good + b'{"add":["torn"],"roll')
+    about = await asked(client, "/api/run", run="worse")
+    assert (about["bad_annotations"], about["known_tags"]) == (1, ["good"])
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "good"})
+    assert [row["line"] for row in page["rows"]] == [1]
+
+
 async def test_beyond_this_machine_it_takes_a_token(folder: Path):
     async with TestClient(TestServer(make_viewer(Shelf(folder), host="0.0.0.0", token="right"))) as client:
         assert (await client.get("/", allow_redirects=False)).status == 401
@@ -300,6 +414,8 @@ names = st.one_of(
             "is.reward",
             "from.reward",
             "to.score.win",
+            "is.tag",
+            "is.noted",
         ]
     ),
     st.sampled_from(

@@ -273,3 +273,25 @@ def test_what_the_index_keeps_is_what_lists_need(file: Path):
     index = read(file)
     [row] = page(index, choose({}, []))["rows"]
     assert (row["asked"], row["scores"]["win"], row["size"]) == ("", 1.0, os.stat(file).st_size - row["offset"])
+
+
+def test_what_was_counted_is_counted_again_once_there_is_more(file: Path, monkeypatch: pytest.MonkeyPatch):
+    file.write_bytes(line(0, 0) + line(0, 1, 0.5))
+    index = read(file)
+    every = choose(columns(index), [])
+    first = facet(index, every, "turns"), histogram(index, every, "reward")
+    asked: list[str] = []
+    ask = index.ask
+    monkeypatch.setattr(index, "ask", lambda sql, values=(): asked.append(sql) or ask(sql, values))
+    assert (facet(index, every, "turns"), histogram(index, every, "reward")) == first
+    assert not any("GROUP BY" in sql for sql in asked)
+    assert facet(index, choose(columns(index), [("to.reward", "1")]), "turns")["values"] == [(1, 1)]
+    with file.open("ab") as stream:
+        stream.write(line(1, 0, None))
+    assert index.catch_up().done
+    assert facet(index, every, "turns")["values"] == [(1, 2), (0, 1)]
+    with pytest.raises(ConfigError, match="no number"):
+        histogram(index, every, "stop")
+    for number in range(1200):  # answers do not pile up
+        facet(index, choose(columns(index), [("to.reward", str(number))]), "env")
+    assert len(index._remembered) <= 500

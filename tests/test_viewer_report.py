@@ -2,62 +2,85 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import made_run, record, scores
 
 import rove as vf
-from rove.records import ErrorInfo, TrajectoryStep
+from rove.records import ErrorInfo
 from rove.runs import Run
 from rove.statistics import Tally
-from rove.viewer.chat import MESSAGE_LIMIT, ROLLOUT_LIMIT, rollout_html
-from rove.viewer.html import BINS, cut, excerpt, histogram, shown
-from rove.viewer.report import choose, markdown, write_report
+from rove.viewer.html import bundled, cut, excerpt, shown
+from rove.viewer.report import MESSAGE, WHOLE, choose, markdown, write_report
+from rove.viewer.training import training
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)'"
-VOID = {"meta", "rect", "img", "br"}
+VOID = {"meta"}
 
 
 class Page(HTMLParser):
-    """A page taken apart; fails on one whose elements do not close in order."""
+    """A page taken apart, and the data that it shows; fails on one whose elements do not close in order."""
 
     def __init__(self, text: str):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.text: list[str] = []
-        self.rollouts: list[str] = []
+        self.inside: list[str] = []
+        """Contents of style and scripts."""
+        self.text = ""
+        """What is seen without scripts."""
         self.feed(text)
         self.close()
         assert not self.open
+        self.style, raw, self.script = self.inside
+        assert "<" not in raw
+        self.data = msgspec.json.decode(raw)
+        self.words = " ".join(texts(self.data))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-        if ("class", "rollout") in attrs:
-            self.rollouts.append("")
+        if tag in ("style", "script"):
+            self.inside.append("")
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "script"):
-            self.text.append(data)
-            if self.rollouts:
-                self.rollouts[-1] += data + " "
+        if self.open and self.open[-1] in ("style", "script"):
+            self.inside[-1] += data
+        else:
+            self.text += data
 
     @property
-    def words(self) -> str:
-        return " ".join(self.text)
+    def rewards(self) -> list[float | None]:
+        return [one["reward"] and round(one["reward"], 6) for one in self.data["rollouts"]]
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text and number in a value."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)
+    else:
+        yield str(value)
 
 
 def page(run: Run, tmp_path: Path, **options: Any) -> Page:
@@ -82,7 +105,7 @@ def test_everything_is_on_the_page(tmp_path: Path):
         cost={"total": 1.5, "per_rollout": 0.5},
     )
     seen = page(run, tmp_path)
-    assert "quiz · someone/model" in seen.words
+    assert seen.data["title"] == "quiz · someone/model"
     for there in (
         "3 / 4",
         "win",
@@ -98,18 +121,24 @@ def test_everything_is_on_the_page(tmp_path: Path):
         assert there in seen.words, there
     assert "top_p = 0.9" in seen.words
     assert "msgspec" in seen.words
-    assert "unfinished" not in seen.words
+    assert "unfinished" not in seen.words and seen.data["complete"]
     assert f"rove eval @ {run.path}/config.toml" in seen.words
-    assert sum(tag == "figure" for tag, _ in seen.tags) == 5  # reward, format, length, win, turns
-    assert re.search(r"1 · key1\s+question 1\s+2\s+0.700\s+–\s+1", " ".join(seen.words.split()))
+    assert [one["title"] for one in seen.data["histograms"]] == ["reward", "format", "length", "win", "turns"]
+    assert seen.data["histograms"][0]["mean"] == pytest.approx(0.7)
+    [odd] = [one for one in seen.data["examples"] if one["failed"]]
+    assert odd == {
+        **{"number": 1, "key": "key1", "asked": "question 1", "rollouts": 2, "mean": 0.7, "spread": None},
+        **{"failed": 1, "line": 2},
+    }
+    assert seen.data["examples"][0]["spread"] == pytest.approx(2**-0.5)
+    assert "| reward | 0.700 |" in seen.text  # there is something to read without scripts
 
 
 def test_failures_come_first_then_the_lowest_rewards(tmp_path: Path):
     seen = page(made_run(tmp_path / "run", FEW), tmp_path)
-    assert [title.split()[0] for title in seen.rollouts] == ["failed", "0.200", "0.700", "1.200"]
-    assert "HTTP 502" in seen.rollouts[0]
-    assert "Traceback: line 1" in seen.rollouts[0]
-    assert "the model said nothing" in seen.rollouts[0]
+    assert seen.rewards == [None, 0.2, 0.7, 1.2]
+    first = " ".join(texts(seen.data["rollouts"][0]))
+    assert "HTTP 502" in first and "Traceback: line 1" in first
 
 
 def test_nothing_a_rollout_says_becomes_html(tmp_path: Path):
@@ -134,26 +163,24 @@ def test_nothing_a_rollout_says_becomes_html(tmp_path: Path):
     run = made_run(tmp_path / "run", evil, env=EVIL, model=EVIL, env_args={"text": EVIL})
     finish(run, evil, errors={EVIL: 1}, too_few=EVIL)
     seen = page(run, tmp_path)
-    assert [tag for tag, _ in seen.tags].count("script") == 1
-    assert {name for _, attrs in seen.tags for name in attrs} <= {
-        *("lang", "charset", "name", "content", "http-equiv", "class", "id", "href"),
-        *("viewbox", "role", "aria-label", "x", "y", "width", "height"),
-    }
-    assert "img" not in {tag for tag, _ in seen.tags}
+    assert [tag for tag, _ in seen.tags] == [
+        *("html", "head", "meta", "meta", "meta", "title", "style", "body"),
+        *("main", "noscript", "p", "pre", "p", "script", "script"),
+    ]
     assert seen.words.count("alert(1)") > 20
     assert "<script>" not in markdown(run).replace(r"\<script", "")
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path):
     seen = page(made_run(tmp_path / "run", FEW), tmp_path)
-    assert all(not (attrs.keys() & {"src", "srcset", "data"}) for _, attrs in seen.tags)
-    assert all((attrs.get("href") or "#").startswith("#") for _, attrs in seen.tags)
-    assert not {"link", "iframe", "object"} & {tag for tag, _ in seen.tags}
+    assert all(not (attrs.keys() & {"src", "srcset", "data", "href"}) for _, attrs in seen.tags)
+    assert set(re.findall(r"https?://[\w.]+", seen.script + seen.style)) == {"http://www.w3.org"}  # SVG's name
     [policy] = [attrs["content"] for _, attrs in seen.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
-    assert policy.startswith("default-src 'none';")
-    links = {attrs["href"] for tag, attrs in seen.tags if tag == "a"}
-    assert links == {f"#{attrs['id']}" for _, attrs in seen.tags if attrs.get("id") in ("rollout-0", "rollout-2")}
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    for rule, content in {"script-src": seen.script, "style-src": seen.style}.items():
+        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def test_a_run_that_was_never_finished(tmp_path: Path):
@@ -173,9 +200,8 @@ def test_a_run_without_a_single_score(tmp_path: Path, records: list[vf.RolloutRe
     if finished:
         finish(run, records)
     seen = page(run, tmp_path)
-    assert "No rollout has been scored." in seen.words
     assert f"0 / {len(records)}" in seen.words
-    assert len(seen.rollouts) == len(records)
+    assert len(seen.rewards) == len(records) and seen.data["histograms"] == []
     assert "| reward | – | – |" in markdown(run)
 
 
@@ -193,16 +219,15 @@ def test_only_the_last_word_on_a_rollout_counts(tmp_path: Path):
     again = [record(0, 0, None), record(0, 0, 1.0), record(0, 1, 1.0), record(0, 1, None)]
     seen = page(made_run(tmp_path / "run", again), tmp_path)
     assert "1 / 2" in seen.words
-    assert len(seen.rollouts) == 2
+    assert len(seen.rewards) == 2
 
 
 def test_only_so_many_rollouts_are_shown_and_the_page_says_so(tmp_path: Path):
     many = [record(i, j, i / 10 if i else None) for i in range(10) for j in range(4)]
     seen = page(made_run(tmp_path / "run", many), tmp_path, rollouts=10)
-    rewards = [title.split()[0] for title in seen.rollouts]
-    assert rewards == ["failed"] * 4 + ["0.300"] * 3 + ["1.100"] * 3
+    assert seen.rewards == [None] * 4 + [0.3] * 3 + [1.1] * 3
     assert "30 of 40 are left out" in seen.words
-    assert page(made_run(tmp_path / "run2", many), tmp_path, rollouts=0).rollouts == []
+    assert page(made_run(tmp_path / "run2", many), tmp_path, rollouts=0).rewards == []
 
 
 @given(st.lists(st.none() | st.floats(-1, 1), max_size=40), st.integers(0, 50))
@@ -221,12 +246,6 @@ def test_as_many_as_asked_for_are_chosen_and_none_twice(rewards: list[float | No
         )
 
 
-def test_other_runs_have_no_report(tmp_path: Path):
-    with pytest.raises(vf.RunError, match="is a run of 'rove rl'; a report is made of one of 'rove eval'"):
-        write_report(made_run(tmp_path / "run", FEW, kind="rl"), tmp_path / "out.html")
-    assert not (tmp_path / "out.html").exists()
-
-
 def test_a_line_that_is_no_rollout_leaves_no_page(tmp_path: Path):
     run = made_run(tmp_path / "run", FEW)
     with (run.path / "rollouts.jsonl").open("ab") as file:
@@ -239,8 +258,8 @@ def test_a_line_that_is_no_rollout_leaves_no_page(tmp_path: Path):
 def test_a_function_named_reward_is_not_taken_for_the_reward(tmp_path: Path):
     named = [record(scores=vf.Scores(0.5, {"reward": 1.0}, {"reward": 0.5}))]
     seen = page(made_run(tmp_path / "run", named), tmp_path)
-    assert "mean 0.500" in seen.words
-    assert "reward (function)" in seen.words
+    titles = {one["title"]: one["mean"] for one in seen.data["histograms"]}
+    assert (titles["reward"], titles["reward (function)"]) == (0.5, 1.0)
 
 
 def test_a_password_in_an_address_stays_in_the_run_folder(tmp_path: Path):
@@ -250,52 +269,73 @@ def test_a_password_in_an_address_stays_in_the_run_folder(tmp_path: Path):
     assert "http://…@host/v1" in text
 
 
-# A rollout as a chat
-
-
-def test_reasoning_and_tool_calls_are_folded():
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x":1}'}}
-    said = [
-        {
-            "role": "assistant",
-            "content": "<think>inside</think>\nout",
-            "tool_calls": [call],
-            "reasoning_content": "beside",
-        },
-        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
-    ]
-    shows = rollout_html(record(completion=said, is_truncated=True), "here")
-    assert re.findall(r'<details class="(\w+)"', shows) == ["rollout", "thought", "thought", "call"]
-    assert "<pre>out</pre>" in shows
-    assert "&quot;x&quot;: 1" in shows
-    assert "truncated" in shows
-    assert 'class="message tool"' in shows
-
-
-def test_what_others_said_is_folded():
-    step = TrajectoryStep([], [{"role": "assistant", "content": "<b>ten</b>, no less"}])
-    judged = {"judge": [[{"judge": "strict", "said": "yes & no", "shared": False}]]}
-    one = record(scores=vf.Scores(1.0, {}, {}, {}, judged), seats={"seller": [step], "judge": [step]})
-    shows = rollout_html(one, "r")
-    assert "yes &amp; no" in shows and "<summary>judge</summary>" in shows
-    assert "&lt;b&gt;ten&lt;/b&gt;, no less" in shows and "<summary>seat seller</summary>" in shows
-    assert "seat judge" not in shows  # the scores tell
-
-
-def test_a_long_rollout_is_cut_and_says_so():
+def test_a_long_rollout_is_cut_and_says_so(tmp_path: Path):
     long = [{"role": "assistant", "content": "x" * 50_000}]
-    shows = rollout_html(record(completion=long), "here")
-    assert f"{50_000 - MESSAGE_LIMIT:,} characters left out" in shows
-    assert len(rollout_html(record(completion=long * 300), "here")) < 2 * ROLLOUT_LIMIT
-    thought = [{"role": "assistant", "content": f"<think>{'x' * 50_000}</think>done"}]
-    assert len(rollout_html(record(completion=thought), "here")) < 2 * MESSAGE_LIMIT
+    records = [record(0, 0, completion=long), record(1, 0, completion=long * 300)]
+    seen = page(made_run(tmp_path / "run", records), tmp_path)
+    one, many = seen.data["rollouts"]
+    assert f"{50_000 - MESSAGE:,} characters left out" in one["completion"][0]["content"]
+    assert len("".join(texts(many))) < 2 * WHOLE
 
 
-def test_what_is_no_text_is_named():
-    parts = [{"type": "text", "text": "look:"}, {"type": "image_url", "image_url": {"url": "http://elsewhere/x.png"}}]
-    shows = rollout_html(record(prompt=[{"role": "user", "content": parts}]), "here")
-    assert "[image_url, not shown]" in shows
-    assert "elsewhere" not in shows
+# Training
+
+
+def trained(path: Path, kind: str = "rl", steps: int = 3) -> Run:
+    with made_run(path, [], kind=kind, steps=5, data="runs/teacher") as run:
+        for step in range(1, steps + 1):
+            for i in range(4):
+                run.append_rollout(record(i // 2, i % 2, None if (step, i) == (3, 3) else i / step, step=step))
+            held_out = {"eval/optimal/reward/mean": 0.2 * step, "eval/optimal/reward/half_width": 0.01}
+            run.append_metrics({"step": step, "reward/mean": 1 / step, "time/step": 40.0, "x": math.pi, **held_out})
+        run.append_alarm({"step": 2, "name": "x", "text": EVIL})
+    return run
+
+
+def test_a_training_run_is_its_curves_alarms_measurements_and_last_rollouts(tmp_path: Path):
+    seen = page(trained(tmp_path / "run"), tmp_path)
+    assert seen.data["title"] == "RL · quiz · someone/model" and not seen.data["complete"]
+    drawn = seen.data["training"]
+    assert [row["step"] for row in drawn["rows"]] == [1, 2, 3] and drawn["rows"][0]["x"] == 3.14159
+    assert drawn["alarms"] == [{"step": 2, "name": "x", "text": EVIL}]
+    assert [step["failed"] for step in drawn["steps"]] == [0, 0, 1] and drawn["groups"]["groups"] == 5
+    assert seen.data["values"] == [
+        ["reward", "1.000", "0.333", "1.000", "1"],
+        ["optimal (held out)", "0.200", "0.600", "0.600", "3"],
+    ]
+    assert seen.data["cards"][0] == ["3 of 5", "steps"] and "2 minutes in all" in seen.data["counts"]
+    assert seen.rewards == [None, 0.2, 0.533333, 0.866667]
+    assert {one["step"] for one in seen.data["rollouts"]} == {3} and "Of the last step." in seen.data["rollouts_note"]
+    assert seen.data["again"] == f"rove rl @ {tmp_path}/run/config.toml --run-dir runs/again"
+    text = markdown(Run(tmp_path / "run"))
+    assert "| measured | first | last | best | at step |" in text and "3 of 5 steps taken" in text
+    assert "<script>" not in text.replace(r"\<script", "")
+
+
+def test_sft_without_rollouts_and_a_run_of_which_nothing_is_known_yet(tmp_path: Path):
+    with made_run(tmp_path / "sft", [], kind="sft", env="", data=["runs/a", "runs/b"]) as run:
+        for step in (1, 2, 3):
+            run.append_metrics({"step": step, "loss": abs(step - 2) + 0.5, "optim/lr": math.nan})
+        run.finish({})
+    seen = page(run, tmp_path)
+    assert seen.data["complete"] and seen.rewards == [] and seen.data["rollouts_note"] == ""
+    assert seen.data["values"] == [["loss", "1.500", "1.500", "0.500", "2"]]
+    assert not (run.path / "index.sqlite").exists()
+    for kind in ("rl", "sft", "eval"):
+        seen = page(made_run(tmp_path / f"new-{kind}", [], kind=kind), tmp_path)
+        assert seen.rewards == [] and not seen.data["complete"]
+
+
+metrics = st.dictionaries(
+    st.sampled_from(["step", "reward/mean", "loss", "eval/a/reward/mean", "eval/" + EVIL + "/reward/mean"]),
+    st.none() | st.floats() | st.integers(-9, 9) | st.text(max_size=3),
+)
+
+
+@given(st.lists(metrics.map(lambda row: {**row, "step": 1}), max_size=5))
+def test_no_metrics_make_it_fail(rows: list[dict[str, Any]]):
+    told = training(rows, [{"text": "of no step"}, {}])
+    assert all(len(row) == len(told["head"]) for row in told["values"])
 
 
 # Pieces
@@ -313,16 +353,19 @@ def test_a_cut_text_keeps_its_ends(value: str, limit: int):
     assert "\n" not in excerpt(value, limit)
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=100))
-def test_a_histogram_counts_every_value(values: list[float]):
-    drawn = histogram("name", values)
-    counts = [int(count.replace(",", "")) for count in re.findall(r": ([\d,]+)</title>", drawn)]
-    assert sum(counts) == len(values)
-    assert len(counts) <= BINS
-
-
-def test_a_histogram_of_nothing_is_nothing():
-    assert histogram("name", []) == histogram("name", [math.nan]) == ""
+def test_modules_become_one_script_each_of_them_once_and_before_those_that_need_it():
+    files = {
+        "a": 'import { b, c } from "./b.js";\nimport { c as d } from "./c.js";\nb();\n',
+        "b": 'import { c } from "./c.js";\nexport function b() {}\nexport async function* x() {}\n',
+        "c": "export const c = 1;\nconst hidden = 2;\n",
+    }
+    files["a"] = files["a"].replace("c as d", "c")
+    script = bundled("a", files)
+    assert re.findall(r"^const \$(\w) =", script, re.MULTILINE) == ["c", "b", "a"]
+    assert "return { b, x };" in script and "return { c };" in script and "const { c } = $c;" in script
+    assert "import" not in script and "export" not in script
+    with pytest.raises(AssertionError, match=r"a\.js is of another form"):
+        bundled("a", {"a": 'import "./b.js";\n'})
 
 
 def test_numbers_for_people():

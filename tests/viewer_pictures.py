@@ -1,6 +1,6 @@
 """The guide's pictures of `rove view`, docs/viewer/*.png: every page, light and dark, wide and narrow.
 
-    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS
+    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME …]
 
 RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`) and `rl` (of `rove rl tictactoe`); docs/viewer.md has the
 commands.
@@ -8,11 +8,19 @@ commands.
 
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+from textual.widgets import DataTable
+
+from rove.runs import Run
+from rove.viewer.report import write_report
+from rove.viewer.shelf import Shelf
+from rove.viewer.terminal import Terminal
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
@@ -25,6 +33,7 @@ PAGES = {
     "tokens": "rollout?run=rl&line=300&tab=tokens",
     "training": "training?run=rl",
     "compare": "compare?a=teacher&b=optimal",
+    "noted": "rollout?run=teacher&line=0",
 }
 
 
@@ -50,27 +59,54 @@ def take(tab: Tab, name: str) -> None:
     assert tab.trouble == [], tab.trouble
 
 
-def main(runs: Path) -> None:
-    """Take all pictures."""
+async def in_a_terminal(runs: Path) -> str:
+    """What `rove view --terminal` shows of the run `teacher`, as SVG without the fonts that it would fetch."""
+    async with Terminal(Shelf(runs)).run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        table = pilot.app.screen.query_one(DataTable)
+        table.move_cursor(row=table.get_row_index("teacher"))
+        await pilot.press("enter")
+        await pilot.pause()
+        return re.sub(r"@font-face \{.*?\}", "", pilot.app.export_screenshot(), flags=re.DOTALL)
+
+
+def main(runs: Path, *names: str) -> None:
+    """Take all pictures, or those of some pages."""
     FOLDER.mkdir(exist_ok=True)
+    wanted = names or (*PAGES, "report", "terminal", "play")
     game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
-    with chromium() as browser, viewing(runs) as url, serving(runs, *game) as table:
+    drawn = asyncio.run(in_a_terminal(runs))
+    report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
+    with chromium() as browser, viewing(runs, "--annotate") as url, serving(runs, *game) as table:
+        if "terminal" in wanted:
+            page = browser.new_page(viewport={"width": 994, "height": 635})
+            page.set_content(f'<body style="margin: 0">{drawn}</body>')
+            page.screenshot(path=FOLDER / "terminal.png")
+            small(FOLDER / "terminal.png")
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
-                for name, place in PAGES.items():
-                    tab.open(place)
+                for name in [name for name in PAGES if name in wanted]:
+                    tab.open(PAGES[name])
+                    if name == "noted":
+                        tab.page.locator(".noting").scroll_into_view_if_needed()
                     take(tab, name)
-                seat = Tab(browser, table, size, scheme)
-                seat.page.goto(table)
-                if seat.page.get_by_role("button", name="square 4").is_visible():
-                    seat.page.get_by_role("button", name="square 4").click()
-                seat.page.locator("article.assistant").first.wait_for()
-                take(seat, "play")
                 tab.context.close()
-                seat.context.close()
+                if "report" in wanted:
+                    sent = Tab(browser, report, size, scheme)
+                    sent.open("")
+                    take(sent, "report")
+                    sent.context.close()
+                if "play" in wanted:
+                    seat = Tab(browser, table, size, scheme)
+                    seat.page.goto(table)
+                    if seat.page.get_by_role("button", name="square 4").is_visible():
+                        seat.page.get_by_role("button", name="square 4").click()
+                    seat.page.locator("article.assistant").first.wait_for()
+                    take(seat, "play")
+                    seat.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])

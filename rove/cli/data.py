@@ -66,12 +66,23 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
 @click.option(
     "--filter", "expression", help="Which rollouts, like 'metrics.win > 0 and not is_truncated'.  [default: all]"
 )
+@click.option(
+    "--tag", "tags", multiple=True, help="Only rollouts with this tag, or another --tag (rove view --annotate)."
+)
+@click.option("--not-tag", "not_tags", multiple=True, help="No rollout with this tag.")
 @click.option("--to", type=click.Choice(list(WRITERS)), help="The form.  [default: jsonl, or as -o says]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder.  [default: RUN/data…]")
 @click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload it to the Hugging Face Hub, private if new.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def command(
-    run: Path, expression: str | None, to: str | None, output: Path | None, upload: str | None, as_json: bool
+    run: Path,
+    expression: str | None,
+    tags: tuple[str, ...],
+    not_tags: tuple[str, ...],
+    to: str | None,
+    output: Path | None,
+    upload: str | None,
+    as_json: bool,
 ) -> None:
     """Write the scored rollouts of the folder RUN as dataset rows: prompt, completion, answer, reward, info, metrics, ….
 
@@ -82,7 +93,7 @@ def command(
         check_name(upload)
     form = form_of(to, output, upload is not None)
     target = target_of(run, output, form)
-    rows = RunRows(Run(run), passes)
+    rows = RunRows(Run(run), passes, tags, not_tags)
     count = write_rows(rows, target, form)
     console = console_for(as_json)
     if not as_json:

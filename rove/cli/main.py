@@ -18,7 +18,7 @@ COMMANDS = {
     "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
     "compare": ("rove.cli.compare", "Say whether one run is better than another."),
     "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),
-    "report": ("rove.cli.report", "Make a page of an evaluation to read or send."),
+    "report": ("rove.cli.report", "Make a page of a run to read or send."),
     "rescore": ("rove.cli.rescore", "Score the rollouts of a run again with a changed rubric."),
     "data": ("rove.cli.data", "Write the rollouts of a run as a dataset."),
     "model": ("rove.cli.model", "Make small models from scratch."),

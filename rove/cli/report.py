@@ -1,4 +1,4 @@
-"""`rove report`: an evaluation as one HTML file, or as Markdown."""
+"""`rove report`: a run as one HTML file, or as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "report.html"
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--html", type=click.Path(path_type=Path), help=f"The file to write.  [default: RUN/{FILE}]")
+@click.option("-o", "--html", type=click.Path(path_type=Path), help=f"The file to write.  [default: RUN/{FILE}]")
 @click.option(
     "--markdown", "as_markdown", is_flag=True, help="Print a summary for a pull request; no file unless --html."
 )
@@ -25,7 +25,7 @@ FILE = "report.html"
     "--rollouts", type=click.IntRange(min=0), default=ROLLOUTS, show_default=True, help="Rollouts shown at most."
 )
 def command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
-    """Make a report of the evaluation in the folder RUN: one HTML file that opens anywhere, without a network."""
+    """Make a report of the run in the folder RUN, evaluation or training: one HTML file that needs no network."""
     if html is not None and html.suffix not in (".html", ".htm"):  # a slip must not replace a file of the run
         raise ConfigError(f"--html takes the name of an .html file, got '{html}'")
     folder = Run(run)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rove.cli.common import RUNS, console_for, run_async
+from rove.errors import ConfigError
 
 
 @click.command()
@@ -16,19 +17,24 @@ from rove.cli.common import RUNS, console_for, run_async
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine it takes a token."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8123, show_default=True, help="0 = any that is free.")
+@click.option("--annotate", is_flag=True, help="Let those who look tag runs and rollouts, and write notes.")
+@click.option("--terminal", is_flag=True, help="Look at them in this terminal instead (extra: terminal).")
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser, too.")
-def command(folder: Path, host: str, port: int, opened: bool) -> None:
-    """Look at runs in the browser: rollouts, training as it goes, comparisons.
+def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
+    """Look at runs in the browser, or in the terminal: rollouts, training as it goes, comparisons.
 
     RUNS_DIR is a folder of run folders, or one of them.  [default: runs]
 
     Reads run folders and nothing else, so that it works while a run goes on, after a crash, and on somebody else's runs.
     """
+    if terminal:
+        _in_the_terminal(folder, annotate)
+        return
     from rove.server import is_loopback
     from rove.viewer.app import serve_viewer
     from rove.viewer.shelf import Shelf
 
-    shelf = Shelf(folder)
+    shelf = Shelf(folder, annotate)
     console = console_for(False)
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
 
@@ -43,3 +49,19 @@ def command(folder: Path, host: str, port: int, opened: bool) -> None:
         run_async(serve_viewer(shelf, host, port, token, started))
     except KeyboardInterrupt:
         console.print("stopped")
+
+
+def _in_the_terminal(folder: Path, annotate: bool) -> None:
+    try:
+        from rove.viewer.terminal import Terminal
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("textual"):
+            raise
+        raise ConfigError("--terminal needs the library textual: pip install 'rove[terminal]'") from error
+    from rove.viewer.shelf import Shelf
+
+    shelf = Shelf(folder, annotate)
+    try:
+        Terminal(shelf).run()
+    finally:
+        shelf.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from rove.annotations import Annotations, Change, Said, Subject
+from rove.annotations import annotate as keep
 from rove.errors import ConfigError, RunError
 from rove.viewer import queries
 from rove.viewer.comparing import compared
@@ -70,7 +72,7 @@ def runs(shelf: Shelf, asked: Asked) -> dict[str, Any]:
             found.append(shelf.card(name))
         except (ConfigError, OSError):  # gone by now
             continue
-    return {"folder": shelf.base.name, "runs": found}
+    return {"folder": shelf.base.name, "annotate": shelf.annotate, "runs": found}
 
 
 def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
@@ -86,6 +88,11 @@ def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         "versions": _settled(lambda: {"list": _versions(folder.path)}, {"list": []})["list"],
         "summary": _settled(folder.summary, None),
         "progress": _progress(progress),
+        "annotate": shelf.annotate,
+        "tags": index.annotations.run.tags,
+        "known_tags": index.annotations.tags(),
+        "annotated": bool(index.annotations.rollouts),
+        "bad_annotations": len(index.annotations.bad),
         "values": [name for name in known if name not in queries.WORDS[:4]],
         "sorts": list(known),
         "scores": list(index.columns()) if progress.size else [],
@@ -171,7 +178,9 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     rewards = [row["reward"] for row in siblings if row["reward"] is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
-    return {"line": number, **found, "size": len(line), "advantage": advantage, "siblings": siblings}
+    said = index.annotations.rollouts.get((found["step"], found["example_key"], found["rollout_index"]), Said())
+    known = {"line": number, "size": len(line), "advantage": advantage, "siblings": siblings}
+    return {**found, **known, "tags": said.tags, "note": said.note}
 
 
 def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
@@ -273,6 +282,58 @@ def _tokenizer(file: Path, changed: int) -> Spell | None:
     except Exception:  # not installed; or a file that is no tokenizer, of which the library raises plain exceptions
         return None
     return lru_cache(maxsize=65536)(lambda id: tokenizer.decode([id], skip_special_tokens=False))
+
+
+class ReadOnly(ConfigError):
+    """Nothing is written here."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What somebody wants to say of a run, or of a rollout of it."""
+
+    run: str
+    line: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
+    """Of the rollout; None: the run as a whole."""
+    add: list[str] = []
+    remove: list[str] = []
+    note: str | None = None
+
+
+def annotate(shelf: Shelf, body: bytes) -> dict[str, Any]:
+    """`say` what is in the body of a request.
+
+    Raises:
+        ReadOnly: nobody may annotate here.
+        ConfigError: it is no `Wish` as JSON, or see `say`.
+    """
+    if not shelf.annotate:
+        raise ReadOnly("nothing is written here; to tag runs and rollouts: rove view --annotate")
+    try:
+        wish = msgspec.json.decode(body, type=Wish)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not an annotation: {error}") from error
+    return say(shelf, wish)
+
+
+def say(shelf: Shelf, wish: Wish) -> dict[str, Any]:
+    """Tag a run or a rollout, or write a note on one: what is said of it then.
+
+    Raises:
+        ConfigError: there is no such rollout, or it is no tag.
+    """
+    index, progress = shelf.index(wish.run)
+    about = None
+    if wish.line is not None:
+        record = msgspec.json.decode(_line(index, progress, wish.line))["record"]
+        about = Subject(record["example_key"], record["rollout_index"], record.get("step"))
+    try:
+        change = Change(wish.add, wish.remove, wish.note, about)
+    except ValueError as error:
+        raise ConfigError(f"not an annotation: {error}") from error
+    keep(index.file.parent, change)
+    said = Annotations(index.file.parent)
+    now = said.rollouts.get(about.place, Said()) if about else said.run
+    return {"tags": now.tags, "note": now.note, "known_tags": said.tags()}
 
 
 ENDPOINTS: Mapping[str, Callable[[Shelf, Asked], dict[str, Any]]] = {

@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rove.errors import ConfigError, RunError
 from rove.server import is_loopback, listening
-from rove.viewer.api import ENDPOINTS, Asked
+from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
 from rove.viewer.search import Query
 from rove.viewer.shelf import Shelf
 
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 def make_viewer(shelf: Shelf, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
-    """The application; it reads and never writes but for indexes.
+    """The application; it reads and never writes, but for indexes and, where the shelf lets people annotate, tags and notes.
 
     Args:
         shelf: the runs.
@@ -80,11 +80,17 @@ def make_viewer(shelf: Shelf, *, host: str = "127.0.0.1", token: str | None = No
     async def search(request: web.Request) -> web.StreamResponse:
         return await _search(request, shelf)
 
+    async def write(request: web.Request) -> web.Response:
+        if request.content_type != "application/json":  # what a form of another site cannot send
+            raise Refused(415, "send JSON")
+        said = await asyncio.to_thread(annotate, shelf, await request.read())
+        return web.Response(body=msgspec.json.encode(said), content_type="application/json")
+
     async def close(_: web.Application) -> None:
         shelf.close()
 
     app.add_routes([web.get("/", page), web.get("/static/{name}", static), web.get("/api/search", search)])
-    app.add_routes([web.get("/api/{name}", answer)])
+    app.add_routes([web.get("/api/{name}", answer), web.post("/api/annotate", write)])
     app.on_cleanup.append(close)
     return app
 
@@ -232,6 +238,8 @@ def _told(error: Exception) -> tuple[int, str, dict[str, Any]]:
     if isinstance(error, web.HTTPException):
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return error.status, error.reason, allowed
+    if isinstance(error, ReadOnly):
+        return 403, str(error), {}
     if isinstance(error, ConfigError):
         return 400, str(error), {}
     if isinstance(error, (RunError, OSError)):

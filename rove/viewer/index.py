@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from rove.annotations import Annotations
 from rove.errors import RunError
 from rove.messages import text_of
 from rove.record_lines import Listed, decode_listed
@@ -29,6 +30,8 @@ NAMES = 400
 """Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
 BATCH = 1000
 """Lines kept in memory before they are stored."""
+REMEMBERED = 500
+"""Answers kept."""
 ASKED = 160
 """Characters kept of what an example asks."""
 
@@ -72,6 +75,13 @@ END;
 PRAGMA user_version = {VERSION};
 """
 
+SAID = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE tagged (line INTEGER, tag TEXT, PRIMARY KEY (line, tag)) WITHOUT ROWID;
+CREATE TEMP TABLE noted (line INTEGER PRIMARY KEY, note TEXT);
+"""
+"""What people say of rollouts; not kept, it is in a file of its own already."""
+
 
 class Progress(NamedTuple):
     """How much of the file has been read."""
@@ -101,7 +111,10 @@ class Index:
         self._in_memory = False
         self._checked: tuple[int, ...] = ()
         self._born = 0
-        self._remembered: dict[str, tuple[Any, Any]] = {}
+        self._remembered: dict[Hashable, Any] = {}
+        self._stamp: tuple[Any, ...] = ()
+        self.annotations = Annotations(file.parent)
+        self._said: tuple[Any, ...] = ()
         self._lock = RLock()
 
     def close(self) -> None:
@@ -138,13 +151,15 @@ class Index:
         """Scores by name → their columns in the table `rollouts`."""
         return {name: f"v{place}" for place, name in self.ask("SELECT place, name FROM names ORDER BY place")}
 
-    def remember(self, name: str, find: Callable[[], T]) -> T:
-        """What `find` returns, found once for what has been read."""
+    def remember(self, name: Hashable, find: Callable[[], T]) -> T:
+        """What `find` returns, found once for what has been read and annotated; nobody may change it."""
         with self._lock:
-            [stamp] = self.ask("SELECT bytes, lines FROM seen")
-            if self._remembered.get(name, (None,))[0] != stamp:
-                self._remembered[name] = stamp, find()
-            return self._remembered[name][1]
+            [stamp] = self.ask("SELECT bytes, lines, ? FROM seen", [str(self._said)])
+            if stamp != self._stamp or len(self._remembered) >= REMEMBERED:
+                self._remembered, self._stamp = {}, stamp
+            if name not in self._remembered:
+                self._remembered[name] = find()
+            return self._remembered[name]
 
     # the database
 
@@ -158,7 +173,8 @@ class Index:
         where = ":memory:" if self._in_memory else str(self.store)
         database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
-            database.executescript("PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF;")
+            database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {SAID}")
+            self._said = ()
             if database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 self._empty(database)
         except sqlite3.DatabaseError as error:
@@ -177,10 +193,12 @@ class Index:
         found = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
+        self._said = ()
 
     # reading
 
     def _catch_up(self, deadline: float) -> Progress:
+        self.annotations.catch_up()
         if not self._in_memory and self._database is not None and self._inode() != self._born:
             self.close()  # `--fresh` has thrown it away
         if self._database is None and not self.file.exists():
@@ -204,7 +222,24 @@ class Index:
                 self._checked = now if done else ()
         [(read, count)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         [(bad,)] = database.execute("SELECT COUNT(*) FROM bad").fetchall()
+        self._keep_said(database, read)
         return Progress(read, found.st_size, done, bad, (read, count))
+
+    def _keep_said(self, database: sqlite3.Connection, read: int) -> None:
+        """Find the lines of the rollouts that have tags or notes."""
+        now = (self.annotations.stamp, read if self.annotations.rollouts else 0)
+        if now == self._said:
+            return
+        database.executescript("BEGIN; DELETE FROM tagged; DELETE FROM noted;")
+        lines = "SELECT line, ? FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ?"
+        for (step, key, rollout), said in self.annotations.rollouts.items():
+            where = (_plain(key), rollout, step)
+            for tag in said.tags:
+                database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *where))
+            if said.note:
+                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (_plain(said.note), *where))
+        database.execute("COMMIT")
+        self._said = now
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO) -> bool:
         """Whether what has been read is still what the file begins with; resumed training cuts it and writes on."""

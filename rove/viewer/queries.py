@@ -1,13 +1,15 @@
 """Questions about the rollouts of a run, answered by its index: a page of rows, counts, histograms, steps.
 
 Which rollouts are meant stands in the parameters of an address: `is.stop=answered` (any of several), `from.reward=0.5` (at
-least), `to.reward=1` (below). Scores are named `score.NAME`. An empty value is one that is not there.
+least), `to.reward=1` (below). Scores are named `score.NAME`. An empty value is one that is not there. `is.tag=good` means those
+that somebody has tagged so, `is.noted=1` those with a note.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rove.errors import ConfigError, nearest
@@ -30,6 +32,9 @@ NUMBERS = (
     "line",
 )
 WORDS = ("env", "stop", "error", "example_key", "truncated", "superseded")
+TAG = "tag"
+"""What a rollout may have several of; it is no column."""
+NOTED = {"noted": "(line IN (SELECT line FROM noted))"}
 FACETS = ("env", "stop", "error", "truncated", "turns")
 BARS = 20
 VALUES = 40
@@ -50,11 +55,16 @@ class Chosen(NamedTuple):
     where: str
     values: list[Any]
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from other choices."""
+        return self.where, *self.values
+
 
 def columns(index: Index) -> dict[str, str]:
     """Everything a rollout can be chosen or sorted by → its column."""
     scores = {SCORE + name: column for name, column in index.columns().items()}
-    return {name: name for name in (*NUMBERS, *WORDS)} | scores
+    return {name: name for name in (*NUMBERS, *WORDS)} | NOTED | scores
 
 
 def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chosen:
@@ -73,6 +83,9 @@ def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chose
         kind, dot, name = key.partition(".")
         if not dot or kind not in ("is", "from", "to"):
             continue
+        if (kind, name) == ("is", TAG):
+            any_of.setdefault(TAG, []).append(value or None)
+            continue
         column = _column(known, name)
         if kind == "is":
             any_of.setdefault(name, []).append(_value(name, value))
@@ -81,8 +94,13 @@ def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chose
             values.append(_number(name, value))
     for name, listed in any_of.items():
         given = [value for value in listed if value is not None]
-        tests = [f"{known[name]} IN ({', '.join('?' * len(given))})"] if given else []
-        tests += [f"{known[name]} IS NULL"] if len(given) < len(listed) else []
+        marks = ", ".join("?" * len(given))
+        if name == TAG:
+            tests = [f"line IN (SELECT line FROM tagged WHERE tag IN ({marks}))"] if given else []
+            tests += ["line NOT IN (SELECT line FROM tagged)"] if len(given) < len(listed) else []
+        else:
+            tests = [f"{known[name]} IN ({marks})"] if given else []
+            tests += [f"{known[name]} IS NULL"] if len(given) < len(listed) else []
         parts.append(f"({' OR '.join(tests)})")
         values += given
     if "superseded" not in any_of:
@@ -120,7 +138,7 @@ def _number(name: str, value: str) -> float:
 def page(
     index: Index, chosen: Chosen, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
 ) -> dict[str, Any]:
-    """Rows of some rollouts: `total` and `rows`, each a mapping with the values of FIXED, `asked`, and `scores`.
+    """Rows of some rollouts: `total` and `rows`, each a mapping with the values of FIXED, `asked`, `scores`, `tags` and `note`.
 
     Raises:
         ConfigError: nothing is called like `sort`, or a number is out of range.
@@ -149,16 +167,40 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     for row in index.ask(sql, lines):
         told = dict(zip(names[:fixed], row))
         told["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
-        found[row[0]] = told
+        found[row[0]] = told | {"tags": [], "note": ""}
+    for line, tag in index.ask(f"SELECT line, tag FROM tagged WHERE line IN ({marks}) ORDER BY line, tag", lines):
+        found[line]["tags"].append(tag)
+    for line, note in index.ask(f"SELECT line, note FROM noted WHERE line IN ({marks})", lines):
+        found[line]["note"] = note
     return [found[line] for line in lines if line in found]
 
 
 def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
-    """How many of these rollouts have which value: `values` of [value, count], and how many other values there are."""
+    """How many of these rollouts have which value: `values` of [value, count], and how many other values there are.
+
+    A rollout of several tags counts for each of them.
+    """
+    answer = partial(_tags, index, chosen) if name == TAG else partial(_facet, index, chosen, name)
+    return index.remember(("facet", name, *chosen.key), answer)
+
+
+def _facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
     found = index.ask(sql, chosen.values)
     return {"name": name, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
+
+
+def _tags(index: Index, chosen: Chosen) -> dict[str, Any]:
+    sql = (
+        "SELECT tag, COUNT(*) FROM tagged JOIN (SELECT line AS seen FROM rollouts "
+        f"WHERE line IN (SELECT line FROM tagged) AND {chosen.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
+    )
+    found = index.ask(sql, chosen.values)
+    if found:
+        none = f"SELECT COUNT(*) FROM {SCANNED} WHERE line NOT IN (SELECT line FROM tagged) AND {chosen.where}"
+        found += [(None, count) for (count,) in index.ask(none, chosen.values) if count]
+    return {"name": TAG, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
 
 
 def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
@@ -173,6 +215,10 @@ def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no number.
     """
+    return index.remember(("histogram", name, *chosen.key), partial(_histogram, index, chosen, name))
+
+
+def _histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     if name in WORDS[:4]:
         raise ConfigError(f"'{name}' is no number; a histogram takes one, like 'reward'")

@@ -1,6 +1,7 @@
-"""An evaluation as a report: one HTML file to open, keep or send, or a few lines of Markdown for a pull request.
+"""A run as a report: one HTML file to open, keep or send, or a few lines of Markdown for a pull request.
 
-The run is read as a stream: first its numbers, then the texts of the rollouts chosen to be shown.
+The page is the viewer's own, with everything that it shows in it: the numbers come from the index, as `rove view`'s do, and
+only the rollouts chosen to be shown are read.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from array import array
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,149 +18,138 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from rove.data.filters import merged_metrics
 from rove.errors import RunError
-from rove.messages import text_of
-from rove.records import Outcome, RolloutRecord
 from rove.runs import Run
 from rove.statistics import Price, Tally
-from rove.viewer.chat import rollout_html
-from rove.viewer.html import block, excerpt, fold, histogram, page, shown, table, tag, text
+from rove.viewer import queries
+from rove.viewer.html import shown, whole_page
+from rove.viewer.index import Index
+from rove.viewer.queries import EVERY, SCANNED
+from rove.viewer.rollouts import read_line, told
+from rove.viewer.shelf import described
+from rove.viewer.training import training
 
 ROLLOUTS = 200
 """Rollouts shown unless asked for otherwise."""
 EXAMPLES = 2000
 """Examples listed at most, those of the lowest mean reward first."""
-EXCERPT = 140
-"""Characters of a prompt in the list of examples."""
-
-
-class Example:
-    """What is listed of an example."""
-
-    def __init__(self, key: str, number: int, place: int):
-        self.key = key
-        self.number = number
-        self.place = place
-        """Line of its first rollout, where its prompt is read."""
-        self.rewards = array("d")
-        self.failed = 0
-
-    @property
-    def mean(self) -> float | None:
-        """Mean reward of its scored rollouts."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+MESSAGE = 8_000
+"""Most characters shown of one text."""
+WHOLE = 120_000
+"""Most characters shown of a rollout, shared out among its texts."""
+KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
+HEAD = ("value", "mean", "± 95 %", "weight")
+GROUPS = 10
+"""Steps whose groups are drawn."""
+UNSEEN = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
+"""What a report leaves out of a rollout."""
 
 
 class Findings:
-    """An evaluation in numbers: what is kept of every rollout is its scores, never a text.
+    """A run in numbers.
 
     Raises:
-        RunError: the folder is not a run, or not one of an evaluation.
+        RunError: the folder is not a run.
     """
 
     def __init__(self, run: Run):
-        content = run.config()
-        if content.get("kind") != "eval":
-            raise RunError(
-                f"{run.path} is a run of 'rove {content.get('kind')}'; a report is made of one of 'rove eval'"
-            )
-        self.path = run.path
-        self.config: dict[str, Any] = content.get("config", {})
+        self.run = run
+        content = described(run)
+        self.kind: str = content["kind"]
+        self.config: dict[str, Any] = content["config"]
         self.versions = _versions(run.path)
+        finished = run.summary()
+        self.complete = finished is not None
+        self.kept = 0
+        """Rollouts in the run folder, each counted once."""
+        if self.kind == "eval":
+            tally = self._tally()
+            self.summary: dict[str, Any] = finished or tally.summary()
+        else:
+            self.summary = finished or {}
+
+    def _tally(self) -> Tally:
         price = self.config.get("price")
-        self.tally = Tally(
+        tally = Tally(
             pass_threshold=self.config.get("pass_threshold", 1.0),
             price=msgspec.convert(price, Price, strict=False) if price else None,
         )
-        self.values: dict[str, array[float]] = {}
-        self.examples: dict[str, Example] = {}
-        self.rewards: list[tuple[int, float | None]] = []
-        """Line and reward of every rollout, None for one that failed."""
-        counted = {line.number for line in run.ledger()[0].values()}
-        for place, outcome in enumerate(run.outcomes()):
-            if place in counted:
-                self._add(place, outcome)
-        finished = run.summary()
-        self.complete = finished is not None
-        self.summary: dict[str, Any] = finished or self.tally.summary()
-
-    def _add(self, place: int, outcome: Outcome) -> None:
-        self.tally.add(outcome)
-        self.rewards.append((place, outcome.reward))
-        key = outcome.example_key
-        example = self.examples.setdefault(key, Example(key, outcome.example_id, place))
-        if outcome.scores is None:
-            example.failed += 1
-            return
-        example.rewards.append(outcome.scores.reward)
-        seen: dict[str, float] = {"reward": outcome.scores.reward, "turns": len(outcome.turn_seconds)}
-        for name, value in merged_metrics(outcome.scores).items():
-            seen[f"{name} (function)" if name in seen else name] = value
-        for name, value in seen.items():
-            self.values.setdefault(name, array("d")).append(value)
+        counted = {line.number for line in self.run.ledger()[0].values()}
+        self.kept = len(counted)
+        if not self.complete:
+            for place, outcome in enumerate(self.run.outcomes()):
+                if place in counted:
+                    tally.add(outcome)
+        return tally
 
     @property
     def title(self) -> str:
-        """Environment and model."""
-        return f"{self.config.get('env', '?')} · {self.config.get('model', '?') or 'a model in training'}"
+        """What was done, environment and model."""
+        env = self.config.get("env") or self.config.get("data") or "?"
+        words = (KINDS.get(self.kind, self.kind), str(env), str(self.config.get("model", "?") or "a model in training"))
+        return " · ".join(filter(None, words))
 
     @property
     def when(self) -> str:
         """When the run was finished, or last written to."""
-        files = [self.path / name for name in ("summary.json", "rollouts.jsonl", "config.toml")]
+        files = [self.run.path / name for name in ("summary.json", "rollouts.jsonl", "metrics.jsonl", "config.toml")]
         seconds = next(file.stat().st_mtime for file in files if file.exists())
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
     @property
     def again(self) -> str:
-        """The command that repeats the evaluation."""
+        """The command that repeats the run."""
         model = "" if self.config.get("model", "?") else "-m FOLDER "  # measured in training, it may be nowhere
-        return f"rove eval @ {shlex.quote(str(self.path / 'config.toml'))} {model}--run-dir runs/again"
+        return f"rove {self.kind} @ {shlex.quote(str(self.run.path / 'config.toml'))} {model}--run-dir runs/again"
 
 
 def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
-    """Write an evaluation as one HTML file that needs no network; returns `path`.
+    """Write a run as one HTML file that needs no network; returns `path`.
 
     Args:
-        run: finished or not.
+        run: of an evaluation or of training, finished or not.
         path: the file, replaced if it is there.
-        rollouts: show so many at most: failed ones, then those of the lowest rewards, then those of the highest.
+        rollouts: show so many at most: failed ones, then those of the lowest rewards, then those of the highest; in training of
+            the last step.
 
     Raises:
-        RunError: the folder is not a run of an evaluation, or holds a line that is no rollout.
+        RunError: the folder is not a run, or holds a line that is no rollout.
     """
     findings = Findings(run)
-    chosen = choose(findings.rewards, rollouts)
-    listed = sorted(findings.examples.values(), key=lambda e: (e.mean is not None, e.mean or 0.0, e.number))[:EXAMPLES]
-    prompts = dict.fromkeys((example.place for example in listed), "")
-    chats: dict[int, str] = {}
-    anchors: dict[str, str] = {}
-    wanted = set(chosen)
-    for place, record in enumerate(run.rollouts()):
-        if place in prompts:
-            prompts[place] = _asked(record)
-        if place in wanted:
-            anchors.setdefault(record.example_key, f"rollout-{place}")
-            chats[place] = rollout_html(record, f"rollout-{place}")
-    body = [
-        _head(findings),
-        _numbers(findings),
-        _distributions(findings),
-        _examples(listed, len(findings.examples) - len(listed), prompts, anchors),
-        _rollouts_head(len(findings.rewards), len(chosen)),
-        *(chats[place] for place in chosen if place in chats),
-        _settings(findings),
-    ]
+    index = _read(run)
+    try:
+        data = {**_common(findings), **(_evaluation if findings.kind == "eval" else _training)(findings, index)}
+        data |= _rollouts(findings, index, rollouts)
+        lines = {one["example_key"]: one["line"] for one in reversed(data["rollouts"])}
+        for example in data["examples"]:
+            example["line"] = lines.get(example["key"])
+        page = whole_page(findings.title, _markdown(findings), data)
+    finally:
+        index.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open("w", encoding="utf-8", errors="replace") as file:
-            file.writelines(page(findings.title, body))
+        draft.write_text(page, encoding="utf-8", errors="replace")
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+def _read(run: Run) -> Index:
+    """The index of a run's rollouts, every line of it read.
+
+    Raises:
+        RunError: one is no rollout.
+    """
+    index = Index(run.path / "rollouts.jsonl")
+    while not (progress := index.catch_up(60.0)).done:
+        pass
+    if progress.bad:
+        [(line, why)] = index.ask("SELECT line, why FROM bad ORDER BY line LIMIT 1")
+        index.close()
+        raise RunError(f"{index.file}, line {line + 1}: {why}")
+    return index
 
 
 def choose(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
@@ -178,22 +167,31 @@ def choose(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
 
 
 def markdown(run: Run) -> str:
-    """An evaluation in a few lines for a pull request: a table, what failed, how to repeat it.
+    """A run in a few lines for a pull request: a table, what failed, how to repeat it.
 
     Raises:
-        RunError: the folder is not a run of an evaluation.
+        RunError: the folder is not a run.
     """
-    findings = Findings(run)
-    rows = [("value", "mean", "± 95 %", "weight"), ("---", "---:", "---:", "---:"), *_values(findings.summary)]
+    return _markdown(Findings(run))
+
+
+def _markdown(findings: Findings) -> str:
+    if findings.kind == "eval":
+        rows, counts = list(_values(findings.summary)), list(_counts(findings))
+        head = HEAD
+    else:
+        measured = training(findings.run.metrics(), findings.run.alarms(), findings.config.get("steps"))
+        rows, counts, head = measured["values"], measured["counts"], measured["head"]
     versions = ", ".join(
         f"{name} {findings.versions[name]}" for name in ("rove", "python") if name in findings.versions
     )
+    aligned = ["---", *["---:"] * (len(head) - 1)]
     lines = [
         f"### {_plain(findings.title)}",
         "",
-        *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows),
+        *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, aligned, *rows)),
         "",
-        _plain("; ".join(_counts(findings))),
+        _plain("; ".join(counts)),
         "",
         f"Repeat: `{findings.again}` ({versions}, {findings.when})",
     ]
@@ -205,7 +203,7 @@ def _plain(cell: str) -> str:
     return re.sub(r"([\\`*|<>\[\]])", r"\\\1", cell)
 
 
-# What the summary says. Keys it does not have are left out: summaries of older versions have fewer.
+# What the summary of an evaluation says. Keys it does not have are left out: summaries of older versions have fewer.
 
 
 def _values(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -228,8 +226,8 @@ def _counts(findings: Findings) -> Iterator[str]:
     if not findings.complete:
         planned = config.get("num_examples", -1) * config.get("rollouts_per_example", 1)
         yield f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
-    elif summary.get("rollouts") != len(findings.rewards):
-        yield f"the run folder holds {len(findings.rewards):,}, all of which are shown below the summary"
+    elif summary.get("rollouts") != findings.kept:
+        yield f"the run folder holds {findings.kept:,}, all of which are shown below the summary"
     for kind, one in (("errors", "failed"), ("stops", "ended by")):
         found: dict[str, int] = summary.get(kind) or {}
         if found:
@@ -255,73 +253,103 @@ def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
 
 
-# The parts of the page
+# What the page shows, see static/report.js
 
 
-def _head(findings: Findings) -> str:
+def _common(findings: Findings) -> dict[str, Any]:
     rove = findings.versions.get("rove")
-    facts = [findings.when, f"rove {rove}" if rove else "", "" if findings.complete else "unfinished"]
-    return tag("h1", text(findings.title)) + tag("p", text(" · ".join(filter(None, facts))), "note")
+    return {
+        "title": findings.title,
+        "env": str(findings.config.get("env") or ""),
+        "complete": findings.complete,
+        "facts": [findings.when, *([f"rove {rove}"] if rove else [])],
+        "settings": tomli_w.dumps(findings.config),
+        "versions": "\n".join(f"{name} {version}" for name, version in findings.versions.items()),
+        "again": findings.again,
+        "training": None,
+        "note": findings.summary.get("too_few", ""),
+        "histograms": [],
+        "examples": [],
+        "examples_note": "",
+    }
 
 
-def _numbers(findings: Findings) -> str:
-    cards = "".join(
-        tag("div", tag("b", text(n)) + tag("span", text(what)), "card") for n, what in _cards(findings.summary)
-    )
-    rows = [tuple(text(cell) for cell in row) for row in _values(findings.summary)]
-    parts = [tag("div", cards, "cards"), table(("", "mean", "± 95 %", "weight"), rows)]
-    parts += [tag("p", text(phrase)) for phrase in _counts(findings)]
-    if findings.summary.get("too_few"):
-        parts.append(tag("p", text(findings.summary["too_few"]), "note"))
-    return "\n".join(parts)
-
-
-def _distributions(findings: Findings) -> str:
-    if not findings.values:
-        return tag("p", "No rollout has been scored.")
-    names = ["reward", *sorted(findings.values.keys() - {"reward", "turns"}), "turns"]
-    figures = "\n".join(histogram(name, findings.values[name]) for name in names)
-    return tag("h2", "Distributions") + tag("div", figures, "figures")
-
-
-def _examples(listed: list[Example], left_out: int, prompts: Mapping[int, str], anchors: Mapping[str, str]) -> str:
-    rows: list[tuple[str, ...]] = []
-    for example in listed:
-        name = f"{example.number} · {text(example.key)}"
-        link = f'<a href="#{anchors[example.key]}">{name}</a>' if example.key in anchors else name
-        spread = stdev(example.rewards) if len(example.rewards) > 1 else None
-        numbers = (len(example.rewards) + example.failed, example.mean, spread, example.failed)
-        rows.append((link, text(prompts[example.place]), *(shown(value) for value in numbers)))
+def _evaluation(findings: Findings, index: Index) -> dict[str, Any]:
+    listed, left_out = _examples(index) if findings.kept else ([], 0)
     note = f"{left_out:,} examples of higher rewards are left out. " if left_out else ""
     note += "The spread is the standard deviation between the rollouts of one example."
-    head = ("example", "prompt", "rollouts", "mean reward", "spread", "failed")
-    return tag("h2", "Examples") + tag("p", note, "note") + table(head, rows, "examples")
+    return {
+        "cards": list(_cards(findings.summary)),
+        "head": HEAD,
+        "values": list(_values(findings.summary)),
+        "counts": list(_counts(findings)),
+        "histograms": _histograms(index) if findings.kept else [],
+        "examples": listed,
+        "examples_note": note,
+    }
 
 
-def _asked(record: RolloutRecord) -> str:
-    """What an example asks, shortly: its last message."""
-    return excerpt(text_of(record.prompt[-1]), EXCERPT) if record.prompt else ""
+def _training(findings: Findings, index: Index) -> dict[str, Any]:
+    steps = queries.steps(index) if index.file.exists() else []
+    data = training(findings.run.metrics(), findings.run.alarms(), findings.config.get("steps"), steps)
+    if steps:
+        last = steps[-1]["step"]
+        data["training"]["groups"] = queries.groups(index, max(0, last - GROUPS + 1), last)
+    return data
 
 
-def _rollouts_head(total: int, count: int) -> str:
-    order = "Failed ones come first, then those of the lowest rewards"
-    note = (
-        f"{order}."
-        if count == total
-        else f"{order}, then those of the highest; {total - count:,} of {total:,} are left out."
+def _histograms(index: Index) -> list[dict[str, Any]]:
+    """The reward, every reward function and metric, and how many turns the scored rollouts took."""
+    known = queries.columns(index)
+    scored = queries.choose(known, [("is.error", "")])
+    names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE)), "turns"]
+    drawn = [queries.histogram(index, scored, name) for name in names]
+    titles = {"score.reward": "reward (function)", "score.turns": "turns (function)"}
+    return [
+        {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE))}
+        for one in drawn
+        if one["count"]
+    ]
+
+
+def _examples(index: Index) -> tuple[list[dict[str, Any]], int]:
+    """The examples of the lowest mean rewards, those that only failed first; and how many others there are."""
+    sql = (
+        f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {SCANNED} WHERE {EVERY} "
+        "GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
-    return tag("h2", "Rollouts") + tag("p", note, "note")
+    found = index.ask(sql)
+    rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {EVERY} AND reward IS NOT NULL"
+    listed = []
+    for key, number, count, mean, failed, first in found[:EXAMPLES]:
+        values = [reward for (reward,) in index.ask(rewards, [key])]
+        [(asked,)] = index.ask("SELECT words FROM asked WHERE line = ?", [first])
+        spread = stdev(values) if len(values) > 1 else None
+        told = {"number": number, "key": key, "asked": asked, "rollouts": count, "mean": mean, "spread": spread}
+        listed.append({**told, "failed": failed})
+    return listed, max(0, len(found) - EXAMPLES)
 
 
-def _settings(findings: Findings) -> str:
-    config = re.sub(r"://[^/@\s\"]+@", "://…@", tomli_w.dumps(findings.config))  # a password in an address stays here
-    versions = "\n".join(f"{name} {version}" for name, version in findings.versions.items())
-    return (
-        tag("h2", "Settings")
-        + tag("p", f"Repeat: {tag('code', text(findings.again))}")
-        + fold("settings", block(config))
-        + fold("versions", block(versions))
-    )
+def _rollouts(findings: Findings, index: Index, limit: int) -> dict[str, Any]:
+    """Those that are shown, and how they were chosen."""
+    if not index.file.exists():
+        return {"rollouts": [], "rollouts_note": ""}
+    of_step = "" if findings.kind == "eval" else " AND step IS (SELECT MAX(step) FROM rollouts)"
+    rewards = index.ask(f"SELECT line, reward FROM {SCANNED} WHERE {EVERY}{of_step} ORDER BY line")
+    chosen = choose(rewards, limit)
+    note = "Failed ones come first, then those of the lowest rewards"
+    if len(chosen) < len(rewards):
+        note += f", then those of the highest; {len(rewards) - len(chosen):,} of {len(rewards):,} are left out"
+    return {
+        "rollouts": [_rollout(index, line) for line in chosen],
+        "rollouts_note": f"{'Of the last step. ' * bool(of_step)}{note}.",
+    }
+
+
+def _rollout(index: Index, number: int) -> dict[str, Any]:
+    [(offset, size)] = index.ask("SELECT offset, size FROM rollouts WHERE line = ?", [number])
+    found = told(read_line(index.file, offset, size), most=(MESSAGE, WHOLE))
+    return {"line": number, "size": size, **{name: value for name, value in found.items() if name not in UNSEEN}}
 
 
 def _versions(path: Path) -> dict[str, str]:

@@ -41,20 +41,23 @@ def read_line(file: Path, offset: int, size: int) -> bytes:
     return line[:-1]
 
 
-def told(line: bytes, spell: Spell | None = None, whole: bool = False) -> dict[str, Any]:
+def told(
+    line: bytes, spell: Spell | None = None, whole: bool = False, most: tuple[int, int] = (MESSAGE, WHOLE)
+) -> dict[str, Any]:
     """Everything about a rollout.
 
     Args:
         line: of rollouts.jsonl.
         spell: the text of a token; None where nobody knows.
         whole: show long texts as far as they go.
+        most: otherwise, characters of a text and of all texts together.
 
     Raises:
         RunError: it is no rollout that this rove can read.
     """
     record = decode_record(line)
     texts = max(1, len(record.prompt) + len(record.completion))
-    limit = 1 << 24 if whole else max(LEAST, min(MESSAGE, WHOLE // texts))
+    limit = 1 << 24 if whole else max(LEAST, min(most[0], most[1] // texts))
     plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], seats={}))
     shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "seats")}
     seats = {

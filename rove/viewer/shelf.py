@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rove.annotations import FILE, Annotations
 from rove.errors import ConfigError, RunError, nearest
 from rove.runs import Run
 from rove.statistics import clustered_mean
@@ -28,8 +29,8 @@ POINTS = 48
 NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb"}
 """Folders of a run that hold none."""
 
-READ = ("config.toml", "versions.json", "summary.json", "rollouts.jsonl", "metrics.jsonl", "alarms.jsonl")
-"""Files of a run that are read."""
+READ = ("config.toml", "versions.json", "summary.json", "rollouts.jsonl", "metrics.jsonl", "alarms.jsonl", FILE)
+"""Files of a run that are read; tags and notes are written, too, where that is allowed."""
 
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
@@ -39,13 +40,15 @@ class Shelf:
 
     Args:
         folder: of runs.
+        annotate: let people tag runs and rollouts, and write notes; else nothing of a run is ever changed.
 
     Raises:
         ConfigError: there is no such folder.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, annotate: bool = False):
         folder = Path(folder)
+        self.annotate = annotate
         if not folder.is_dir():
             raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs: rove view RUNS_DIR")
         self.only = folder.resolve().name if (folder / "config.toml").is_file() else None
@@ -128,6 +131,7 @@ class Shelf:
         except (RunError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
             return {**card, "kind": "unreadable", "status": "unreadable", "trouble": str(error)[:300]}
         card |= {key: content[key] for key in ("kind", "env", "model")}
+        card["tags"] = Annotations(run.path).run.tags
         if content["kind"] in ("rl", "sft"):
             return card | self._training_card(name, content)
         return card | self._evaluation_card(name, summary)

@@ -2,7 +2,15 @@
 
 /** An answer of /api/NAME. Throws an Error whose message is for people. */
 export async function ask(name, params = {}, signal = undefined) {
-  const response = await fetch(`/api/${name}?${query(params)}`, { signal });
+  return answer(await fetch(`/api/${name}?${query(params)}`, { signal }));
+}
+
+/** The answer of /api/NAME to something to be done, as `ask`. */
+export async function send(name, body) {
+  return answer(await fetch(`/api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
+}
+
+async function answer(response) {
   let body = {};
   try {
     body = await response.json();

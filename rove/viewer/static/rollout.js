@@ -1,9 +1,11 @@
 // One rollout: the chat, its siblings, its tokens, the record as it lies in the file.
 
-import { el, replace, say, table } from "./dom.js";
+import { el, replace, say } from "./dom.js";
+import { annotations } from "./annotate.js";
 import { address, ask, changed, filters } from "./ask.js";
 import { fold, message, pretty } from "./chat.js";
-import { NONE, bytes, counted, number, plain, seconds, signed } from "./format.js";
+import { NONE, bytes, counted, number, signed } from "./format.js";
+import { conversation, extras, outcome, times } from "./story.js";
 import { tokenView } from "./tokens.js";
 
 const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
@@ -59,82 +61,37 @@ function keys(event, params) {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "j") turn(params, 1);
   if (event.key === "k") turn(params, -1);
+  if (event.key === "t") focusTags(event);
   if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null }));
+}
+
+function focusTags(event) {
+  const field = document.querySelector(".tagging input");
+  if (!field) return;
+  event.preventDefault();
+  field.focus();
 }
 
 // The chat and what is known beside it
 
 function chat({ about, found, params }) {
-  const messages = [
-    ...found.prompt.map((one, i) => message(one, about.env, i)),
-    el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
-    ...found.completion.map((one, i) => message(one, about.env, found.prompt.length + i)),
-  ];
   const whole = address("rollout", changed(params, { whole: "1" }));
   const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are cut. ", el("a", { href: whole }, "Show them whole")) : null;
-  return el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, cut, messages), el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
+  return el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, cut, conversation(about.env, found)), el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
 }
 
 function facts(about, found, params) {
-  const extras = { answer: found.answer, info: found.info, ...(found.scores?.extras ?? {}) };
-  const seats = Object.entries(found.seats).map(([name, said]) => fold(`seat ${name}`, pretty(said)));
   return [
-    el("h2", {}, "Why it stopped"),
-    el("p", {}, why(found)),
-    found.error && failure(found.error),
-    found.scores && [el("h2", {}, "Reward"), scores(found.scores)],
+    outcome(found),
     found.advantage !== null && found.siblings.length > 1 && el("p", { class: "note" }, `${signed(found.advantage)} against the mean of its ${found.siblings.length} siblings`),
-    el("h2", {}, "Time"),
-    lane(found),
+    times(found),
     siblings(found, params),
+    annotations(about, found),
     el("h2", {}, "More"),
-    Object.entries(extras)
-      .filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length)
-      .map(([name, value]) => fold(name, pretty(value))),
-    seats,
+    extras(found),
     found.tools && fold(counted(found.tools.length, "tool"), pretty(found.tools)),
     curl(about, found),
     el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`),
-  ];
-}
-
-function why(found) {
-  const turns = counted(found.steps.length, "turn");
-  if (found.error) return `It failed after ${turns}.`;
-  const last = found.steps.at(-1)?.finish_reason;
-  const stop = plain(found.stop_condition ?? "nothing");
-  const said = found.stop_condition === "has_final_env_response" ? "the environment had the last word" : stop;
-  const cut = found.is_truncated ? `; it was cut off${last === "length" ? ": the last answer is as long as answers may be" : ""}` : "";
-  return `After ${turns}: ${said}${cut}.`;
-}
-
-function failure(error) {
-  return [
-    el("p", { class: "bad" }, el("b", {}, `${error.phase}: ${error.type}`), ` ${error.message}`),
-    error.attempts.length ? fold("attempts before it", error.attempts.join("\n")) : null,
-    error.traceback && fold("traceback", error.traceback),
-  ];
-}
-
-function scores({ rewards, weights, metrics, reward }) {
-  const row = (...cells) => el("tr", {}, cells.map((text) => el("td", {}, text)));
-  const rows = Object.entries(rewards).map(([name, value]) => row(plain(name), number(value), `× ${number(weights[name] ?? 0)}`, number(value * (weights[name] ?? 0))));
-  rows.push(...Object.entries(metrics).map(([name, value]) => row(plain(name), number(value), "metric", "")));
-  rows.push(el("tr", { class: "sum" }, el("td", {}, "reward"), el("td"), el("td"), el("td", {}, number(reward))));
-  return table(["function", "value", "weight", "adds"], rows, "scores plain");
-}
-
-/** Where the time went: a bar of model, environment and rubric, and each turn of the model. */
-function lane({ parts, timing, steps }) {
-  const total = Math.max(timing.total, parts.model + parts.scoring + parts.environment) || 1;
-  const names = { model: "model", environment: "environment and waiting", scoring: "scoring" };
-  const bars = Object.keys(names).map((name) => el("span", { class: `part ${name}`, "width%": (parts[name] / total) * 100 }));
-  const told = Object.entries(names).map(([name, words]) => el("li", {}, el("span", { class: `key ${name}`, "aria-hidden": "true" }), `${words} ${seconds(parts[name])}`));
-  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${step.attempts.length ? `, ${counted(step.attempts.length, "failed try")}` : ""}`);
-  return [
-    el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in all` }, bars),
-    el("ul", { class: "legend" }, told),
-    fold(`${counted(steps.length, "turn")} in ${seconds(timing.total)}`, turns.join("\n")),
   ];
 }
 

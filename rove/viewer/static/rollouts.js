@@ -1,6 +1,7 @@
 // The rollouts of a run: what to choose them by, and a page of rows.
 
 import { el, cell, replace, table } from "./dom.js";
+import { tagList } from "./annotate.js";
 import { address, ask, changed, filters } from "./ask.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
@@ -8,7 +9,8 @@ import { every, whole } from "./live.js";
 import { searchBox } from "./search.js";
 
 const FACETS = ["env", "stop", "error", "truncated", "superseded"];
-const NAMES = { env: "environment", stop: "ended by", error: "error", truncated: "truncated", superseded: "repeated later" };
+const SAID = ["tag", "noted"];
+const NAMES = { tag: "tag", noted: "with a note", env: "environment", stop: "ended by", error: "error", truncated: "truncated", superseded: "repeated later" };
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
 const PAGE = 50;
@@ -59,7 +61,7 @@ async function choicesOf(params, about, signal) {
   const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
   if (params.get("more")) open.push(...MORE);
   const [facets, drawn] = await Promise.all([
-    Promise.all(FACETS.map((name) => ask("facet", facetParams((pairs) => chosenWith(params, about, pairs), name), signal))),
+    Promise.all([...(about.annotated ? SAID : []), ...FACETS].map((name) => ask("facet", facetParams((pairs) => chosenWith(params, about, pairs), name), signal))),
     Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
   ]);
   return { facets, drawn };
@@ -87,10 +89,12 @@ function shown(about, found, params) {
       el("h1", {}, about.name),
       el("span", { class: `status ${about.status}` }, about.status),
       el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
+      tagList(about.tags),
       steps ? el("a", { class: "button", href: address("training", { run: about.name }) }, "Training") : null,
       el("a", { class: "button", href: again }, "Compare with …"),
     ),
     about.trouble && el("p", { class: "bad" }, about.trouble),
+    about.bad_annotations > 0 && el("p", { class: "bad" }, `${counted(about.bad_annotations, "line")} of annotations.jsonl cannot be read`),
     reading(found.progress),
     searchBox(about.name, params),
     el(
@@ -145,7 +149,7 @@ function facetBox({ name, values, others }, params) {
     const on = chosen.includes(text);
     const next = on ? chosen.filter((one) => one !== text) : [...chosen, text];
     const press = () => go(params, { [key]: next.length ? next : null });
-    const said = value === null || value === "" ? "none" : name === "truncated" || name === "superseded" ? (value ? "yes" : "no") : value;
+    const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : value;
     return el(
       "li",
       {},
@@ -211,7 +215,7 @@ function line(about, row, scores, params, place) {
     "tr",
     {},
     cell("rollout", el("a", { href: target, "data-key": `row ${row.line}` }, title)),
-    cell("asked", el("span", { class: "asked" }, row.asked || NONE)),
+    cell("asked", el("span", { class: "asked" }, row.asked || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
     cell("reward", result),
     scores.map((name) => cell(plain(name), number(row.scores[name]))),
     cell("ended by", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),

@@ -1,7 +1,8 @@
 // The table of runs.
 
 import { el, cell, replace, table } from "./dom.js";
-import { address, ask, changed } from "./ask.js";
+import { tagForm, tagList } from "./annotate.js";
+import { address, ask, changed, send } from "./ask.js";
 import { sparkbars, sparkline } from "./charts.js";
 import { NONE, ago, counted, interval, number } from "./format.js";
 import { every } from "./live.js";
@@ -19,10 +20,12 @@ const SORTS = {
   changed: (run) => run.changed,
 };
 
+let typed = "";
+
 export async function runsPage(main, params, signal) {
   const draw = async () => {
     const found = await ask("runs", {}, signal);
-    if (!signal.aborted) replace(main, shown(found, params));
+    if (!signal.aborted) replace(main, shown({ ...found, draw }, params));
     return found.runs;
   };
   let runs = await draw();
@@ -30,14 +33,15 @@ export async function runsPage(main, params, signal) {
   every(4000, draw, signal);
 }
 
-function shown({ folder, runs }, params) {
+function shown({ folder, runs, annotate, draw }, params) {
   const wanted = (params.get("q") ?? "").toLowerCase();
   const kind = params.get("kind") ?? "";
+  const tag = params.get("tag") ?? "";
   const inside = runs.filter((run) => MEASURED.test(run.name));
   const listed = runs
     .filter((run) => params.get("inside") || !MEASURED.test(run.name))
-    .filter((run) => !kind || run.kind === kind)
-    .filter((run) => `${run.name} ${run.env} ${run.model} ${run.status}`.toLowerCase().includes(wanted));
+    .filter((run) => (!kind || run.kind === kind) && (!tag || run.tags?.includes(tag)))
+    .filter((run) => `${run.name} ${run.env} ${run.model} ${run.status} ${(run.tags ?? []).join(" ")}`.toLowerCase().includes(wanted));
   const sort = SORTS[params.get("sort")] ?? SORTS.changed;
   const sign = params.get("order") === "up" ? 1 : -1;
   listed.sort((a, b) => sign * (sort(a) < sort(b) ? -1 : sort(a) > sort(b) ? 1 : 0));
@@ -45,6 +49,7 @@ function shown({ folder, runs }, params) {
   return [
     el("div", { class: "title" }, el("h1", {}, `Runs in ${folder}`), el("span", { class: "note" }, `${listed.length} of ${runs.length}`)),
     tools(params, runs, picked, inside.length),
+    annotate && picked.length > 0 && tagging(runs, picked, draw),
     runs.length ? list(listed, params, picked) : empty(),
   ];
 }
@@ -67,20 +72,42 @@ function tools(params, runs, picked, inside) {
     on: { input: (event) => go(params, { q: event.target.value || null }) },
   });
   const kinds = [...new Set(runs.map((run) => run.kind))];
-  const select = el(
-    "select",
-    { "data-key": "kind", on: { change: (event) => go(params, { kind: event.target.value || null }) } },
-    el("option", { value: "" }, "all kinds"),
-    kinds.map((kind) => el("option", { value: kind, selected: kind === params.get("kind") }, KINDS[kind] ?? kind)),
-  );
+  const tags = tagsOf(runs);
   return el(
     "div",
     { class: "tools" },
     el("label", {}, "Filter ", filter),
-    el("label", {}, "Kind ", select),
+    el("label", {}, "Kind ", choice("kind", "all kinds", kinds, params)),
+    tags.length ? el("label", {}, "Tag ", choice("tag", "any", tags, params)) : null,
     inside ? el("label", {}, el("input", show), counted(inside, "measurement"), " of training runs") : null,
     picked.length ? compareLinks(runs, picked, params) : el("span", { class: "note" }, "tick runs to compare them"),
   );
+}
+
+function choice(name, all, values, params) {
+  const options = values.map((value) => el("option", { value, selected: value === params.get(name) }, name === "kind" ? (KINDS[value] ?? value) : value));
+  return el("select", { "data-key": name, on: { change: (event) => go(params, { [name]: event.target.value || null }) } }, el("option", { value: "" }, all), options);
+}
+
+function tagsOf(runs) {
+  return [...new Set(runs.flatMap((run) => run.tags ?? []))].sort();
+}
+
+/** Tags for all picked runs at once. */
+function tagging(runs, picked, draw) {
+  const there = tagsOf(runs.filter((run) => picked.includes(run.name)));
+  const change = async (wish) => {
+    try {
+      for (const run of picked) await send("annotate", { run, ...wish });
+      await draw();
+    } catch (error) {
+      alarm.textContent = error.message;
+    }
+  };
+  const alarm = el("span", { class: "bad", role: "alert" });
+  const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `take the tag ${tag} away`, on: { click: () => change({ remove: [tag] }) } }, tag, " ×");
+  const field = tagForm(tagsOf(runs), (tag) => change({ add: [tag] }), "Tag picked runs", typed, (text) => (typed = text));
+  return el("div", { class: "tools" }, field, there.map(chip), alarm);
 }
 
 function compareLinks(runs, picked, params) {
@@ -125,7 +152,7 @@ function row(run, params, picked) {
     "tr",
     {},
     cell("pick", el("input", { ...box, checked: picked.includes(run.name) })),
-    cell("name", target ? el("a", { href: target }, run.name) : run.name, run.trouble && el("p", { class: "bad" }, run.trouble)),
+    cell("name", target ? el("a", { href: target }, run.name) : run.name, tagList(run.tags), run.trouble && el("p", { class: "bad" }, run.trouble)),
     cell("kind", KINDS[run.kind] ?? run.kind),
     cell("status", el("span", { class: `status ${run.status}` }, run.status)),
     cell("environment", run.env || NONE),

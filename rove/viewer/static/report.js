@@ -1,0 +1,102 @@
+// A run as one page that needs nothing but itself: everything it shows is in the page already.
+
+import { el, replace, say, table } from "./dom.js";
+import { fold } from "./chat.js";
+import { histogram } from "./charts.js";
+import { NONE, bytes, counted, number } from "./format.js";
+import { alarms, panels } from "./panels.js";
+import { conversation, extras, outcome, times } from "./story.js";
+
+const main = document.getElementById("main");
+const data = JSON.parse(document.getElementById("data").textContent);
+let order = { column: null, up: true };
+
+function shown() {
+  return [
+    el("div", { class: "title" }, el("h1", {}, data.title), data.complete ? null : el("span", { class: "status stopped" }, "unfinished")),
+    el("p", { class: "note" }, data.facts.join(" · ")),
+    el("div", { class: "cards" }, data.cards.map(([value, words]) => el("div", { class: "card" }, el("b", {}, value), el("span", {}, words)))),
+    data.values.length > 0 && table(data.head, data.values.map((row) => el("tr", {}, row.map((text) => el("td", {}, text)))), "plain values"),
+    data.counts.map((phrase) => el("p", {}, phrase)),
+    data.note && el("p", { class: "note" }, data.note),
+    data.training ? training(data.training) : null,
+    data.histograms.length > 0 && [el("h2", {}, "Distributions"), el("div", { class: "charts" }, data.histograms.map((told) => el("div", { class: "chart" }, histogram(told, told.title))))],
+    data.examples.length > 0 && [el("h2", {}, "Examples"), el("p", { class: "note" }, data.examples_note), el("div", { id: "examples" }, examples())],
+    data.rollouts_note && [el("h2", {}, "Rollouts"), el("p", { class: "note" }, data.rollouts_note), data.rollouts.map(rollout)],
+    el("h2", {}, "Settings"),
+    el("p", {}, "Repeat: ", el("code", {}, data.again)),
+    fold("settings", data.settings),
+    fold("versions", data.versions),
+  ];
+}
+
+function training(run) {
+  const told = { name: "this run", colour: 0, ...run };
+  return [alarms(told), el("div", { class: "charts" }, panels([told]))];
+}
+
+const COLUMNS = {
+  example: (one) => one.number,
+  prompt: (one) => one.asked,
+  rollouts: (one) => one.rollouts,
+  "mean reward": (one) => one.mean,
+  spread: (one) => one.spread,
+  failed: (one) => one.failed,
+};
+
+/** The examples, sorted by the column that was clicked last. */
+function examples() {
+  const value = COLUMNS[order.column];
+  const before = (a, b) => (a === b ? 0 : a === null ? -1 : b === null ? 1 : a < b ? -1 : 1);
+  const rows = value ? [...data.examples].sort((a, b) => (order.up ? 1 : -1) * before(value(a), value(b))) : data.examples;
+  return table(Object.keys(COLUMNS).map(heading), rows.map(example), "plain examples");
+}
+
+function heading(name) {
+  const current = order.column === name;
+  const press = () => {
+    order = { column: name, up: !(current && order.up) };
+    replace(document.getElementById("examples"), examples());
+    say(`sorted by ${name}`);
+  };
+  const button = el("button", { type: "button", class: "sort", "data-key": `sort ${name}`, on: { click: press } }, name, current ? (order.up ? " ▲" : " ▼") : "");
+  return el("th", { scope: "col", "aria-sort": current ? (order.up ? "ascending" : "descending") : null }, button);
+}
+
+function example(one) {
+  const name = `${number(one.number)} · ${one.key}`;
+  const link = one.line === null ? name : el("a", { href: `#rollout-${one.line}` }, name);
+  const cells = [link, one.asked, number(one.rollouts), number(one.mean), number(one.spread), number(one.failed)];
+  return el("tr", {}, cells.map((cell) => el("td", {}, cell)));
+}
+
+function rollout(found) {
+  const facts = [
+    `example ${number(found.example_id)}, rollout ${found.rollout_index}`,
+    found.stop_condition && `ended by ${found.stop_condition}`,
+    counted(found.steps.length, "turn"),
+    `${number(found.usage.completion_tokens)} tokens`,
+  ];
+  const badge = found.error ? el("b", { class: "bad" }, "failed") : el("b", {}, number(found.reward));
+  const cut = found.is_truncated ? el("b", { class: "bad" }, " truncated") : null;
+  const beside = [outcome(found), times(found), el("h2", {}, "More"), extras(found), el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`)];
+  return el(
+    "details",
+    { class: "rollout", id: `rollout-${found.line}` },
+    el("summary", {}, badge, cut, ` ${facts.filter((fact) => fact).join(" · ") || NONE}`),
+    el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, conversation(data.env, found, `${found.line}-`)), el("aside", { "aria-label": "About this rollout" }, beside)),
+  );
+}
+
+/** A link to a rollout opens it. */
+function open() {
+  const target = document.getElementById(location.hash.slice(1));
+  if (!(target instanceof HTMLDetailsElement)) return;
+  target.open = true;
+  target.scrollIntoView();
+  target.querySelector("summary").focus();
+}
+
+replace(main, shown());
+addEventListener("hashchange", open);
+open();

@@ -181,6 +181,19 @@ def in_workers() -> str:
     return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
 
 
+def has(path: str) -> bool:
+    """Whether `verifiers.<path>` is answered for: a module, a name of one, or of the whole package."""
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        module = ".".join(parts[: place + 1])
+        if _below(f"{NAME}.{module}") in {*_MODULES, *_PACKAGES}:
+            continue
+        home = _MODULES.get(".".join(parts[:place]), "")
+        homes = (f"{HOME}.{home}" if home else HOME, HOME)
+        return any(hasattr(importlib.import_module(one), part) for one in homes)
+    return True
+
+
 def uninstall() -> None:
     """Undo `install`; modules that have imported names keep them."""
     mine = _mine()

@@ -13,6 +13,12 @@ from rove.check.package import Report
 from rove.check.rules import GENERATIONS, Deviation
 
 HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "told")
+COUNTED = {
+    "runs unchanged": "run unchanged",
+    "runs with deviations": "run with deviations",
+    "needs": "need something that is not here",
+    "cannot run": "cannot run",
+}
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
@@ -28,8 +34,12 @@ def as_markdown(reports: Sequence[Report]) -> str:
     for report in reports:
         for one in report.deviations:
             numbers.setdefault(one, len(numbers) + 1)
-    said = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    lines = ["# Compatibility matrix", "", f"rove {__version__}, {len(reports)} packages: {said}."]
+    said = ", ".join(f"{counts[status]} {words}" for status, words in COUNTED.items() if counts[status])
+    lines = [
+        "# Compatibility matrix",
+        "",
+        f"Made by `rove check` of rove {__version__}. {len(reports)} packages: {said}.",
+    ]
     lines += ["", *_table(HEAD, [_row(report, numbers) for report in reports])]
     used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)
     lines += ["", "; ".join(f"{name}: {GENERATIONS[name]}" for name in sorted(used)) + "."] if used else []
@@ -52,7 +62,7 @@ def told_of(report: Report) -> list[str]:
     told = [f"{one.times} × {one.phase}: {one.type}: {one.message}" for one in played.failures]
     told += [f"raised, which counts as 0: {one}" for one in played.swallowed]
     told += [f"not installed: {', '.join(report.missing_modules)}"] if report.missing_modules else []
-    told += [f"not answered for: {', '.join(report.unknown_names)}"] if report.unknown_names else []
+    told += [f"not answered for: {', '.join(report.lacking)}"] if report.lacking else []
     unset = [f"{name} ({value})" for name, value in report.keys.items() if value != "set"]
     told += [f"keys: {', '.join(unset)}"] if unset else []
     told += [f"played with a placeholder for {', '.join(report.placeholders)}"] if report.placeholders else []

@@ -27,11 +27,13 @@ from rove.isolation.venv import make_venv
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
+ANSWERED = "0.1.0 to 0.3.1"
 PLACEHOLDER = "rove-check"
 """The value of a key that is not set, to see what else there is."""
 FIND_SECONDS = 60.0
 MODULE = re.compile(r"No module named '([\w.]+)'|needs the package (\w+)|pip install '?(rove\[\w+\])")
 KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)\b")
+WORD = re.compile(r"\w+")
 KEY_ERROR = re.compile(r"KeyError: '([A-Z][A-Z0-9_]+)'")
 ARGUMENT = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*?) \(")
 NETWORK = re.compile(
@@ -39,7 +41,8 @@ NETWORK = re.compile(
     r"|Network is unreachable|LocalEntryNotFound|OfflineMode|cannot find the (?:requested|appropriate) .*cache|Hub\b",
     re.IGNORECASE,
 )
-PLACE = re.compile(r"(?:/[^\s/'\"]+)+/(?:site-packages|lib/python[\d.]+)/")
+WHEEL = re.compile(r"^\S+\.whl cannot")
+PLACE = re.compile(r"(?:/[^\s/'\"]+)+/(?:site-packages|rove-alone-\w+|lib/python[\d.]+)/(?:site-packages/)?")
 ASK = (
     "import importlib.util as u, json, sys; "
     "print(json.dumps([n for n in json.load(sys.stdin) if n not in sys.modules and u.find_spec(n) is None]))"
@@ -57,8 +60,8 @@ class Report(msgspec.Struct):
     """What it is written for: "G0" to "G3", "verifiers v1", "rove", or "neither"."""
     names: dict[str, list[str]] = {}
     """API → names of it that are used."""
-    unknown_names: list[str] = []
-    """Those of verifiers that rove does not answer for."""
+    lacking: dict[str, str] = {}
+    """Those of verifiers that rove does not answer for → what it says of them."""
     deviations: list[Deviation] = []
     keys: dict[str, str] = {}
     """Environment variables that it reads → "set", "not set", or "not set, optional"."""
@@ -123,7 +126,7 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
     reading = read(texts_of(package))
     _note(report, reading)
     if report.generation == V1:
-        return _judge(report, f"it is written for {V1}, which has another API: rove answers for 0.1.0 to 0.3.1")
+        return _judge(report, f"it is written for {V1}, which has another API: rove answers for {ANSWERED}")
     python = None
     if package.kind != "module":
         tell("building")
@@ -142,10 +145,9 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
     tell("playing")
     played = report.played = play(*where, {}, limited, "rove.compat:replace")
     _judge(report, played.unloaded)
-    if report.why.startswith("the key"):
-        report.placeholders = sorted(
-            {name for name in [*_keys_in(report.why), *reading.keys] if name not in os.environ}
-        )
+    if report.why.startswith(("the key ", "the keys ")):
+        needed = {name for name, value in report.keys.items() if value == "not set"}
+        report.placeholders = sorted({*_unset_keys(report, report.why), *needed})
         variables = dict.fromkeys(report.placeholders, PLACEHOLDER)
         again = play(*where, variables, limited, "rove.compat:replace")
         if not again.unloaded:
@@ -156,10 +158,11 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
 def _note(report: Report, reading: Reading) -> None:
     """What the files say."""
     report.names = {api: sorted(names) for api, names in reading.names.items() if names}
-    report.generation = generation(reading.features, report.names)
+    report.generation = generation(reading.features)
     if "verifiers" in report.names and report.generation != V1:
         report.deviations = deviations(reading.features)
-        report.unknown_names = [name for name in report.names["verifiers"] if not compat.has(name)]
+        told = {name: compat.lacking(name) for name in report.names["verifiers"]}
+        report.lacking = {name: said for name, said in told.items() if said}
     told = {True: "not set", False: "not set, optional"}
     report.keys = {name: "set" if name in os.environ else told[needed] for name, needed in sorted(reading.keys.items())}
 
@@ -185,36 +188,49 @@ def _judge(report: Report, said: str, before: str = "") -> None:
     """The verdict that an error's words mean; none where nothing was said."""
     if not said:
         return
-    report.status = "needs"
-    keys = [*KEY_ERROR.findall(said), *(name for name in _keys_in(said) if name not in os.environ)]
+    report.status, keys = "needs", _unset_keys(report, said)
     if module := MODULE.search(said):
-        report.why = f"the module {next(filter(None, module.groups())).split('.')[0]}, which it does not install"
+        name = next(filter(None, module.groups()))
+        report.why = f"the module {name.split('.')[0]}, which it does not install"
         report.why += f" (its extras: {', '.join(report.extras)})" if report.extras else ""
+        if name.split(".")[0] == compat.NAME:
+            report.status, report.why = "cannot run", f"rove does not answer for {name}"
     elif keys:
-        report.why = f"the key {', '.join(dict.fromkeys(keys))}"
+        report.why = f"the {'keys' if len(keys) > 1 else 'key'} {', '.join(keys)}"
     elif argument := ARGUMENT.search(said):
         report.why = f"the argument {argument[1]} (-a)"
+    elif "depends on verifiers" in said:
+        report.status, report.why = "cannot run", f"it asks for another verifiers than {ANSWERED}: {_in_a_line(said)}"
     elif NETWORK.search(said) and "cannot be installed" not in said and "cannot be built" not in said:
-        report.why = f"the network: {before}{_first_line(said)}"
+        report.why = f"the network: {before}{_in_a_line(said)}"
     else:
-        report.status, report.why = "cannot run", f"{before}{_first_line(said)}"
+        told = {one for one in report.lacking.values() if one not in said}
+        report.status, report.why = "cannot run", "; ".join([f"{before}{_in_a_line(said)}", *sorted(told)])
+
+
+def _unset_keys(report: Report, said: str) -> list[str]:
+    """The environment variables that an error is about: those that the package reads, if it names such."""
+    known = [name for name in WORD.findall(said) if name in report.keys]
+    return [name for name in dict.fromkeys(known or _keys_in(said)) if name not in os.environ]
 
 
 def _keys_in(said: str) -> list[str]:
     return list(dict.fromkeys([*KEY_ERROR.findall(said), *KEY.findall(said)]))
 
 
-def _first_line(said: str) -> str:
-    """An error in one line: its first, and what an installer says in the last where that says nothing."""
+def _in_a_line(said: str) -> str:
+    """An error in one line: its first, with what an installer says further down where that ends in a colon."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return " ".join([lines[0], *lines[-1:]]) if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    more = [next((line for line in lines if "depends on" in line), lines[-1])] if lines[0].endswith(":") else []
+    return WHEEL.sub("it cannot", " ".join([lines[0], *(line for line in more if line != lines[0])]))
 
 
 def _without(places: Sequence[str], said: str) -> str:
     """Without folders that are gone, or differ from machine to machine."""
+    said = PLACE.sub("", said)
     for place in places:
         said = said.replace(place, "")
-    return PLACE.sub("", said)
+    return said
 
 
 def _extras(wheel: Path) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 
 from rove.check.players import PLAYERS
 from rove.clients.scripted import ScriptedClient
+from rove.config import check_positive
 from rove.digest import derive_seed
 from rove.errors import ConfigError, Error
 from rove.evaluate import generate
@@ -26,12 +27,18 @@ from rove.state import State
 
 REWARD_FAILED = re.compile(r"Error calling reward function (.*)")
 """What v0 says where a reward function raises, and counts it as 0."""
+CALL = re.compile(r"^\w+\(\{.*?\}\): ")
+"""How the error of a worker that died begins: with the call, which has the rollout's number."""
 WORDS = 300
 """Characters that are kept of an error's words."""
 
 
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
-    """How much an environment gets to show what it does."""
+    """How much an environment gets to show what it does.
+
+    Raises:
+        ConfigError: a value is not above 0.
+    """
 
     num_examples: int = 2
     max_turns: int = 30
@@ -44,6 +51,9 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """It is killed when it does not look up for so long."""
     play_seconds: float = 300.0
     """For all its rollouts."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, *self.__struct_fields__)
 
 
 class Failure(msgspec.Struct, frozen=True, order=True):
@@ -157,7 +167,8 @@ def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -
     metrics: dict[str, None] = {}
     for record in records:
         if record.error is not None:
-            failed[record.error.phase, record.error.type, record.error.message[:WORDS]] += 1
+            said = CALL.sub("", record.error.message)[:WORDS]
+            failed[record.error.phase, record.error.type, said] += 1
         if record.scores is not None:
             values.setdefault(played.players[record.rollout_index], []).append(record.scores.reward)
             metrics |= dict.fromkeys([*record.scores.rewards, *record.scores.metrics])

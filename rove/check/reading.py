@@ -153,8 +153,8 @@ class _File(ast.NodeVisitor):
             self.environments.add(node.name)
             for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
                 self.note("method", method.name)
-                if method.name == "env_response" and any(_returns_pair(method)):
-                    self.note("pair", method.name)
+                for pair in _returned_pairs(method) if method.name == "env_response" else ():
+                    self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
         self.classes.append(is_env)
         self.generic_visit(node)
         self.classes.pop()
@@ -183,7 +183,7 @@ class _File(ast.NodeVisitor):
             text = _text(node.value)
             if isinstance(target, ast.Name) and text is not None:
                 self.values[-1][target.id] = text
-            if isinstance(target, ast.Subscript) and _text(target.slice) == "reward" and _tail(target.value) != "state":
+            if isinstance(target, ast.Subscript) and _text(target.slice) == "reward" and _is_step(target.value):
                 self.note("assigned", "reward of a step")
         self.generic_visit(node)
 
@@ -302,6 +302,11 @@ def _elements(node: ast.AST) -> list[ast.AST]:
     return list(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
 
 
+def _is_step(node: ast.AST) -> bool:
+    """Whether an expression is a step of a trajectory, by its looks."""
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id == "step")
+
+
 def _is_super(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "__init__" and _tail(node.value) == "super"
 
@@ -311,11 +316,12 @@ def _may_be_import_error(kind: ast.AST | None) -> bool:
     return bool({"", "ImportError", "ModuleNotFoundError", "Exception"} & set(kinds))
 
 
-def _returns_pair(function: ast.AST) -> Iterator[bool]:
-    """Whether its own return statements, not those of functions in it, return two values, the second a state."""
+def _returned_pairs(function: ast.AST) -> Iterator[ast.Tuple]:
+    """What its own return statements, not those of functions in it, return as two values, the second a state."""
     for child in ast.iter_child_nodes(function):
         if isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             continue
-        if isinstance(child, ast.Return) and isinstance(child.value, ast.Tuple):
-            yield len(child.value.elts) == 2 and "state" in _tail(child.value.elts[1])
-        yield from _returns_pair(child)
+        value = child.value if isinstance(child, ast.Return) else None
+        if isinstance(value, ast.Tuple) and len(value.elts) == 2 and "state" in _tail(value.elts[1]):
+            yield value
+        yield from _returned_pairs(child)

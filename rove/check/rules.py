@@ -124,6 +124,12 @@ RULES = (
         G1,
     ),
     Rule(
+        "`env_response` that returns `(messages, state)`",
+        "returns messages, changes the state in place",
+        ("pair:one message",),
+        G0,
+    ),
+    Rule(
         '`oai_tools=`, `env.oai_tools`, `info["oai_tools"]`, tools in OpenAI\'s form',
         "`tool_defs`",
         ("keyword:oai_tools", "attribute:oai_tools", "key:oai_tools"),
@@ -158,7 +164,7 @@ RULES = (
         "`SingleTurnEnv(client=…, model=…)`, `evaluate(num_samples=…)`",
         "`evaluate(client, model, num_examples=…)`",
         ("environment:client", "environment:model", "keyword:num_samples"),
-        G1,
+        G0,
     ),
     Rule(
         "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `get_model_and_tokenizer`",
@@ -180,17 +186,13 @@ GONE = {
 """What rove.compat has no more → the last generation that had it."""
 
 
-def generation(names: Collection[str], apis: Collection[str]) -> str:
-    """What a package is written for: the newest generation of the library in which it could be written so.
-
-    Args:
-        names: what was noted of it.
-        apis: the APIs that it uses names of.
-    """
-    if any(name == "module:verifiers.v1" or name.startswith("module:verifiers.v1.") for name in names):
+def generation(names: Collection[str]) -> str:
+    """What a package is written for, by what was noted of it: the newest generation in which it could be written so."""
+    modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
+    if ["verifiers", "v1"] in [module[:2] for module in modules]:
         return V1
-    if "verifiers" not in apis:
-        return ROVE if "rove" in apis else NEITHER
+    if not any(module[0] == "verifiers" or module[:3] == ["rove", "compat", "verifiers"] for module in modules):
+        return ROVE if modules else NEITHER
     last = [rule.until for rule in RULES if rule.until and not set(rule.noted).isdisjoint(names)]
     last += [until for name, until in GONE.items() if name in names]
     return min(last, default=G3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rove.compat.alias import NAME, has, in_workers, install, offer, replace, uninstall
+from rove.compat.alias import NAME, in_workers, install, lacking, offer, replace, uninstall
 
 EVAL_DEFAULTS = ("num_examples", "rollouts_per_example")
 """What a package's `[tool.verifiers.eval]` says that `rove eval` goes by."""
@@ -17,4 +17,4 @@ STAND_INS = {
 }
 """What nothing is fetched for where a package is installed for rove: the versions that had the API which lives on here."""
 
-__all__ = ["EVAL_DEFAULTS", "NAME", "STAND_INS", "has", "in_workers", "install", "offer", "replace", "uninstall"]
+__all__ = ["EVAL_DEFAULTS", "NAME", "STAND_INS", "in_workers", "install", "lacking", "offer", "replace", "uninstall"]

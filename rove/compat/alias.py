@@ -95,9 +95,7 @@ class _Alias(ModuleType):
         home = self.__dict__["__home__"]
         found = getattr(importlib.import_module(home), name, _ABSENT)
         if found is _ABSENT:
-            found = getattr(importlib.import_module(HOME), name, _ABSENT)
-        if found is _ABSENT:
-            raise AttributeError(f"module '{self.__name__}' of rove.compat has no attribute '{name}'")
+            found = getattr(importlib.import_module(HOME), name)  # or it says what to use instead
         return found
 
     def __dir__(self) -> list[str]:
@@ -181,17 +179,21 @@ def in_workers() -> str:
     return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
 
 
-def has(path: str) -> bool:
-    """Whether `verifiers.<path>` is answered for: a module, a name of one, or of the whole package."""
+def lacking(path: str) -> str:
+    """What there is to say where `verifiers.<path>` is not answered for; "" for a module that is, or a name that one has."""
     parts = path.split(".")
     for place, part in enumerate(parts):
-        module = ".".join(parts[: place + 1])
-        if _below(f"{NAME}.{module}") in {*_MODULES, *_PACKAGES}:
+        if ".".join(parts[: place + 1]) in {*_MODULES, *_PACKAGES}:
             continue
         home = _MODULES.get(".".join(parts[:place]), "")
-        homes = (f"{HOME}.{home}" if home else HOME, HOME)
-        return any(hasattr(importlib.import_module(one), part) for one in homes)
-    return True
+        if hasattr(importlib.import_module(f"{HOME}.{home}" if home else HOME), part):
+            return ""
+        try:
+            getattr(importlib.import_module(HOME), part)
+        except AttributeError as error:
+            return str(error)
+        return ""
+    return ""
 
 
 def uninstall() -> None:

@@ -304,7 +304,7 @@ def _elements(node: ast.AST) -> list[ast.AST]:
 
 def _is_step(node: ast.AST) -> bool:
     """Whether an expression is a step of a trajectory, by its looks."""
-    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id == "step")
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and "step" in node.id)
 
 
 def _is_super(node: ast.AST) -> bool:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-mcp test-integrations check settings-page viewer-pictures wheel shim clean
+.PHONY: demo test test-slow test-mcp test-integrations check settings-page compat-matrix viewer-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -23,6 +23,9 @@ check: $(STAMP)  ## format, lint, types, layers
 
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/settings_page.py
+
+compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and environments
+	$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
 	$(BIN)/python tests/viewer_pictures.py $(or $(RUNS),runs)

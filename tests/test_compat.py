@@ -160,6 +160,20 @@ def test_every_root_name_is_there() -> None:
         vf.Nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        *((path, "") for path in ("Rubric", "types.State", "envs.environment.Environment", "utils", "rubrics.Parser")),
+        ("SmolaToolEnv", "use vf.ToolEnv"),
+        ("envs.SmolaToolEnv", "use vf.ToolEnv"),
+        ("envs.composable.ComposableEnv", "has no 'composable'"),
+    ],
+)
+def test_names_that_are_lacking_are_told(path: str, said: str) -> None:
+    told = rove.compat.lacking(path)
+    assert said in told and bool(told) == bool(said)
+
+
 @pytest.mark.usefixtures("alone")
 def test_install_once_is_enough_and_uninstall_undoes_it() -> None:
     before = list(sys.meta_path)
@@ -194,7 +208,9 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
 
 def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
     rove.compat.offer()
-    rove.compat.install(replace=True)
+    assert rove.compat.in_workers() == "rove.compat:offer"
+    rove.compat.replace()
+    assert rove.compat.in_workers() == "rove.compat:replace"
     assert isinstance(importlib.import_module("verifiers"), alias._Alias)
 
 
@@ -342,6 +358,19 @@ async def test_what_goes_wrong_stays_in_its_rollout() -> None:
         ("KeyError", "'6'"),
     ]
     assert [record.stop_condition for record in records] == ["has_error", "has_error"]
+
+
+async def test_pairs_of_one_message_and_state_are_understood() -> None:
+    """As in 0.1.0; 0.1.2 to 0.1.7 had a list in its place."""
+
+    class Asks(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {"role": "user", "content": "Sure?"}, {"asked": True}
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
+    with pytest.warns(FutureWarning, match="return the messages"):
+        [record] = await rove.generate(env, Says("4"))
+    assert record.reward == 1.0 and [one["content"] for one in record.completion] == ["4", "Sure?", "4"]
 
 
 async def test_a_cancelled_rollout_cleans_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rove import compat
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_file, load_environment
 
@@ -22,6 +23,13 @@ def environment_of(config: EvalConfig) -> Environment:
     from rove.isolation import IsolatedEnv
     from rove.isolation.venv import python_for
 
-    python = config.isolated_python or python_for(environment_file(config.env, config.env_dir))
-    limits = {"start_seconds": config.isolated_start_seconds, "hang_seconds": config.isolated_hang_seconds}
-    return IsolatedEnv(config.env, config.env_args, config.env_dir, python, **limits)
+    python = config.isolated_python or python_for(environment_file(config.env, config.env_dir), compat.STAND_INS)
+    return IsolatedEnv(
+        config.env,
+        config.env_args,
+        config.env_dir,
+        python,
+        start_seconds=config.isolated_start_seconds,
+        hang_seconds=config.isolated_hang_seconds,
+        prepare=compat.in_workers(),
+    )

@@ -25,6 +25,7 @@ COMMANDS = {
     "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
     "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
+    "check": ("rove.cli.check", "Say whether environment packages run here, and what they need."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
     "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),

@@ -95,9 +95,7 @@ class _Alias(ModuleType):
         home = self.__dict__["__home__"]
         found = getattr(importlib.import_module(home), name, _ABSENT)
         if found is _ABSENT:
-            found = getattr(importlib.import_module(HOME), name, _ABSENT)
-        if found is _ABSENT:
-            raise AttributeError(f"module '{self.__name__}' of rove.compat has no attribute '{name}'")
+            found = getattr(importlib.import_module(HOME), name)  # or it says what to use instead
         return found
 
     def __dir__(self) -> list[str]:
@@ -168,6 +166,34 @@ def offer() -> None:
     """Answer for `verifiers` where nothing else does, as the commands do: an installed one is used as it is."""
     if _mine() is None:
         sys.meta_path.append(_Finder())
+
+
+def replace() -> None:
+    """`install(replace=True)`, for whoever calls functions by name."""
+    install(replace=True)
+
+
+def in_workers() -> str:
+    """Name of the function that does in a worker process what was done here: `offer`, or `replace`."""
+    mine = _mine()
+    return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
+
+
+def lacking(path: str) -> str:
+    """What there is to say where `verifiers.<path>` is not answered for; "" for a module that is, or a name that one has."""
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        if ".".join(parts[: place + 1]) in {*_MODULES, *_PACKAGES}:
+            continue
+        home = _MODULES.get(".".join(parts[:place]), "")
+        if hasattr(importlib.import_module(f"{HOME}.{home}" if home else HOME), part):
+            return ""
+        try:
+            getattr(importlib.import_module(HOME), part)
+        except AttributeError as error:
+            return str(error)
+        return ""
+    return ""
 
 
 def uninstall() -> None:

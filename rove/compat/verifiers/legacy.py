@@ -38,13 +38,13 @@ def info_tools(info: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def reply_of(state: State, said: Any) -> Any:
-    """What `env_response` answers; as until 0.1.7 it may be a pair of messages and state."""
+    """What `env_response` answers; as until 0.1.7 it may be a pair of messages and state, in 0.1.0 of one message."""
     if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
         return said
     outdated("env_response returning (messages, state)", "return the messages and change the state in place")
     if said[1] is not state:
         state.update(said[1])
-    return said[0]
+    return [said[0]] if isinstance(said[0], Mapping) else said[0]
 
 
 def former_is_completed(env: Any, base: type) -> Callable[[State, Any], Any] | None:

@@ -1,0 +1,1 @@
+"""What an environment package is written for, what it needs, and whether it runs here."""

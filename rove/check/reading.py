@@ -1,0 +1,327 @@
+"""What Python files say of the libraries that they are written for, read and never run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+import rove.compat.verifiers as compat
+
+LIBRARIES = {"rove.compat.verifiers": "verifiers", "verifiers": "verifiers", "rove": "rove"}
+"""Where names of an API come from → what the API is called."""
+V0 = ("verifiers", "rove.compat.verifiers")
+CLIENTS = {"OpenAI": "api_key", "AsyncOpenAI": "api_key", "JudgeRubric": "judge_client"}
+"""What takes its key from the environment → the keyword with which it does not."""
+OPENAI_KEY = "OPENAI_API_KEY"
+TABLES = {"state", "info", "results", "inputs", "row", "step"}
+"""Names of variables whose keys are looked at."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Reading(msgspec.Struct):
+    """What a package's files say."""
+
+    names: dict[str, set[str]] = {}
+    """API → names of it that are used, with the path to them: {"verifiers": {"Rubric", "types.State"}}."""
+    features: set[str] = set()
+    """What may be a deviation, as "kind:name"; see `rules`."""
+    keys: dict[str, bool] = {}
+    """Environment variables that are read → whether there is no other value for them."""
+    imports: dict[str, bool] = {}
+    """Modules of others, by their first name → whether nothing is done where they are missing."""
+    broken: list[str] = []
+    """Files that are not Python."""
+
+
+def read(texts: Mapping[str, str]) -> Reading:
+    """What the files of a package say, by path."""
+    reading = Reading(names={"verifiers": set(), "rove": set()})
+    own = {path.replace("/", ".").removesuffix(".py").split(".")[0] for path in texts}
+    for path, text in texts.items():
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            reading.broken.append(f"{path}: {error}")
+            continue
+        _File(reading).visit(tree)
+    known = own | sys.stdlib_module_names | {"rove", "verifiers"}
+    reading.imports = {name: needed for name, needed in reading.imports.items() if name not in known}
+    return reading
+
+
+class _File(ast.NodeVisitor):
+    """Walks over one file."""
+
+    def __init__(self, reading: Reading):
+        self.reading = reading
+        self.known: dict[str, str] = {}
+        """Names of the file → what they are of a library's, "verifiers.types.State"."""
+        self.environments: set[str] = set()
+        """Classes of the file that are environments."""
+        self.functions: dict[str, Any] = {}
+        self.values: list[dict[str, str]] = [{}]
+        """Texts that names stand for, by scope."""
+        self.classes: list[bool] = []
+        """Whether the classes around are environments."""
+        self.may_fail = 0
+
+    def note(self, kind: str, name: str) -> None:
+        self.reading.features.add(f"{kind}:{name}")
+
+    # imports and names
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._imported(alias.name)
+            if _library(alias.name) is not None:
+                bound = alias.name if alias.asname else alias.name.split(".")[0]
+                self.known[alias.asname or bound] = bound
+                self.note("module", alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or not node.module:
+            return
+        self._imported(node.module)
+        if _library(node.module) is not None:
+            self.note("module", node.module)
+            if node.names[0].name == "*" and node.module.startswith(V0):
+                self.known |= {name: f"{node.module}.{name}" for name in compat.__all__}
+                return
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                self.known[alias.asname or alias.name] = dotted
+                self._used(dotted)
+
+    def _imported(self, module: str) -> None:
+        name = module.split(".")[0]
+        needed = not self.may_fail
+        self.reading.imports[name] = self.reading.imports.get(name, False) or needed
+
+    def visit_Try(self, node: ast.Try) -> None:
+        caught = any(_may_be_import_error(handler.type) for handler in node.handlers)
+        self.may_fail += caught
+        for child in node.body:
+            self.visit(child)
+        self.may_fail -= caught
+        for child in [*node.handlers, *node.orelse, *node.finalbody]:
+            self.visit(child)
+
+    def _dotted(self, node: ast.AST) -> str | None:
+        """What an expression is of a library's."""
+        if isinstance(node, ast.Name):
+            return self.known.get(node.id)
+        if isinstance(node, ast.Attribute):
+            inner = self._dotted(node.value)
+            return None if inner is None else f"{inner}.{node.attr}"
+        return None
+
+    def _used(self, dotted: str) -> None:
+        found = _library(dotted)
+        if found is not None and found[1]:
+            path = found[1].split(".")
+            last = next((place for place, part in enumerate(path) if part[:1].isupper()), len(path) - 1)
+            self.reading.names[found[0]].add(".".join(path[: last + 1]))
+            self.note("name", path[last])
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in self.known and isinstance(node.ctx, ast.Load):
+            self._used(self.known[node.id])
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        dotted = self._dotted(node)
+        if dotted is not None:
+            self._used(dotted)
+            return
+        self.note("attribute", node.attr)
+        if isinstance(node.value, ast.Name):
+            if node.value.id in TABLES:
+                self.note(node.value.id, node.attr)
+            if (node.value.id, node.attr) == ("os", "environ"):
+                return
+        self.note("chain", f"{_tail(node.value)}.{node.attr}")
+        self.generic_visit(node)
+
+    # classes and functions
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        is_env = any(self._is_environment(base) for base in node.bases)
+        if is_env:
+            self.environments.add(node.name)
+            for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
+                self.note("method", method.name)
+                for pair in _returned_pairs(method) if method.name == "env_response" else ():
+                    self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
+        self.classes.append(is_env)
+        self.generic_visit(node)
+        self.classes.pop()
+
+    def _is_environment(self, node: ast.AST) -> bool:
+        """Whether an expression is the class of an environment."""
+        name = _tail(node)
+        return not isinstance(node, ast.Call) and (name in self.environments or name.endswith(("Env", "Environment")))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._function(node)
+
+    def _function(self, node: Any) -> None:
+        self.functions[node.name] = node
+        given = [*node.args.posonlyargs, *node.args.args][::-1]
+        pairs = [*zip(given, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
+        self.values.append({arg.arg: text for arg, value in pairs if (text := _text(value)) is not None})
+        self.generic_visit(node)
+        self.values.pop()
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            text = _text(node.value)
+            if isinstance(target, ast.Name) and text is not None:
+                self.values[-1][target.id] = text
+            if isinstance(target, ast.Subscript) and _text(target.slice) == "reward" and _is_step(target.value):
+                self.note("assigned", "reward of a step")
+        self.generic_visit(node)
+
+    def _said(self, node: ast.AST | None) -> str | None:
+        """A text, or the text that a name stands for."""
+        if isinstance(node, ast.Name):
+            return next((scope[node.id] for scope in reversed(self.values) if node.id in scope), None)
+        return _text(node)
+
+    # what is called, and with what
+
+    def visit_Call(self, node: ast.Call) -> None:
+        keywords = {keyword.arg or "**": keyword.value for keyword in node.keywords}
+        for keyword, value in keywords.items():
+            self._keyword(keyword, value)
+        if self._is_environment(node.func) or (_is_super(node.func) and any(self.classes)):
+            for keyword in keywords:
+                self.note("environment", keyword)
+        if node.args:
+            self._positional(node, self._dotted(node.func) or "")
+        self._keys(node, _tail(node.func), keywords)
+        self.generic_visit(node)
+
+    def _keyword(self, keyword: str, value: ast.AST) -> None:
+        self.note("keyword", keyword)
+        if keyword in ("message_type", "client_type"):
+            self.note(keyword, self._said(value) or "")
+        if keyword == "sampling_args" and isinstance(value, ast.Dict):
+            for key in value.keys:
+                self.note("sampling", _text(key) or "")
+        if keyword == "funcs" and any(_tail(one) == "partial" for one in _elements(value)):
+            self.note("function", "partial")
+        if keyword == "tools":
+            self._tools(value)
+
+    def _positional(self, node: ast.Call, called: str) -> None:
+        """What is given without a keyword."""
+        first, *others = node.args
+        if called.endswith((".SingleTurnEnv", ".MultiTurnEnv")):
+            self.note("positional", "environment")
+        if called.endswith(".Rubric") and not isinstance(first, (ast.List, ast.Starred)):
+            several = bool(others) and not isinstance(others[0], ast.List)
+            if several or (isinstance(first, ast.Name) and first.id in self.functions):
+                self.note("positional", "rubric")
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and (text := _text(first)) is not None:
+            self.note(_tail(node.func.value), text)
+
+    def _tools(self, value: ast.AST) -> None:
+        for one in _elements(value):
+            function = self.functions.get(one.id) if isinstance(one, ast.Name) else None
+            if function is None:
+                continue
+            hints = [arg.annotation for arg in (*function.args.args, *function.args.kwonlyargs)]
+            if function.args.kwarg or any(_tail(hint) in ("dict", "Dict", "Mapping", "TypedDict") for hint in hints):
+                self.note("tool", "dict")
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        keys = {_text(key) for key in node.keys}
+        for key in keys:
+            self.note("key", key or "")
+        if "task" in keys and keys & {"question", "prompt"}:
+            self.note("column", "task")
+        self.generic_visit(node)
+
+    # environment variables
+
+    def _keys(self, node: ast.Call, name: str, keywords: Mapping[str, ast.AST]) -> None:
+        of_environ = isinstance(node.func, ast.Attribute) and _tail(node.func.value) == "environ"
+        given = CLIENTS.get(name)
+        if name == "getenv" or (of_environ and name == "get"):
+            for one in node.args[:1]:
+                self._key(self._said(one), False)
+        elif name == "ensure_keys":
+            for one in _elements(node.args[0]) if node.args else ():
+                self._key(self._said(one), True)
+        elif given is not None and not {given, "**"} & set(keywords) and not node.args:
+            self._key(OPENAI_KEY, True)
+
+    def _key(self, name: str | None, is_needed: bool) -> None:
+        if name:
+            self.reading.keys[name] = self.reading.keys.get(name, False) or is_needed
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        text = self._said(node.slice)
+        table = _tail(node.value)
+        if table == "environ" and text and isinstance(node.ctx, ast.Load):
+            self._key(text, True)
+        elif text is not None:
+            self.note("key", text)
+            self.note(table, text)
+        self.generic_visit(node)
+
+
+def _library(dotted: str) -> tuple[str, str] | None:
+    """The API that a path is of, and the path inside it."""
+    for root, name in LIBRARIES.items():
+        if dotted == root or dotted.startswith(f"{root}."):
+            return name, dotted[len(root) + 1 :]
+    return None
+
+
+def _tail(node: ast.AST | None) -> str:
+    """The last name of an expression: "get" of `os.environ.get`, "environ" of `os.environ`."""
+    if isinstance(node, ast.Subscript):
+        return _tail(node.value)
+    if isinstance(node, ast.Call):
+        return _tail(node.func)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _text(node: ast.AST | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _elements(node: ast.AST) -> list[ast.AST]:
+    return list(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
+
+
+def _is_step(node: ast.AST) -> bool:
+    """Whether an expression is a step of a trajectory, by its looks."""
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and "step" in node.id)
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "__init__" and _tail(node.value) == "super"
+
+
+def _may_be_import_error(kind: ast.AST | None) -> bool:
+    kinds = [_tail(one) for one in _elements(kind)] or [_tail(kind)] if kind is not None else [""]
+    return bool({"", "ImportError", "ModuleNotFoundError", "Exception"} & set(kinds))
+
+
+def _returned_pairs(function: ast.AST) -> Iterator[ast.Tuple]:
+    """What its own return statements, not those of functions in it, return as two values, the second a state."""
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
+            continue
+        value = child.value if isinstance(child, ast.Return) else None
+        if isinstance(value, ast.Tuple) and len(value.elts) == 2 and "state" in _tail(value.elts[1]):
+            yield value
+        yield from _returned_pairs(child)

@@ -1,0 +1,204 @@
+"""Which words of a package mean which generation of the library, and which rows of docs/compat.md's tables concern it.
+
+A row of a table here is: what `reading` notes, then the words of the page. Nothing else in rove decides about deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
+V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"
+GENERATIONS = {
+    G0: "verifiers 0.1.0",
+    G1: "verifiers 0.1.2 to 0.1.7",
+    G2: "verifiers 0.1.8 to 0.1.10",
+    G3: "verifiers 0.1.11 to 0.3.1",
+    V1: "verifiers 0.4 and later",
+    ROVE: "rove's own names",
+    NEITHER: "imports neither",
+}
+
+
+class Deviation(msgspec.Struct, frozen=True):
+    """A row of docs/compat.md that concerns a package."""
+
+    what: str
+    """Its first cell."""
+    here: str
+    """What happens here, or the newer way to write it."""
+
+
+class Rule(NamedTuple):
+    """A row of the page, and what has to be noted of a package for it to concern it: one of these."""
+
+    what: str
+    here: str
+    noted: tuple[str, ...]
+    until: str = ""
+    """The last generation in which it could be written so; "" where it still can."""
+
+
+RULES = (
+    # what differs always
+    Rule(
+        "the question that `JudgeRubric` asks about", "the content of the prompt's last message", ("name:JudgeRubric",)
+    ),
+    Rule("an exception in environment code that is not a `vf.Error`", "is that rollout's error", ("played:own error",)),
+    Rule(
+        "rollouts with an error",
+        "the same in `env.evaluate`; under rove's commands and functions failed, and left out",
+        ("played:error",),
+    ),
+    Rule(
+        "`partial`s and objects as reward functions",
+        "go by the name of what is inside, or of their class",
+        ("function:partial",),
+    ),
+    Rule(
+        'rewards that turns are given (`state["trajectory"][-1]["reward"]`)',
+        "the same; `rove rl` trains on the rollout's reward alone",
+        ("assigned:reward of a step", "name:GymEnv", "name:EpisodicSumRubric"),
+    ),
+    Rule(
+        "calls of the model by the environment (`get_model_response`)",
+        'the seat "environment" of a record, never trained on',
+        ("attribute:get_model_response",),
+    ),
+    Rule(
+        "prompts that are texts",
+        'the same in `env.evaluate`; under rove\'s runs `message_type="completion"` decides',
+        ("message_type:completion",),
+    ),
+    Rule(
+        "tools with `dict` arguments, `**kwargs`, or (before Python 3.12) a `typing.TypedDict`",
+        "an object without a schema; `**kwargs` is left out",
+        ("tool:dict",),
+    ),
+    Rule("a column `task` of texts", "given to reward functions as it is", ("column:task",), G2),
+    Rule(
+        "`vf.OverlongPromptError`, `vf.MissingKeyError`",
+        "also a `vf.ModelError`, also a `vf.Error`",
+        ("name:OverlongPromptError", "name:MissingKeyError"),
+    ),
+    Rule(
+        "`SandboxEnv`, `PythonEnv`",
+        "[rove's](sandbox.md), on this machine, opened by the first call",
+        ("name:SandboxEnv", "name:PythonEnv"),
+    ),
+    Rule("`MCPEnv`", "is started again, at most 3 times", ("name:MCPEnv",)),
+    Rule(
+        'clients "renderer" and "openai_chat_completions_token"',
+        "messages; exact tokens are recorded where rove samples by itself",
+        (
+            *("name:RendererClient", "name:OpenAIChatCompletionsTokenClient"),
+            *("client_type:renderer", "client_type:openai_chat_completions_token"),
+        ),
+    ),
+    Rule(
+        "`extra_headers_from_state` of a `ClientConfig`",
+        "given to clients that packages write",
+        ("keyword:extra_headers_from_state", "key:extra_headers_from_state"),
+    ),
+    Rule("`client.client`", "a rove client", ("chain:client.client",)),
+    Rule(
+        "sampling arguments `n: 1` and `max_tokens`",
+        "not sent; sent as it is, but to OpenAI",
+        ("sampling:n", "sampling:max_tokens"),
+    ),
+    Rule("`results_path` of an earlier run", "continues its runs", ("keyword:results_path",)),
+    Rule(
+        "`start_server`, `vf-eval`, `vf-tui`, GEPA",
+        "not there; `rove eval`",
+        ("attribute:start_server", "attribute:stop_server", "module:verifiers.gepa", "module:verifiers.scripts"),
+    ),
+    # older packages
+    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("method:is_completed",), G1),
+    Rule(
+        "`env_response` that returns `(messages, state)`",
+        "returns messages, changes the state in place",
+        ("pair:env_response",),
+        G1,
+    ),
+    Rule(
+        "`env_response` that returns `(messages, state)`",
+        "returns messages, changes the state in place",
+        ("pair:one message",),
+        G0,
+    ),
+    Rule(
+        '`oai_tools=`, `env.oai_tools`, `info["oai_tools"]`, tools in OpenAI\'s form',
+        "`tool_defs`",
+        ("keyword:oai_tools", "attribute:oai_tools", "key:oai_tools"),
+        G2,
+    ),
+    Rule('`state["turn"]`, `state["responses"]`', '`state["trajectory"]`', ("state:turn", "state:responses"), G1),
+    Rule(
+        '`results["reward"]`, `results.reward`',
+        '`results["outputs"]`',
+        ("results:reward", "results:completion", "results:prompt"),
+        G2,
+    ),
+    Rule(
+        "`ToolRubric`, `DoubleCheckEnv`, `MultiTurnCompletionEnv`",
+        '`Rubric`; a `MultiTurnEnv`; `message_type="completion"`',
+        ("name:ToolRubric",),
+        G1,
+    ),
+    Rule(
+        "`ToolRubric`, `DoubleCheckEnv`, `MultiTurnCompletionEnv`",
+        '`Rubric`; a `MultiTurnEnv`; `message_type="completion"`',
+        ("name:DoubleCheckEnv", "name:MultiTurnCompletionEnv"),
+        G0,
+    ),
+    Rule(
+        "`Rubric(func, func)`, `SingleTurnEnv(dataset, parser, rubric)`",
+        "keywords",
+        ("positional:rubric", "positional:environment"),
+        G0,
+    ),
+    Rule(
+        "`SingleTurnEnv(client=…, model=…)`, `evaluate(num_samples=…)`",
+        "`evaluate(client, model, num_examples=…)`",
+        ("environment:client", "environment:model", "keyword:num_samples"),
+        G0,
+    ),
+    Rule(
+        "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `get_model_and_tokenizer`",
+        "`rove rl`, which is what they run; `vf-vllm` is not needed",
+        (
+            *("name:GRPOTrainer", "name:RLTrainer", "name:GRPOConfig", "name:RLConfig", "name:grpo_defaults"),
+            *("name:get_model_and_tokenizer", "name:get_model", "name:get_tokenizer"),
+        ),
+        G2,
+    ),
+)
+GONE = {
+    "name:CodeMathEnv": G0,
+    "name:CodeMathRubric": G0,
+    "name:SmolaToolEnv": G0,
+    "name:SmolaToolRubric": G0,
+    "name:VLLMClient": G0,
+}
+"""What rove.compat has no more → the last generation that had it."""
+
+
+def generation(names: Collection[str]) -> str:
+    """What a package is written for, by what was noted of it: the newest generation in which it could be written so."""
+    modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
+    if ["verifiers", "v1"] in [module[:2] for module in modules]:
+        return V1
+    if not any(module[0] == "verifiers" or module[:3] == ["rove", "compat", "verifiers"] for module in modules):
+        return ROVE if modules else NEITHER
+    last = [rule.until for rule in RULES if rule.until and not set(rule.noted).isdisjoint(names)]
+    last += [until for name, until in GONE.items() if name in names]
+    return min(last, default=G3)
+
+
+def deviations(names: Collection[str]) -> list[Deviation]:
+    """The rows of docs/compat.md that concern a package, in the order of the page."""
+    hits = (Deviation(rule.what, rule.here) for rule in RULES if not set(rule.noted).isdisjoint(names))
+    return list(dict.fromkeys(hits))

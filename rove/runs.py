@@ -7,6 +7,7 @@ runs/<name>/
   metrics.jsonl    one line per training step
   alarms.jsonl     one line per alarm of a training run: its step, its name, what is wrong
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
+  tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
   index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
@@ -33,7 +34,7 @@ from rove.digest import differences, plain
 from rove.errors import RunError
 from rove.files import heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
-from rove.records import Outcome, RolloutRecord, Usage
+from rove.records import Outcome, RolloutRecord, TrainedRollout, Usage
 
 try:
     import fcntl
@@ -50,6 +51,7 @@ OWNED = (
     "loggers.json",
     "tensorboard",
     "wandb",
+    "tokens",
     "bad_batch.msgpack",
     "summary.json",
     "index.sqlite",
@@ -220,6 +222,25 @@ class Run:
         file.write(line + b"\n")
         file.flush()
 
+    def write_tokens(self, step: int, rollouts: Sequence[TrainedRollout]) -> None:
+        """Keep what the trainer knew of the tokens of some of a step's rollouts."""
+        (self.path / "tokens").mkdir(exist_ok=True)
+        self.write_bytes(f"tokens/{step}.json", msgspec.json.encode(rollouts))
+
+    def tokens(self, step: int) -> list[TrainedRollout]:
+        """The same again; [] where nothing was kept.
+
+        Raises:
+            RunError: the file is not one that rove wrote.
+        """
+        file = self.path / "tokens" / f"{step}.json"
+        if not file.exists():
+            return []
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=list[TrainedRollout])
+        except msgspec.MsgspecError as error:
+            raise RunError(f"{file} cannot be read: {error}; delete it, it is only looked at") from error
+
     def rollouts(self) -> Iterator[RolloutRecord]:
         """Every rollout kept so far, oldest first. A torn last line is left out."""
         for line in self._lines("rollouts.jsonl"):
@@ -370,7 +391,7 @@ class Run:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts, metrics, alarms and evaluations newer than `progress` (all of them when None)."""
+        """Drop the rollouts, metrics, alarms, tokens and evaluations newer than `progress` (all of them when None)."""
         step = progress.step if progress is not None else 0
         if alarms := self.alarms():
             left = [msgspec.json.encode(alarm) + b"\n" for alarm in alarms if alarm["step"] <= step]
@@ -378,6 +399,9 @@ class Run:
         for folder in (self.path / "evaluations").glob("*/*"):
             if folder.name.isdigit() and int(folder.name) > step:
                 shutil.rmtree(folder)
+        for file in (self.path / "tokens").glob("*.json"):
+            if file.stem.isdigit() and int(file.stem) > step:
+                file.unlink()
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}

@@ -19,6 +19,7 @@ from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.lora import dropping
 from rove.train.playing import DRAWN, Played, Player
 from rove.train.samples import Sample
+from rove.train.token_stats import TokenStats
 from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def learn(
             batches = [batch._replace(reference=frozen_logprobs(reference, batch)) for batch in batches]
         if config.updates_per_batch > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
+        stats = TokenStats(samples, config.token_stats, derive_seed(config.seed, "token_stats", step))
         with dropping(model, derive_seed(config.seed, "dropout", step)):
             measured = [
                 trainer.step(
@@ -166,9 +168,12 @@ def learn(
                     divisor=trained_tokens(samples),
                     entropy_bonus=config.entropy_bonus,
                     lr_scale=lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction),
+                    on_batch=stats.see if update == 0 and stats.chosen else None,
                 )
-                for _ in range(config.updates_per_batch)
+                for update in range(config.updates_per_batch)
             ]
+        if stats.chosen:
+            run.write_tokens(step + 1, stats.rollouts())
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
     if samples:

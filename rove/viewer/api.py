@@ -16,7 +16,7 @@ from rove.viewer.growing import GrowingLines
 from rove.viewer.html import cut
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import Chosen
-from rove.viewer.rollouts import Spell, parting, read_line, shortened, told
+from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
 from rove.viewer.shelf import Shelf, described, status
 
 SIBLINGS = 16
@@ -162,7 +162,8 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
 
 
 def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
-    """One rollout, with its advantage over its siblings and where they are."""
+    """One rollout, with its advantage over its siblings and where they are; of its tokens, what the trainer knew of them where
+    that was kept, and else of which rollouts of its step (`kept`) it was."""
     name, number = asked.text("run"), asked.whole("line")
     index, progress = shelf.index(name)
     line = _line(index, progress, number)
@@ -171,7 +172,21 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     rewards = [row["reward"] for row in siblings if row["reward"] is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
-    return {"line": number, **found, "size": len(line), "advantage": advantage, "siblings": siblings}
+    trained = {(one.example_key, one.rollout_index): one for one in shelf.tokens(name, found["step"])}
+    mine = trained.get((found["example_key"], found["rollout_index"]))
+    if mine is not None:
+        add_trained(found["tokens"], mine)
+    kept = queries.rows(index, _lines_of(index, found["step"], [] if mine else list(trained)))
+    return {"line": number, **found, "size": len(line), "advantage": advantage, "siblings": siblings, "kept": kept}
+
+
+def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]]) -> list[int]:
+    """The lines of these rollouts of a step, by example key and sibling."""
+    sql = (
+        "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ? "
+        "AND superseded = 0"
+    )
+    return [line for place in places[:SIBLINGS] for (line,) in index.ask(sql, [*place, step])]
 
 
 def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rove.errors import ConfigError, RunError, nearest
+from rove.records import TrainedRollout
 from rove.runs import Run
 from rove.statistics import clustered_mean
 from rove.viewer.growing import GrowingLines
@@ -25,8 +26,11 @@ RECENT = 30.0
 """Seconds after its last word for which a run may be called running where locks cannot be seen."""
 POINTS = 48
 """Of a small curve."""
-NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb"}
+NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that hold none."""
+
+TOKENS = 1 << 26
+"""Bytes of a file in tokens/ that is still read."""
 
 READ = ("config.toml", "versions.json", "summary.json", "rollouts.jsonl", "metrics.jsonl", "alarms.jsonl")
 """Files of a run that are read."""
@@ -100,6 +104,17 @@ class Shelf:
             lines = self._metrics.setdefault(name, GrowingLines(file))
         lines.catch_up()
         return lines
+
+    def tokens(self, name: str, step: int | None) -> list[TrainedRollout]:
+        """What the trainer knew of the tokens of some rollouts of a step; [] where nothing was kept, or it cannot be read."""
+        run = self.run(name)
+        file = run.path / "tokens" / f"{step}.json"
+        if step is None or not self._is_ours(file) or (file.exists() and file.stat().st_size > TOKENS):
+            return []
+        try:
+            return run.tokens(step)
+        except RunError:
+            return []
 
     def close(self) -> None:
         """Close the indexes."""

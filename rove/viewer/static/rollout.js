@@ -182,7 +182,7 @@ async function group({ about, params, signal }) {
 }
 
 function tokens({ found, params }) {
-  return tokenView(found, params.get("colour") ?? "logprob", (colour) => (location.hash = address("rollout", changed(params, { colour }))));
+  return tokenView(found, params, (colour) => (location.hash = address("rollout", changed(params, { colour }))));
 }
 
 async function raw({ about, params, signal }) {

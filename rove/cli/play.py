@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from rove.boards import Board
 from rove.cli.answerers import make_client
 from rove.cli.common import hint, json_object, run_async
 from rove.envs.environment import Environment
@@ -99,7 +100,7 @@ def ask(prompt: str) -> str:
 def take_seat(env: MultiTurnEnv, console: Console) -> None:
     """Give the environment's other seat to whoever sits at the terminal."""
 
-    async def opponent(view: str, legal: list[str]) -> str:
+    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
         console.print(view, markup=False)
         while True:
             move = ask(f"your move ({', '.join(legal)})> ")

@@ -246,6 +246,7 @@ def _seen(state: State) -> dict[str, Any]:
         "is_truncated": bool(state["is_truncated"]),
         "tools": state.get("tools"),
         "seats": msgspec.to_builtins(state.get("seats") or {}),
+        "boards": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
         "step_rewards": [step.reward for step in state["trajectory"]],
         "env_id": state.get("env_id", ""),
     }

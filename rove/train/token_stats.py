@@ -53,12 +53,12 @@ def _turns(sample: Sample, logprobs: torch.Tensor, entropies: torch.Tensor) -> l
     if sample.mask[0]:
         return []
     advantages = [value for value, trained in zip(sample.advantages, sample.mask, strict=True) if trained]
-    values = [_rounded(logprobs), _rounded(entropies)]
+    known, unsure = _rounded(logprobs), _rounded(entropies)
     turns, start = [], 0
     for number, count in sample.origin.turns:
         end = start + count
         if count:
-            turns.append(TrainedTurn(number, *(some[start:end] for some in values), advantages[start]))
+            turns.append(TrainedTurn(number, known[start:end], unsure[start:end], advantages[start]))
         start = end
     return turns
 

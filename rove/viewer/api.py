@@ -208,7 +208,15 @@ def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         record = told(line)
         completions.append(msgspec.json.decode(line)["record"]["completion"])
         parts = parting(completions[0], completions[-1])
-        shown.append({**row, "prompt": record["prompt"], "completion": record["completion"], "parts": parts})
+        shown.append(
+            {
+                **row,
+                "prompt": record["prompt"],
+                "completion": record["completion"],
+                "boards": record["boards"],
+                "parts": parts,
+            }
+        )
     return {"rollouts": shown, "left_out": len(siblings) - len(shown)}
 
 

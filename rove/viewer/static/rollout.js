@@ -66,9 +66,9 @@ function keys(event, params) {
 
 function chat({ about, found, params }) {
   const messages = [
-    ...found.prompt.map((one, i) => message(one, about.env, i)),
+    ...found.prompt.map((one, i) => message(one, about.env, i, null, found.boards[i])),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
-    ...found.completion.map((one, i) => message(one, about.env, found.prompt.length + i)),
+    ...found.completion.map((one, i) => message(one, about.env, found.prompt.length + i, null, found.boards[found.prompt.length + i])),
   ];
   const whole = address("rollout", changed(params, { whole: "1" }));
   const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are cut. ", el("a", { href: whole }, "Show them whole")) : null;
@@ -174,11 +174,11 @@ async function group({ about, params, signal }) {
       { class: "sibling", "aria-label": `rollout ${one.rollout}` },
       el("h2", {}, el("a", { href: target }, `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
-      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null)),
+      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null, one.boards[one.prompt.length + place])),
     );
   });
   const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more sibling")} not shown`) : null;
-  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt")), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
+  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, rollouts[0].boards[rollouts[0].prompt.length - 1])), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
 }
 
 function tokens({ found, params }) {

@@ -280,7 +280,7 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/viewer.md", "bash"):
-            for line in ports(block.replace("8123", "8000").replace("8124", "8001")).strip().splitlines():
+            for line in ports(re.sub("812([345])", lambda port: f"800{int(port[1]) - 3}", block)).strip().splitlines():
                 if line.startswith(("rove view", "rove play")):
                     started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
                 elif line.startswith("rove"):
@@ -292,6 +292,10 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
                     answers.append(done.stdout)
     assert len(answers) == 4
     assert '"verdict":"optimal is better than teacher' in answers[-1]
+
+
+def test_viewer_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/viewer.md", 4)
 
 
 def test_viewer_page_shows_pictures_that_are_there() -> None:

@@ -1,4 +1,4 @@
-// Boards: what environments say of how a rollout looks (rove/boards.py). Data only: rows of cells, each a text and a look.
+// Boards: what environments say of how a rollout looks (rove/boards.py): data only: rows of cells, each a text and a look.
 
 import { el } from "./dom.js";
 
@@ -28,6 +28,7 @@ export function draw({ rows }, choose = null, legal = null) {
     { class: "board", role: choose ? "group" : "img", "aria-label": `board: ${shown.map((row) => row.map(told).join(", ")).join("; ")}` },
     shown.map((row) => el("div", { class: "boardrow" }, row.map((cell) => cellView(cell, choose, legal)))),
   );
+  drawing.style.setProperty("--rows", Math.max(1, shown.length));
   drawing.style.setProperty("--columns", Math.max(1, ...shown.map((row) => row.length)));
   return drawing;
 }

@@ -36,7 +36,7 @@ function inside(message, role, environment, parts, board) {
   if (reasoning) found.push(fold("reasoning", String(reasoning), "thought"));
   const thought = role === "assistant" && parts === null ? THINKING.exec(content) : null;
   if (thought) {
-    found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
+    if (thought[1].trim()) found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
     content = content.slice(thought[0].length);
   }
   if (content || board) found.push(said(content, environment, parts, board));

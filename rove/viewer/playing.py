@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from rove.boards import Board
+from rove.cases import OPPONENT
 from rove.errors import ConfigError, nearest
 from rove.messages import AssistantMessage, UserMessage
 from rove.protocols import Client, Request, Response
@@ -22,8 +23,6 @@ Seat = Literal["opponent", "model", "none"]
 """Where the person sits: against the model, in its place, or beside it."""
 MESSAGE = 20_000
 """Most characters shown of a text, and taken of a move."""
-OPPONENT = "opponent"
-"""The seat under which a person's moves are kept."""
 WAIT = 20.0
 """Seconds that a question for news is kept waiting."""
 

@@ -1,6 +1,6 @@
 """The guide's pictures of `rove view`, docs/viewer/*.png: every page, light and dark, wide and narrow.
 
-    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS
+    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME]...
 
 RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`) and `rl` (of `rove rl tictactoe`); docs/viewer.md has the
 commands.
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+
+from rove.runs import Run
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
@@ -22,7 +25,7 @@ PAGES = {
     "rollouts": "rollouts?run=teacher&is.score.lost=1",
     "rollout": "rollout?run=rl&line=2000",
     "siblings": "rollout?run=rl&line=2000&tab=group",
-    "tokens": "rollout?run=rl&line=300&tab=tokens",
+    "tokens": "rollout?run=rl&line={line}&tab=tokens&colour=entropy",
     "training": "training?run=rl",
     "compare": "compare?a=teacher&b=optimal",
 }
@@ -50,27 +53,57 @@ def take(tab: Tab, name: str) -> None:
     assert tab.trouble == [], tab.trouble
 
 
-def main(runs: Path) -> None:
-    """Take all pictures."""
+def known_line(run: Run, step: int) -> int:
+    """A rollout of a step whose tokens the trainer knew."""
+    kept = run.tokens(step)[0]
+    return run.ledger()[0][step, kept.example_key, kept.rollout_index].number
+
+
+def play(tab: Tab) -> None:
+    """Tic-Tac-Toe, after a move of each side."""
+    tab.page.locator(".board").first.wait_for()
+    if tab.page.get_by_role("button", name="square 4").is_visible():
+        tab.page.get_by_role("button", name="square 4").click()
+    tab.page.locator("article.assistant").first.wait_for()
+
+
+def guess(tab: Tab) -> None:
+    """The word game, after two guesses."""
+    box = tab.page.get_by_label("guess")
+    box.wait_for()
+    for number, word in enumerate(("crane", "stole")):
+        if tab.page.locator("article.assistant").count() == number:
+            box.fill(word)
+            box.press("Enter")
+            tab.page.locator("article.assistant").nth(number).wait_for()
+            box.wait_for()
+
+
+def main(runs: Path, names: Sequence[str]) -> None:
+    """Take these pictures; all when none is named."""
     FOLDER.mkdir(exist_ok=True)
-    game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
-    with chromium() as browser, viewing(runs) as url, serving(runs, *game) as table:
+    pages = {name: place for name, place in PAGES.items() if not names or name in names}
+    against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
+    word = ("play", "word_game", "--web", "--seed", "3")
+    line = known_line(Run(runs / "rl"), 5)
+    with chromium() as browser, viewing(runs) as url, serving(runs, *against) as table, serving(runs, *word) as paper:
+        games = {"play": (table, play), "word": (paper, guess)}
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
-                for name, place in PAGES.items():
-                    tab.open(place)
+                for name, place in pages.items():
+                    tab.open(place.format(line=line))
                     take(tab, name)
-                seat = Tab(browser, table, size, scheme)
-                seat.page.goto(table)
-                if seat.page.get_by_role("button", name="square 4").is_visible():
-                    seat.page.get_by_role("button", name="square 4").click()
-                seat.page.locator("article.assistant").first.wait_for()
-                take(seat, "play")
+                for name, (address, begin) in games.items():
+                    if not names or name in names:
+                        seat = Tab(browser, address, size, scheme)
+                        seat.page.goto(address)
+                        begin(seat)
+                        take(seat, name)
+                        seat.context.close()
                 tab.context.close()
-                seat.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

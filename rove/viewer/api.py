@@ -23,6 +23,8 @@ SIBLINGS = 16
 """Siblings shown side by side at most."""
 BAD = 100
 """Unreadable lines that are told."""
+PATIENCE = 5.0
+"""Seconds of reading that a question waits for which one line, or all of them, must be known."""
 RAW = 200_000
 """Characters shown of a line as it lies in the file."""
 BAD_TEXT = 4000
@@ -165,7 +167,7 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """One rollout, with its advantage over its siblings and where they are; of its tokens, what the trainer knew of them where
     that was kept, and else of which rollouts of its step (`kept`) it was."""
     name, number = asked.text("run"), asked.whole("line")
-    index, progress = shelf.index(name)
+    index, progress = shelf.index(name, PATIENCE)
     line = _line(index, progress, number)
     found = told(line, speller(shelf, name), whole=asked.text("whole", "") == "1")
     siblings = _siblings(index, found["example_key"], found["step"])
@@ -199,7 +201,7 @@ def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
 
 def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """The rollouts of an example side by side, each with the place where it parts from the first one."""
-    index, progress = shelf.index(asked.text("run"))
+    index, progress = shelf.index(asked.text("run"), PATIENCE)
     first = decoded_place(_line(index, progress, asked.whole("line")))
     siblings = _siblings(index, *first)
     shown, completions = [], []
@@ -228,7 +230,7 @@ def decoded_place(line: bytes) -> tuple[str, int | None]:
 
 def raw(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
-    index, progress = shelf.index(asked.text("run"))
+    index, progress = shelf.index(asked.text("run"), PATIENCE)
     line = _line(index, progress, asked.whole("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
 
@@ -265,7 +267,7 @@ def groups(shelf: Shelf, asked: Asked) -> dict[str, Any]:
 def compare(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """Two runs, example by example."""
     names = asked.text("a"), asked.text("b")
-    indexes, readings = zip(*(shelf.index(name, 5.0) for name in names))
+    indexes, readings = zip(*(shelf.index(name, PATIENCE) for name in names))
     if not all(progress.size for progress in readings):
         missing = names[0] if not readings[0].size else names[1]
         raise ConfigError(f"'{missing}' has no rollouts: there is nothing to compare")

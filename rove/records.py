@@ -81,26 +81,6 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "reward", float(value))
 
 
-class TrainedTurn(msgspec.Struct, frozen=True):
-    """What the trainer knew of one turn's sampled tokens before it took a step on them; every list is as long as these."""
-
-    turn: int
-    """Which of the rollout's steps."""
-    logprobs: list[float]
-    """Under the weights that were trained, at the sampling temperature. The ratio is exp(these − the sampler's)."""
-    entropies: list[float]
-    """In nats, of what each token was drawn from."""
-    advantage: float
-
-
-class TrainedRollout(msgspec.Struct, frozen=True):
-    """The same of a rollout."""
-
-    example_key: str
-    rollout_index: int
-    turns: list[TrainedTurn]
-
-
 class Scores(msgspec.Struct, frozen=True):
     """What a rubric says of one rollout: `reward` = Σ weight × value over `rewards`."""
 

@@ -34,7 +34,7 @@ from rove.digest import differences, plain
 from rove.errors import RunError
 from rove.files import heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
-from rove.records import Outcome, RolloutRecord, TrainedRollout, Usage
+from rove.records import Outcome, RolloutRecord, Usage
 
 try:
     import fcntl
@@ -222,25 +222,6 @@ class Run:
         file.write(line + b"\n")
         file.flush()
 
-    def write_tokens(self, step: int, rollouts: Sequence[TrainedRollout]) -> None:
-        """Keep what the trainer knew of the tokens of some of a step's rollouts."""
-        (self.path / "tokens").mkdir(exist_ok=True)
-        self.write_bytes(f"tokens/{step}.json", msgspec.json.encode(rollouts))
-
-    def tokens(self, step: int) -> list[TrainedRollout]:
-        """The same again; [] where nothing was kept.
-
-        Raises:
-            RunError: the file is not one that rove wrote.
-        """
-        file = self.path / "tokens" / f"{step}.json"
-        if not file.exists():
-            return []
-        try:
-            return msgspec.json.decode(file.read_bytes(), type=list[TrainedRollout])
-        except msgspec.MsgspecError as error:
-            raise RunError(f"{file} cannot be read: {error}; delete it, it is only looked at") from error
-
     def rollouts(self) -> Iterator[RolloutRecord]:
         """Every rollout kept so far, oldest first. A torn last line is left out."""
         for line in self._lines("rollouts.jsonl"):
@@ -373,11 +354,7 @@ class Run:
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
         """The newest checkpoint that training can be resumed from."""
         folder = self.path / "checkpoints"
-        found = (
-            [p for p in folder.iterdir() if p.name.isdigit() and (p / "progress.json").exists()]
-            if folder.is_dir()
-            else []
-        )
+        found = [p for p in folder.glob("*") if p.name.isdigit() and (p / "progress.json").exists()]
         if not found:
             return None
         newest = max(found, key=lambda p: int(p.name))
@@ -396,12 +373,9 @@ class Run:
         if alarms := self.alarms():
             left = [msgspec.json.encode(alarm) + b"\n" for alarm in alarms if alarm["step"] <= step]
             self.write_bytes("alarms.jsonl", b"".join(left))
-        for folder in (self.path / "evaluations").glob("*/*"):
-            if folder.name.isdigit() and int(folder.name) > step:
-                shutil.rmtree(folder)
-        for file in (self.path / "tokens").glob("*.json"):
-            if file.stem.isdigit() and int(file.stem) > step:
-                file.unlink()
+        for path in [*self.path.glob("evaluations/*/*"), *self.path.glob("tokens/*.json")]:
+            if path.stem.isdigit() and int(path.stem) > step:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}

@@ -16,8 +16,8 @@ from test_record_lines import make_record
 
 from rove.digest import fingerprint
 from rove.errors import RunError
-from rove.records import TrainedRollout
 from rove.runs import Progress, Run
+from rove.trained_tokens import TrainedRollout, read_tokens, write_tokens
 
 IDENTITY = {"env": "toy", "model": "m", "sampling": {"temperature": 1.0}}
 
@@ -316,22 +316,13 @@ def test_cutting_drops_what_is_newer_than_the_checkpoint(tmp_path):
         run.cut(run.progress(4, {}))
         assert len(run.metrics()) == 4
         for step in (3, 4, 5):
-            run.write_tokens(step, [TrainedRollout("key", step, [])])
+            write_tokens(tmp_path, step, [TrainedRollout("key", step, [])])
         run.cut(msgspec.structs.replace(progress, step=4))
-        assert [[one.rollout_index for one in run.tokens(step)] for step in (3, 4, 5)] == [[3], [4], []]
+        assert [[one.rollout_index for one in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
         run.cut(None)
-        assert run.tokens(3) == []
+        assert read_tokens(tmp_path, 3) == []
         assert list(run.rollouts()) == []
         assert run.metrics() == []
-
-
-def test_tokens_that_cannot_be_read_are_told(tmp_path):
-    with start(tmp_path) as run:
-        run.write_tokens(1, [])
-        assert (run.tokens(1), run.tokens(2)) == ([], [])
-        (tmp_path / "tokens/1.json").write_bytes(b'[{"example_key": 3}]')
-        with pytest.raises(RunError, match=r"1\.json cannot be read.*delete it"):
-            run.tokens(1)
 
 
 def test_progress_before_anything_was_written(tmp_path):

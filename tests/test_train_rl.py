@@ -12,12 +12,13 @@ from fakes import record_of, tiny_model
 import rove as vf
 from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
-from rove.records import RolloutRecord, StepTokens, Timing, TrainedRollout
+from rove.records import RolloutRecord, StepTokens, Timing
 from rove.runs import Run
 from rove.train import pipeline
 from rove.train.playing import step_groups, training_samples
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
+from rove.trained_tokens import TrainedRollout, read_tokens
 
 ROWS = [{"question": f"say {n}"} for n in range(4)]
 
@@ -101,7 +102,7 @@ def rollouts_of(path: Path) -> list[RolloutRecord]:
 
 
 def tokens_of(path: Path) -> list[list[TrainedRollout]]:
-    return [Run(path).tokens(step) for step in range(1, 6)]
+    return [read_tokens(path, step) for step in range(1, 6)]
 
 
 def metrics_of(path: Path) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from fakes import record_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.records import RolloutRecord, StepTokens, TrainedRollout
+from rove.records import RolloutRecord, StepTokens
 from rove.train.batch import micro_batches
 from rove.train.samples import Sample, samples_from_record
 from rove.train.token_stats import TokenStats
+from rove.trained_tokens import TrainedRollout
 
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 

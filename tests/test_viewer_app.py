@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from made import made_run, record, scores
 
 from rove.errors import ConfigError
-from rove.records import StepTokens, TrainedRollout, TrainedTurn, TrajectoryStep
+from rove.records import StepTokens, TrajectoryStep
 from rove.runs import Run
+from rove.trained_tokens import TrainedRollout, TrainedTurn, write_tokens
 from rove.viewer.api import ENDPOINTS
 from rove.viewer.app import make_viewer, serve_viewer
 from rove.viewer.growing import GrowingLines
@@ -124,8 +125,7 @@ async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClie
 async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(
     client: TestClient[Any, Any], folder: Path
 ):
-    run = Run(folder / "deep/rl")
-    run.write_tokens(1, [TrainedRollout("key1", 0, [TrainedTurn(0, [-0.2, -2.5], [0.3, 1.0], 0.75)])])
+    write_tokens(folder / "deep/rl", 1, [TrainedRollout("key1", 0, [TrainedTurn(0, [-0.2, -2.5], [0.3, 1.0], 0.75)])])
     rows = (await asked(client, "/api/rollouts", run="deep/rl"))["rows"]
     places = {(row["example"], row["rollout"]): row["line"] for row in rows}
     told = await asked(client, "/api/rollout", run="deep/rl", line=places[1, 0])

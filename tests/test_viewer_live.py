@@ -17,6 +17,7 @@ from commands import in_its_own
 from rove.data.rows import RunRows
 from rove.envs.loading import load_environment
 from rove.runs import Run
+from rove.trained_tokens import read_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +45,8 @@ def trained(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     games = '{"num_examples": 3000, "num_groups": 32}'
     data = "eval tictactoe -m scripted:teacher -n 3000 -r 1 --train --run-dir games -a"
     rove(folder, *data.split(), games)
-    sft = f"sft --data games -m {new} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --micro_batch_tokens 2048"
-    rove(folder, *sft.split(), "--threads", "1", "--run-dir", "sft")
+    sft = f"sft --data games -m {new} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --run-dir sft"
+    rove(folder, *sft.split(), *"--micro_batch_tokens 2048 --bf16_backward true --threads 1".split())
     return folder / "sft/final"
 
 
@@ -107,14 +108,14 @@ def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_fr
         page.get_by_role("button", name="Keep this game").click()
         tab.wait("kept in kept")
 
-        page.get_by_label("as").select_option("model")  # now in the model's own seat
+        page.locator('[data-key="seat"]').select_option("model")  # now in the model's own seat
         page.get_by_role("button", name="Play again").click()
         page.get_by_label("think").fill("the middle")
         play_to_the_end(tab, 0)
         page.get_by_role("button", name="Keep this game").click()
         tab.wait("kept in kept-by-person")
 
-        page.get_by_label("as").select_option("none")  # and only watching
+        page.locator('[data-key="seat"]').select_option("none")  # and only watching
         page.get_by_role("button", name="Play again").click()
         page.get_by_text("plays, you watch").wait_for()
         page.get_by_role("button", name="Keep this game").wait_for()
@@ -200,8 +201,8 @@ def test_a_real_run_of_rl_is_followed_while_it_goes_on(browser: Any, new: Path, 
 
 
 def tokens_tell_what_the_trainer_knew(tab: Tab, run: Path) -> None:
-    step = next(step for step in range(1, 500) if Run(run).tokens(step))
-    kept = {(step, one.example_key, one.rollout_index) for one in Run(run).tokens(step)}
+    step = next(step for step in range(1, 500) if read_tokens(run, step))
+    kept = {(step, one.example_key, one.rollout_index) for one in read_tokens(run, step)}
     lines = {key: line.number for key, line in Run(run).ledger()[0].items() if key[0] == step}
     page = tab.open(f"rollout?run=live&line={lines[next(iter(kept))]}&tab=tokens&colour=ratio")
     told = page.locator(".token[title*=ratio]").first.get_attribute("title")

@@ -16,6 +16,7 @@ from pathlib import Path
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 
 from rove.runs import Run
+from rove.trained_tokens import read_tokens
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/viewer"
 MOST = 150_000
@@ -55,7 +56,7 @@ def take(tab: Tab, name: str) -> None:
 
 def known_line(run: Run, step: int) -> int:
     """A rollout of a step whose tokens the trainer knew."""
-    kept = run.tokens(step)[0]
+    kept = read_tokens(run.path, step)[0]
     return run.ledger()[0][step, kept.example_key, kept.rollout_index].number
 
 

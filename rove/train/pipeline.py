@@ -21,6 +21,7 @@ from rove.train.playing import DRAWN, Played, Player
 from rove.train.samples import Sample
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import Trainer, frozen_logprobs, lr_scale
+from rove.trained_tokens import write_tokens
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -173,7 +174,7 @@ def learn(
                 for update in range(config.updates_per_batch)
             ]
         if stats.chosen:
-            run.write_tokens(step + 1, stats.rollouts())
+            write_tokens(run.path, step + 1, stats.rollouts())
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
     if samples:

@@ -10,7 +10,8 @@ import msgspec
 
 from rove.errors import RunError
 from rove.record_lines import decode_record
-from rove.records import RolloutRecord, TrainedRollout, TrajectoryStep
+from rove.records import RolloutRecord, TrajectoryStep
+from rove.trained_tokens import TrainedRollout
 from rove.viewer.html import cut
 
 MESSAGE = 20_000

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from rove.errors import ConfigError, RunError, nearest
-from rove.records import TrainedRollout
 from rove.runs import Run
 from rove.statistics import clustered_mean
+from rove.trained_tokens import TrainedRollout, file_of, read_tokens
 from rove.viewer.growing import GrowingLines
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import BARS, EVERY, SCANNED, choose, columns, histogram
@@ -108,11 +108,13 @@ class Shelf:
     def tokens(self, name: str, step: int | None) -> list[TrainedRollout]:
         """What the trainer knew of the tokens of some rollouts of a step; [] where nothing was kept, or it cannot be read."""
         run = self.run(name)
-        file = run.path / "tokens" / f"{step}.json"
-        if step is None or not self._is_ours(file) or (file.exists() and file.stat().st_size > TOKENS):
+        if step is None:
+            return []
+        file = file_of(run.path, step)
+        if not self._is_ours(file) or (file.exists() and file.stat().st_size > TOKENS):
             return []
         try:
-            return run.tokens(step)
+            return read_tokens(run.path, step)
         except RunError:
             return []
 

@@ -46,7 +46,7 @@ def trained(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = "eval tictactoe -m scripted:teacher -n 3000 -r 1 --train --run-dir games -a"
     rove(folder, *data.split(), games)
     sft = f"sft --data games -m {new} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --run-dir sft"
-    rove(folder, *sft.split(), *"--micro_batch_tokens 2048 --bf16_backward true --threads 1".split())
+    rove(folder, *sft.split(), *["--micro_batch_tokens", "2048", "--bf16_backward", "true", "--threads", "1"])
     return folder / "sft/final"
 
 
@@ -102,11 +102,16 @@ def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_fr
     with serving(tmp_path, *words) as url:
         tab = table(browser, url)
         page = tab.page
-        play_to_the_end(tab, -1)
-        verdict = page.locator(".verdict").inner_text()
-        assert page.locator(".thought").count() > 0  # what it thought is shown
-        page.get_by_role("button", name="Keep this game").click()
-        tab.wait("kept in kept")
+        verdicts = []
+        for pick in (-1, 0):
+            play_to_the_end(tab, pick)
+            verdicts.append(page.locator(".verdict").inner_text())
+            assert page.locator(".thought").count() > 0  # what it thought is shown
+            page.get_by_role("button", name="Keep this game").click()
+            tab.wait("kept in kept")
+            if pick:
+                page.get_by_role("button", name="Play again").click()
+                page.get_by_text("kept in kept").wait_for(state="detached")
 
         page.locator('[data-key="seat"]').select_option("model")  # now in the model's own seat
         page.get_by_role("button", name="Play again").click()
@@ -121,19 +126,18 @@ def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_fr
         page.get_by_role("button", name="Keep this game").wait_for()
         assert tab.trouble == [] and tab.overflow <= 0
 
-    [game] = Run(tmp_path / "kept").rollouts()
-    board, legal = moves_of(game)
-    assert legal and game.scores is not None
-    assert game.scores.rewards["invalid_move"] == 0.0 and game.scores.rewards["format"] == 1.0
     rules = sys.modules[type(load_environment("tictactoe")).__module__]
-    assert rules.RESULTS[rules.result(board)] in verdict
-    won, drawn, lost = (game.scores.metrics[name] for name in ("won", "drawn", "lost"))
-    assert {"X": won, "draw": drawn, "O": lost}[rules.result(board)] == 1.0
+    for game, verdict in zip(Run(tmp_path / "kept").rollouts(), verdicts, strict=True):
+        board, legal = moves_of(game)
+        assert legal and game.scores is not None
+        assert (game.scores.rewards["invalid_move"], game.scores.rewards["format"]) == (0.0, 1.0)
+        assert rules.RESULTS[rules.result(board)] in verdict
+        won, drawn, lost = (game.scores.metrics[name] for name in ("won", "drawn", "lost"))
+        assert {"X": won, "draw": drawn, "O": lost}[rules.result(board)] == 1.0
     [row] = RunRows(Run(tmp_path / "kept-by-person"))
     assert row["completion"][0]["content"].startswith("<think>the middle</think><move>")
-    for kept in ("kept", "kept-by-person"):
-        sft = f"sft --data {kept} -m {new} --epochs 1 --batch-size 1 --run-dir {kept}-sft"
-        assert "1 conversations" in rove(tmp_path, *sft.split())
+    sft = f"sft --data kept -m {new} --epochs 1 --batch-size 1 --run-dir sft"
+    assert "2 conversations" in rove(tmp_path, *sft.split())
 
 
 def test_the_word_game_is_played_on_a_board(browser: Any, tmp_path: Path):

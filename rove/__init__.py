@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rove.boards import Board
 from rove.clients.scripted import ScriptedClient
 from rove.envs import (
     EnvGroup,
@@ -118,6 +119,7 @@ __all__ = [
     "AgentError",
     "AnthropicClient",
     "AssistantMessage",
+    "Board",
     "Client",
     "CodeMathEnv",
     "ConfigError",

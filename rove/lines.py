@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from rove.boards import Board
 from rove.digest import derive_seed
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
@@ -206,7 +207,7 @@ async def every_line(
         for replies in path.others:
             games.create_task(play(_Path(path.opening, replies)))
 
-    async def opponent(view: str, legal: list[str]) -> str:
+    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
         return _path.get().reply(legal)
 
     before, env.opponent = env.opponent, opponent

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from rove.boards import Board
+
 SCHEMA_VERSION = 1
 
 
@@ -141,6 +143,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """Which environment of an `EnvGroup` it was played in, "outer/inner" in nested ones; "" outside of groups."""
     seats: dict[str, list[TrajectoryStep]] = {}
     """What others than the model said, by seat: judges, opponents, simulated users. Not in `usage`, never trained on."""
+    boards: dict[int, Board] = {}
+    """What it looked like after a message of prompt + completion, counted from 0, where the environment draws it."""
 
     @property
     def reward(self) -> float | None:

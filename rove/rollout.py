@@ -351,6 +351,7 @@ def make_record(
         step=step,
         env_id=state.get("env_id", ""),
         seats=state.get("seats") or {},
+        boards=state.get("drawn_boards") or {},
         tools=state.get("tools") or None,
     )
 
@@ -361,5 +362,13 @@ def try_record(
     """`make_record`, and if the environment left a state that no record can be made of, one of that error."""
     with _contained(state), phase("rollout"):
         return make_record(job, state, scores, temperature, step)
-    empty = State(state, trajectory=[], seats={}, completion=[], prompt=job.example["prompt"], error=state["error"])
+    empty = State(
+        state,
+        trajectory=[],
+        seats={},
+        drawn_boards={},
+        completion=[],
+        prompt=job.example["prompt"],
+        error=state["error"],
+    )
     return make_record(job, empty, None, temperature, step)

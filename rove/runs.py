@@ -7,6 +7,7 @@ runs/<name>/
   metrics.jsonl    one line per training step
   alarms.jsonl     one line per alarm of a training run: its step, its name, what is wrong
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
+  tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
   summary.json     written when the run is complete
   annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
@@ -51,6 +52,7 @@ OWNED = (
     "loggers.json",
     "tensorboard",
     "wandb",
+    "tokens",
     "bad_batch.msgpack",
     "summary.json",
     "annotations.jsonl",
@@ -368,14 +370,14 @@ class Run:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts, metrics, alarms and evaluations newer than `progress` (all of them when None)."""
+        """Drop the rollouts, metrics, alarms, tokens and evaluations newer than `progress` (all of them when None)."""
         step = progress.step if progress is not None else 0
         if alarms := self.alarms():
             left = [msgspec.json.encode(alarm) + b"\n" for alarm in alarms if alarm["step"] <= step]
             self.write_bytes("alarms.jsonl", b"".join(left))
-        for folder in (self.path / "evaluations").glob("*/*"):
-            if folder.name.isdigit() and int(folder.name) > step:
-                shutil.rmtree(folder)
+        for path in [*self.path.glob("evaluations/*/*"), *self.path.glob("tokens/*.json")]:
+            if path.stem.isdigit() and int(path.stem) > step:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}

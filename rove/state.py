@@ -14,7 +14,7 @@ class State(dict[str, Any]):
     `trajectory` (steps so far, whose `reward` may be set), `seats` (steps of others than the model, by seat; see `rove.ask`),
     `completion` (messages after the prompt; in completion mode a text), `tools` (what the model is shown of them, in a
     `ToolEnv`), `seed` (this rollout's), `env_seed` (shared by the siblings of its group), `stop_condition`, `is_truncated`,
-    `error`. Environments add any key.
+    `error`, `drawn_boards` (see `MultiTurnEnv.draw_board`). Environments add any other key.
     """
 
     def __missing__(self, key: str) -> Any:

@@ -280,7 +280,7 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/viewer.md", "bash"):
-            mine = re.sub(r"\b812([3-5])\b", lambda found: str(8000 + int(found[1]) - 3), block)
+            mine = re.sub(r"\b812([3-6])\b", lambda found: str(8000 + int(found[1]) - 3), block)
             for line in ports(mine).strip().splitlines():
                 if line.startswith(("rove view", "rove play")):
                     started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
@@ -293,6 +293,10 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
                     answers.append(done.stdout)
     assert len(answers) == 5
     assert '"verdict":"optimal is better than teacher' in answers[-1]
+
+
+def test_viewer_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/viewer.md", 4)
 
 
 def test_viewer_page_shows_pictures_that_are_there() -> None:

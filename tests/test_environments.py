@@ -642,9 +642,10 @@ async def test_a_person_can_take_the_other_seat():
     env = game(num_examples=20)
     asked: list[list[str]] = []
 
-    async def person(board: str, legal: list[str]) -> str:
+    async def person(view: str, legal: list[str], board: vf.Board | None = None) -> str:
         asked.append(legal)
-        assert all(square in board for square in legal)
+        assert board is not None and [text for row in board.rows for text, look in row if look == "free"] == legal
+        assert all(square in view for square in legal)
         return legal[-1]
 
     env.opponent = person

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from test_record_lines import make_record
 from rove.digest import fingerprint
 from rove.errors import RunError
 from rove.runs import Progress, Run
+from rove.trained_tokens import TrainedRollout, read_tokens, write_tokens
 
 IDENTITY = {"env": "toy", "model": "m", "sampling": {"temperature": 1.0}}
 
@@ -313,7 +315,12 @@ def test_cutting_drops_what_is_newer_than_the_checkpoint(tmp_path):
         assert [m["step"] for m in run.metrics()] == [0, 1, 2, 3]
         run.cut(run.progress(4, {}))
         assert len(run.metrics()) == 4
+        for step in (3, 4, 5):
+            write_tokens(tmp_path, step, [TrainedRollout("key", step, [])])
+        run.cut(msgspec.structs.replace(progress, step=4))
+        assert [[one.rollout_index for one in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
         run.cut(None)
+        assert read_tokens(tmp_path, 3) == []
         assert list(run.rollouts()) == []
         assert run.metrics() == []
 

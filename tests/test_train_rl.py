@@ -18,6 +18,7 @@ from rove.train.learner import Learner
 from rove.train.playing import step_groups, training_samples
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
+from rove.trained_tokens import TrainedRollout, read_tokens
 
 ROWS = [{"question": f"say {n}"} for n in range(4)]
 
@@ -98,6 +99,10 @@ def rollouts_of(path: Path) -> list[RolloutRecord]:
         steps = [msgspec.structs.replace(step, seconds=0.0) for step in record.steps]
         bare.append(msgspec.structs.replace(record, steps=steps, timing=Timing()))
     return bare
+
+
+def tokens_of(path: Path) -> list[list[TrainedRollout]]:
+    return [read_tokens(path, step) for step in range(1, 6)]
 
 
 def metrics_of(path: Path) -> list[dict[str, Any]]:
@@ -202,6 +207,25 @@ def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path,
     assert weights_of(tmp_path) == weights_of(uninterrupted)
     assert metrics_of(tmp_path) == metrics_of(uninterrupted)
     assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
+    assert tokens_of(tmp_path) == tokens_of(uninterrupted)
+
+
+def test_what_the_trainer_knew_of_some_rollouts_tokens_is_kept_and_changes_nothing(uninterrupted: Path, tmp_path: Path):
+    played = {(r.step, r.example_key, r.rollout_index): r for r in rollouts_of(uninterrupted)}
+    for step, kept in enumerate(tokens_of(uninterrupted), start=1):
+        assert len(kept) == 8
+        for rollout in kept:
+            steps = played[step, rollout.example_key, rollout.rollout_index].steps
+            assert [turn.turn for turn in rollout.turns] == [0, 1]
+            for turn in rollout.turns:
+                tokens = steps[turn.turn].tokens
+                assert tokens is not None and len(turn.entropies) == len(turn.logprobs)
+                assert turn.logprobs == pytest.approx(tokens.logprobs, abs=1e-4)  # nothing is off-policy here
+                assert turn.advantage != 0 and min(turn.entropies) > 0
+    train(tmp_path, settings(token_stats=0), two_turns())
+    assert not (tmp_path / "tokens").exists()
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+    assert metrics_of(tmp_path) == metrics_of(uninterrupted)
 
 
 def test_a_step_that_dies_between_sampling_and_training_is_sampled_again(

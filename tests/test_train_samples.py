@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rove.errors import ConfigError
 from rove.records import StepTokens
-from rove.train.samples import Sample, samples_from_messages, samples_from_record
+from rove.train.samples import Origin, Sample, samples_from_messages, samples_from_record
 
 
 def test_a_second_prompt_that_extends_the_first_turn_joins_it():
@@ -19,6 +19,7 @@ def test_a_second_prompt_that_extends_the_first_turn_joins_it():
             mask=[False, False, True, True, False, True],
             logprobs=[0.0, 0.0, -0.1, -0.2, 0.0, -0.3],
             advantages=[0.0, 0.0, 0.5, 0.5, 0.0, 0.5],
+            origin=Origin("a", 0, [(0, 2), (1, 1)]),
         )
     ]
 
@@ -39,9 +40,10 @@ def test_each_turn_has_its_own_advantage_in_whatever_sample_it_is():
 
 def test_a_second_prompt_that_breaks_with_the_first_turn_starts_a_sample():
     record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 3], [9], [-0.3])])
+    first, second = Origin("a", 0, [(0, 2)]), Origin("a", 0, [(1, 1)])
     assert samples_from_record(record, -1.0) == [
-        Sample([1, 2, 7, 8], [False, False, True, True], [0.0, 0.0, -0.1, -0.2], [0.0, 0.0, -1.0, -1.0]),
-        Sample([1, 2, 7, 3, 9], [False] * 4 + [True], [0.0] * 4 + [-0.3], [0.0] * 4 + [-1.0]),
+        Sample([1, 2, 7, 8], [False, False, True, True], [0, 0, -0.1, -0.2], [0, 0, -1, -1], origin=first),
+        Sample([1, 2, 7, 3, 9], [False] * 4 + [True], [0] * 4 + [-0.3], [0] * 4 + [-1], origin=second),
     ]
 
 
@@ -106,9 +108,16 @@ def test_a_turn_goes_on_with_the_latest_sample_that_it_extends():
             [False, False, True, False, True, False, True],
             [0, 0, -0.1, 0, -0.2, 0, -0.3],
             [0, 0, 1, 0, 1, 0, 1],
+            origin=Origin("a", 0, [(0, 1), (2, 1), (4, 1)]),
         ),
-        Sample([5, 6, 0, 7], [False, True, False, True], [0, -1, 0, -3], [0, 1, 0, 1]),
-        Sample([1, 2, 6], [False, False, True], [0, 0, -2], [0, 0, 1]),
+        Sample(
+            [5, 6, 0, 7],
+            [False, True, False, True],
+            [0, -1, 0, -3],
+            [0, 1, 0, 1],
+            origin=Origin("a", 0, [(1, 1), (5, 1)]),
+        ),
+        Sample([1, 2, 6], [False, False, True], [0, 0, -2], [0, 0, 1], origin=Origin("a", 0, [(3, 1)])),
     ]
 
 

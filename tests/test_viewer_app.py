@@ -22,6 +22,7 @@ from rove.errors import ConfigError
 from rove.record_lines import encode_record
 from rove.records import StepTokens, TrajectoryStep
 from rove.runs import Run
+from rove.trained_tokens import TrainedRollout, TrainedTurn, write_tokens
 from rove.viewer.api import ENDPOINTS
 from rove.viewer.app import make_viewer, serve_viewer
 from rove.viewer.growing import GrowingLines
@@ -112,6 +113,7 @@ async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClie
     told = await asked(client, "/api/rollout", run="deep/rl", line=0)
     [turn] = told["tokens"]
     assert turn == {
+        "turn": 0,
         "fresh": False,
         "prompt": [[1, None], [2, None]],
         "sampled": [[3, None], [4, None]],
@@ -119,6 +121,28 @@ async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClie
         "left_out": 0,
     }
     assert told["advantage"] == pytest.approx(0.5)
+
+
+async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(
+    client: TestClient[Any, Any], folder: Path
+):
+    write_tokens(folder / "deep/rl", 1, [TrainedRollout("key1", 0, [TrainedTurn(0, [-0.2, -2.5], [0.3, 1.0], 0.75)])])
+    rows = (await asked(client, "/api/rollouts", run="deep/rl"))["rows"]
+    places = {(row["example"], row["rollout"]): row["line"] for row in rows}
+    told = await asked(client, "/api/rollout", run="deep/rl", line=places[1, 0])
+    [turn] = told["tokens"]
+    assert turn["trained"] == {"logprobs": [-0.2, -2.5], "entropies": [0.3, 1.0], "advantage": 0.75}
+    other = await asked(client, "/api/rollout", run="deep/rl", line=places[2, 1])
+    assert "trained" not in other["tokens"][0]
+    assert [row["line"] for row in other["kept"]] == [places[1, 0]]
+    file = folder / "deep/rl/tokens/1.json"
+    for broken in (b"[1, 2]", b"\xff", b""):
+        file.write_bytes(broken)
+        assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+    file.unlink()
+    file.symlink_to("/etc/passwd")
+    assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+    assert "tokens" not in str((await asked(client, "/api/runs"))["runs"])
 
 
 async def test_training_is_followed_without_telling_anything_twice(client: TestClient[Any, Any], folder: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ Asked = Callable[..., Any]
 
 
 @asynccontextmanager
-async def played(env: Any, seat: Seat, player: Client | None, folder: Path) -> AsyncIterator[tuple[Asked, Asked]]:
+async def played(
+    env: Any, seat: Seat, player: Client | None, folder: Path, fields: Sequence[str] = ()
+) -> AsyncIterator[tuple[Asked, Asked]]:
     """Games of `env` at a table: what asks for its state, and what acts."""
-    table = Table(env.env_id, "somebody" if player else "", seat)
+    table = Table(env.env_id, "somebody" if player else "", [seat, "none"], fields, fields[-1] if fields else "")
     if seat == "opponent":
         env.opponent = table.ask
 
@@ -82,15 +84,22 @@ async def test_a_whole_game_against_a_player_is_kept_and_can_be_learned_from(tmp
         assert "not over" in (await act("keep", 400))["error"]
         while not found["over"]:
             taken = found["asked"]["legal"]
+            assert taken == [text for row in found["asked"]["board"]["rows"] for text, look in row if look == "free"]
             assert set(taken) == {word for word in found["asked"]["view"].split() if word.isdigit()}
             await act("move", number=found["number"], text=taken[0])
             found = await until(state, lambda now: now["over"] or now["asked"])
         assert found["scores"]["metrics"]["lost"] == 0.0  # the other side is perfect
         assert found["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
+        assert found["boards"][str(len(found["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
         assert (await act("keep"))["kept"] == (await act("keep"))["kept"] == str(tmp_path / "kept")
+        assert "no seat 'umpire'" in (await act("again", 400, seat="umpire"))["error"]
         await act("again")
-        assert not (await until(state, lambda now: now["asked"]))["over"]
+        again = await until(state, lambda now: now["asked"])
+        assert not again["over"] and again["seat"] == "opponent"
     [row] = RunRows(Run(tmp_path / "kept"))
+    [kept] = Run(tmp_path / "kept").rollouts()
+    asked = [step.prompt[0]["content"] for step in kept.seats["opponent"]]
+    assert asked and all(step.completion[0]["content"] in asked[i] for i, step in enumerate(kept.seats["opponent"]))
     assert row["reward"] == found["scores"]["reward"]
     assert [one["role"] for one in row["completion"]][:2] == ["assistant", "user"]
 
@@ -106,6 +115,25 @@ async def test_a_person_takes_the_models_own_seat(tmp_path: Path):
         assert (await until(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
 
 
+async def test_a_seat_is_changed_between_games(tmp_path: Path):
+    env, player = tictactoe()
+    async with played(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
+        found = await until(state, lambda now: now["asked"])
+        assert (found["fields"], found["answer_field"], found["seats"]) == (
+            ["think", "move"],
+            "move",
+            ["model", "none"],
+        )
+        while not found["over"]:  # a person in the model's seat, whose answers the rubric reads as the model's
+            [*_, (free, _)] = [cell for row in found["asked"]["board"]["rows"] for cell in row if cell[1] == "free"]
+            await act("move", number=found["number"], text=f"<think></think><move>{free}</move>")
+            found = await until(state, lambda now: now["over"] or now["asked"])
+        assert (found["scores"]["rewards"]["format"], found["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
+        await act("again", seat="none")
+        found = await until(state, lambda now: now["over"] and now["seat"] == "none")
+        assert found["scores"]["metrics"]["lost"] == 0.0  # the perfect player has played alone
+
+
 async def test_one_can_watch_and_a_failure_is_told(tmp_path: Path):
     def crash(messages: Any, state: Any, rng: Any) -> str:
         raise ValueError("out of ideas")
@@ -117,7 +145,7 @@ async def test_one_can_watch_and_a_failure_is_told(tmp_path: Path):
 
 
 async def test_only_its_own_page_may_act():
-    table = Table("quiz", "m", "none")
+    table = Table("quiz", "m", ["none"])
     async with TestClient(TestServer(make_table(table, lambda game: "nowhere"))) as client:
         json = {"Content-Type": "application/json"}
         assert (await client.post("/api/again", data=b"{}", headers={"Content-Type": "text/plain"})).status == 415
@@ -139,13 +167,15 @@ async def test_only_its_own_page_may_act():
         st.binary(max_size=30),
         st.builds(
             msgspec.json.encode,
-            st.dictionaries(st.sampled_from(["number", "text"]), st.one_of(st.integers(), st.text(), st.none())),
+            st.dictionaries(
+                st.sampled_from(["number", "text", "seat"]), st.one_of(st.integers(), st.text(), st.none())
+            ),
         ),
     ),
     st.booleans(),
 )
 async def test_nothing_that_is_sent_makes_it_fail(name: str, body: bytes, over: bool):
-    table = Table("quiz", "m", "none")
+    table = Table("quiz", "m", ["none"])
     table.record = record() if over else None
     async with TestClient(TestServer(make_table(table, lambda game: "nowhere"))) as client:
         answer = await client.post(f"/api/{name}", data=body, headers={"Content-Type": "application/json"})

@@ -1,6 +1,6 @@
 """The guide's pictures of `rove view`, docs/viewer/*.png: every page, light and dark, wide and narrow.
 
-    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME …]
+    make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME]...
 
 RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`) and `rl` (of `rove rl tictactoe`); docs/viewer.md has the
 commands.
@@ -12,12 +12,15 @@ import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 from textual.widgets import DataTable
 
 from rove.runs import Run
+from rove.trained_tokens import read_tokens
 from rove.viewer.report import write_report
 from rove.viewer.shelf import Shelf
 from rove.viewer.terminal import Terminal
@@ -30,7 +33,7 @@ PAGES = {
     "rollouts": "rollouts?run=teacher&is.score.lost=1",
     "rollout": "rollout?run=rl&line=2000",
     "siblings": "rollout?run=rl&line=2000&tab=group",
-    "tokens": "rollout?run=rl&line=300&tab=tokens",
+    "tokens": "rollout?run=rl&line={line}&tab=tokens&colour=entropy",
     "training": "training?run=rl",
     "compare": "compare?a=teacher&b=optimal",
     "noted": "rollout?run=teacher&line=0",
@@ -70,14 +73,46 @@ async def in_a_terminal(runs: Path) -> str:
         return re.sub(r"@font-face \{.*?\}", "", pilot.app.export_screenshot(), flags=re.DOTALL)
 
 
-def main(runs: Path, *names: str) -> None:
-    """Take all pictures, or those of some pages."""
+def known_line(run: Run, step: int) -> int:
+    """A rollout of a step whose tokens the trainer knew."""
+    kept = read_tokens(run.path, step)[0]
+    return run.ledger()[0][step, kept.example_key, kept.rollout_index].number
+
+
+def play(tab: Tab) -> None:
+    """Tic-Tac-Toe, after a move of each side."""
+    tab.page.locator(".board").first.wait_for()
+    if tab.page.get_by_role("button", name="square 4").is_visible():
+        tab.page.get_by_role("button", name="square 4").click()
+    tab.page.locator("article.assistant").first.wait_for()
+
+
+def guess(tab: Tab) -> None:
+    """The word game, after two guesses."""
+    box = tab.page.get_by_label("guess")
+    box.wait_for()
+    for number, word in enumerate(("crane", "stole")):
+        if tab.page.locator("article.assistant").count() == number:
+            box.fill(word)
+            box.press("Enter")
+            tab.page.locator("article.assistant").nth(number).wait_for()
+            box.wait_for()
+
+
+def main(runs: Path, names: Sequence[str]) -> None:
+    """Take these pictures; all when none is named."""
     FOLDER.mkdir(exist_ok=True)
-    wanted = names or (*PAGES, "report", "terminal", "play")
-    game = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
+    wanted = names or (*PAGES, "report", "terminal", "play", "word")
+    against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
+    word = ("play", "word_game", "--web", "--seed", "3")
+    line = known_line(Run(runs / "rl"), 5)
     drawn = asyncio.run(in_a_terminal(runs))
     report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
-    with chromium() as browser, viewing(runs, "--annotate") as url, serving(runs, *game) as table:
+    with ExitStack() as stack:
+        browser = stack.enter_context(chromium())
+        url = stack.enter_context(viewing(runs, "--annotate"))
+        games = {"play": (serving(runs, *against), play), "word": (serving(runs, *word), guess)}
+        games = {name: (stack.enter_context(game), begin) for name, (game, begin) in games.items() if name in wanted}
         if "terminal" in wanted:
             page = browser.new_page(viewport={"width": 994, "height": 635})
             page.set_content(f'<body style="margin: 0">{drawn}</body>')
@@ -87,7 +122,7 @@ def main(runs: Path, *names: str) -> None:
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
                 for name in [name for name in PAGES if name in wanted]:
-                    tab.open(PAGES[name])
+                    tab.open(PAGES[name].format(line=line))
                     if name == "noted":
                         tab.page.locator(".noting").scroll_into_view_if_needed()
                     take(tab, name)
@@ -97,16 +132,14 @@ def main(runs: Path, *names: str) -> None:
                     sent.open("")
                     take(sent, "report")
                     sent.context.close()
-                if "play" in wanted:
-                    seat = Tab(browser, table, size, scheme)
-                    seat.page.goto(table)
-                    if seat.page.get_by_role("button", name="square 4").is_visible():
-                        seat.page.get_by_role("button", name="square 4").click()
-                    seat.page.locator("article.assistant").first.wait_for()
-                    take(seat, "play")
+                for name, (address, begin) in games.items():
+                    seat = Tab(browser, address, size, scheme)
+                    seat.page.goto(address)
+                    begin(seat)
+                    take(seat, name)
                     seat.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

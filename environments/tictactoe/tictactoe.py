@@ -77,6 +77,13 @@ def read(text: str) -> str:
     return "".join("." if square.isdigit() else square for row in text.split("\n")[-3:] for square in row.split())
 
 
+def draw(board: str) -> vf.Board:
+    """The board as people see it."""
+    looks = {"X": "first", "O": "second"}
+    squares = [(str(i), "free") if s == "." else (s, looks[s]) for i, s in enumerate(board)]
+    return vf.Board([squares[row : row + 3] for row in (0, 3, 6)])
+
+
 def opponent_move(board: str, seed: int, random_move_prob: float, punish: bool = False) -> int:
     """O's move, the same for the same board in the same example; with `punish` it never lets a win go."""
     rng = random.Random(f"{seed}:{board}")
@@ -143,6 +150,9 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         state["final_env_response"] = f"{RESULTS[end]}\n{show(board)}"
         return None
 
+    def draw_board(self, state: vf.State) -> vf.Board:
+        return draw(state["board"])
+
     def openings(self) -> list[dict[str, Any]]:
         return [{"question": show(EMPTY), "info": {"starter": starter}} for starter in "XO"]
 
@@ -155,7 +165,7 @@ class TicTacToeEnv(vf.MultiTurnEnv):
 
     async def _opponent_plays(self, state: vf.State, board: str) -> str:
         if self.opponent is not None:
-            move = int(await self.opponent(show(board), [str(square) for square in free_squares(board)]))
+            move = int(await self.opponent(show(board), list(map(str, free_squares(board))), draw(board)))
         else:
             move = opponent_move(board, **state["info"])
         return place(board, move, "O")

@@ -18,6 +18,7 @@ SYSTEM_PROMPT = (
     "Answer <think>why</think><guess>five letters</guess>"
 )
 COLORS = {"g": "green", "y": "yellow", ".": "gray"}
+LOOKS = {"g": "right", "y": "near", ".": "wrong"}
 LEVELS = 5
 WORDS = """
     about above actor acute admit adopt adult after again agent agree ahead alarm album alert alike alive alley
@@ -165,6 +166,12 @@ class WordGameEnv(vf.MultiTurnEnv):
         ending = "You found it." if guess == word else f"No guess left. The word was {word.upper()}."
         state["final_env_response"] = f"{told}\n{ending}"
         return None
+
+    def draw_board(self, state: vf.State) -> vf.Board:
+        """Every guess with its hint, and the rows of those that are left."""
+        rows = [[(letter.upper(), LOOKS[c]) for letter, c in zip(*guess)] for guess in state["history"]]
+        left = state["info"]["guesses"] - len(state["trajectory"])
+        return vf.Board(rows + [[("", "")] * 5] * max(0, left))
 
 
 def solved(state: vf.State) -> float:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from rove.boards import Board
 from rove.cli.answerers import make_client
 from rove.cli.common import hint, json_object, run_async
 from rove.envs.environment import Environment
@@ -99,7 +100,7 @@ def ask(prompt: str) -> str:
 def take_seat(env: MultiTurnEnv, console: Console) -> None:
     """Give the environment's other seat to whoever sits at the terminal."""
 
-    async def opponent(view: str, legal: list[str]) -> str:
+    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
         console.print(view, markup=False)
         while True:
             move = ask(f"your move ({', '.join(legal)})> ")
@@ -166,6 +167,11 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="With --web: where games are kept.  [default: runs/played--…]"
 )
+@click.option(
+    "--cases",
+    type=click.Path(path_type=Path),
+    help="Let MODEL play the games that were kept in this run folder again; status 1 if one goes worse.",
+)
 def command(
     env_id: str,
     model: str | None,
@@ -180,6 +186,7 @@ def command(
     web: bool,
     port: int,
     run_dir: Path | None,
+    cases: Path | None,
 ) -> None:
     """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
     console = Console(highlight=False)
@@ -187,6 +194,15 @@ def command(
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     if model is None and watch:
         raise ConfigError("--watch needs a model to watch: -m MODEL")
+    if cases is not None:
+        from rove.cli.play_cases import run_cases
+
+        if model is None:
+            raise ConfigError("--cases needs a model that plays them: -m MODEL")
+        player = make_client(model, env, base_url, api_key_var)
+        if run_cases(env, player, model, sampling, cases, console):
+            raise click.exceptions.Exit(1)
+        return
     if web:
         from rove.cli.play_web import play_in_browser
 

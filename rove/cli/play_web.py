@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -12,11 +14,15 @@ from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv
+from rove.parsers import XMLParser
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.server import listening
 from rove.viewer.playing import AtTable, Seat, Table, make_table
+
+FOLDERS: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
+"""What is added to a run folder's name for games from another seat than the first: a person's is no game of the model's."""
 
 
 def play_in_browser(
@@ -32,21 +38,16 @@ def play_in_browser(
     console: Console,
 ) -> None:
     """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own."""
-    seat: Seat = "model" if client is None else "none"
-    if isinstance(env, MultiTurnEnv) and env.two_player and client is not None and not watch:
-        seat = "opponent"
-    table = Table(env_id, model or "", seat)
-    if seat == "opponent" and isinstance(env, MultiTurnEnv):
-        env.opponent = table.ask
-    config = {"env": env_id, "model": model or "a person", "seat": seat}
-    folder = run_folder(run_dir, "played", env_id, model or "person", identity=config)
+    table = set_table(env, env_id, model, watch)
+    kept: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
-        with Run(folder) as run:
-            run.start("eval", config, config)
-            index = len(run.ledger()[0])  # a number of its own, so that games on one example are all kept
-            run.append_rollout(msgspec.structs.replace(record, rollout_index=index))
-        return str(folder)
+        config = {"env": env_id, "model": "a person" if table.seat == "model" else model, "seat": table.seat}
+        folder = run_dir
+        if run_dir is not None and table.seat != table.seats[0]:
+            folder = run_dir.with_name(f"{run_dir.name}-{FOLDERS[table.seat]}")
+        kept.append(keep_game(folder, config, record))
+        return str(kept[-1])
 
     async def games() -> None:
         at_table = AtTable(table, client)
@@ -55,6 +56,8 @@ def play_in_browser(
             async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
                 console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C ends it)", soft_wrap=True)
                 while True:
+                    if isinstance(env, MultiTurnEnv):
+                        env.opponent = table.ask if table.seat == "opponent" else None
                     await table.finish(await one_game(env, at_table, model or "", sampling, chosen))
                     chosen += 1
         finally:
@@ -65,5 +68,26 @@ def play_in_browser(
         run_async(games())
     except KeyboardInterrupt:
         console.print("stopped")
-        if (folder / "rollouts.jsonl").exists():
+        for folder in dict.fromkeys(kept):
             hint(console, f"learn from the games that were kept: rove sft --data {folder} -m MODEL")
+
+
+def set_table(env: Environment, env_id: str, model: str | None, watch: bool) -> Table:
+    """The table for an environment: who may sit where, and how a person answers in the model's seat."""
+    seats: list[Seat] = ["none", "model"] if model is not None else ["model"]
+    if model is not None and isinstance(env, MultiTurnEnv) and env.two_player:
+        seats.insert(1 if watch else 0, "opponent")
+    parser = env.parser
+    fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []
+    answer = parser.answer_field if isinstance(parser, XMLParser) and parser.answer_field in fields else ""
+    return Table(env_id, model or "", seats, fields if answer else [], answer)
+
+
+def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRecord) -> Path:
+    """Put a game into a run folder, beside those that were kept before; returns the folder."""
+    folder = run_folder(run_dir, "played", str(config["env"]), str(config["model"]), identity=config)
+    with Run(folder) as run:
+        run.start("eval", config, config)
+        index = len(run.ledger()[0])  # a number of its own, so that games on one example are all kept
+        run.append_rollout(msgspec.structs.replace(record, rollout_index=index))
+    return folder

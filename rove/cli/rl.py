@@ -48,6 +48,7 @@ BOOKKEEPING = {
     "loggers",
     "alarms",
     "show_every",
+    "token_stats",
 }
 SMALL_BATCH = 256
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
+from rove.boards import Board
 from rove.envs.environment import Environment, Turn, stop
 from rove.errors import ConfigError, phase
 from rove.functions import maybe_await
@@ -13,8 +14,13 @@ from rove.messages import Messages, as_messages, text_of
 from rove.rubrics import Rubric
 from rove.state import State
 
-Opponent = Callable[[str, list[str]], Awaitable[str]]
-"""Takes the other seat of a two-player environment: (what it sees, its legal moves) → its move. Set by `rove play`."""
+
+class Opponent(Protocol):
+    """Takes the other seat of a two-player environment: set by `rove play`, for instance."""
+
+    async def __call__(self, view: str, legal: list[str], board: Board | None = None) -> str:
+        """Its move: one of the legal ones. It sees `view`, drawn as `board` where the environment can."""
+        ...
 
 
 def num_turns(state: State) -> int:
@@ -65,6 +71,13 @@ class MultiTurnEnv(Environment):
         To end the rollout with these messages set `state["final_env_response"]` to them.
         """
 
+    def draw_board(self, state: State) -> Board | None:
+        """What the rollout looks like now, for people; None: like its messages. Asked after `setup_state` and each reply.
+
+        What is drawn is kept in the record's `boards`, and shown by `rove view` and `rove play --web`; the model never sees it.
+        """
+        return None
+
     @stop(priority=50)
     def has_final_env_response(self, state: State) -> bool:
         """The environment has said its last word."""
@@ -75,6 +88,7 @@ class MultiTurnEnv(Environment):
         await self._set_up(state)
         messages: Messages = as_messages(state["prompt"])
         start = len(messages)
+        self._draw(state, messages)
         while True:
             messages.append(await turn(state, messages))
             state["completion"] = self._shown(messages[start:])
@@ -86,6 +100,7 @@ class MultiTurnEnv(Environment):
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
                 state["completion"] = self._shown(messages[start:])
+            self._draw(state, messages)
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
@@ -102,6 +117,20 @@ class MultiTurnEnv(Environment):
                 raise ConfigError(f"state['prompt'] is a {kind}; message_type 'completion' needs a text")
             if self.message_type == "chat" and is_text:
                 state["prompt"] = as_messages(state["prompt"])
+
+    def _draw(self, state: State, messages: Messages) -> None:
+        """Keep what the rollout looks like beside the last message.
+
+        Raises:
+            ConfigError: `draw_board` returned no board.
+        """
+        with phase("draw_board"):
+            board = self.draw_board(state)
+            if board is None:
+                return
+            if not isinstance(board, Board):
+                raise ConfigError(f"draw_board() returned a {type(board).__name__}; expected a rove.Board or None")
+            state.setdefault("drawn_boards", {})[len(messages) - 1] = board
 
     def _shown(self, messages: Messages) -> Any:
         """What was said as environments and rubrics see it: the messages, or in completion mode the text they add up to."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rove.boards import Board
 from rove.envs.environment import Turn
 from rove.errors import Error, LimitReachedError, OverlongPromptError, RemoteError, WorkerError
 from rove.isolation.room import Room
@@ -213,6 +214,7 @@ class Rollout:
         state["stop_condition"] = state["stop_condition"] or told["stop_condition"]
         state["is_truncated"] = state["is_truncated"] or told["is_truncated"]
         state["tools"] = told["tools"]
+        state["drawn_boards"] = msgspec.convert(told["boards"], dict[int, Board], strict=False)
         state["seats"] = msgspec.convert(told["seats"], dict[str, list[TrajectoryStep]])
         if told["env_id"]:
             state["env_id"] = told["env_id"]

@@ -245,6 +245,7 @@ class _Desk:
             "is_truncated": bool(state["is_truncated"]),
             "tools": state.get("tools"),
             "seats": msgspec.to_builtins(state.get("seats") or {}),
+            "boards": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
             "steps": [step if step is None else [id(step) in kept, step.reward] for step in steps],
             "env_id": state.get("env_id", ""),
         }

@@ -56,6 +56,8 @@ class Batch(NamedTuple):
     """[M] the trainer's log-probabilities before the first of several updates."""
     reference: torch.Tensor | None = None
     """[M] the reference model's."""
+    members: tuple[Sample, ...] = ()
+    """The samples themselves."""
 
 
 def can_pack(model: Any) -> bool:
@@ -227,4 +229,5 @@ def _batch(
         advantages=tensor(advantages[order], torch.float32),
         weights=tensor(weights[order], torch.float32),
         samples=tensor(number[order], torch.long),
+        members=tuple(samples),
     )

@@ -21,7 +21,9 @@ from rove.train.losses import Loss
 from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samples import Sample
 from rove.train.sharding import gather
+from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
+from rove.trained_tokens import TrainedRollout
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -38,6 +40,8 @@ class Objective(NamedTuple):
     entropy_bonus: float = 0.0
     updates: int = 1
     """Optimizer steps on the same samples."""
+    token_stats: int = 0
+    """Rollouts of which the trainer's log-probabilities and entropies are kept; see `TokenStats`."""
     reference: str | None = None
     """The loss knows what another model says: "first", the model as training starts from it, or "moving"."""
 
@@ -68,6 +72,8 @@ class Learner:
                 switch_off(whole)
             self.reference = in_parts(whole, ranks, config.mixed_precision)
         self.trainer = make_trainer(config, loaded, ranks)
+        self.token_stats: list[TrainedRollout] = []
+        """What the last update saw of single tokens."""
 
     @property
     def moving_reference(self) -> Any:
@@ -88,12 +94,17 @@ class Learner:
             batches = [batch._replace(reference=frozen_logprobs(self.reference, batch)) for batch in batches]
         if objective.updates > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
-        divisor = trained_tokens(samples)
+        stats = TokenStats(samples, objective.token_stats, derive_seed(self.config.seed, "token_stats", step))
+        divisor, see = trained_tokens(samples), stats.see if stats.chosen else None
         with dropping(model, derive_seed(self.config.seed, "dropout", step)):
             measured = [
-                self.trainer.step(batches, objective.loss, divisor, objective.entropy_bonus, lr_scale)
-                for _ in range(objective.updates)
+                self.trainer.step(
+                    batches, objective.loss, divisor, objective.entropy_bonus, lr_scale, None if update else see
+                )
+                for update in range(objective.updates)
             ]
+        stats.seen = self.ranks.together(stats.seen)
+        self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
     def mean_loss(self, samples: Sequence[Sample]) -> float:

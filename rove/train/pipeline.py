@@ -18,6 +18,7 @@ from rove.train.playing import DRAWN, Played, Player
 from rove.train.ranks import Team
 from rove.train.samples import Sample
 from rove.train.trainer import lr_scale
+from rove.trained_tokens import write_tokens
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -137,7 +138,10 @@ def learn(
 
     def train() -> dict[str, float]:
         scale = lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
-        return team.do("update", step, samples, scale)
+        measured = team.do("update", step, samples, scale)
+        if known := team.worker.token_stats:
+            write_tokens(run.path, step + 1, known)
+        return measured
 
     if samples:
         ages = [step - sample.policy_version for sample in samples]

@@ -41,6 +41,14 @@ class Ranks(NamedTuple):
         dist.all_gather_object(everyone, dict(values))
         return {name: (max if name in largest else sum)(one[name] for one in everyone) for name in values}
 
+    def together(self, values: list[Any]) -> list[Any]:
+        """The lists of all processes as one."""
+        if self.size == 1:
+            return values
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, values)
+        return [value for values in everyone for value in values]
+
     def agree(self, goes_on: bool = True) -> bool:
         """Whether there is anything to train, as the first one says; all must ask."""
         if self.size > 1:

@@ -157,6 +157,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
     alarms: AlarmLimits = AlarmLimits()
     """From where on something is alarming: the `[alarms]` table."""
+    token_stats: int = 8
+    """Rollouts of each step, chosen by chance, of which the trainer's log-probability and entropy are kept token by token, in
+    tokens/ of the run folder, for `rove view`; 0 = none."""
     show_every: int = 0
     """Steps between two rollouts that are shown; 0 = none."""
     seed: int = 0
@@ -225,6 +228,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights) or 1 (play "
                 "while the step before is trained)"
             )
+        if self.token_stats < 0:
+            raise ConfigError(f"token_stats is {self.token_stats}; expected a number of rollouts, or 0 to keep none")
         if self.show_every < 0:
             raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
         check_loggers(self.loggers)
@@ -237,7 +242,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """What these settings train for."""
         reference = "first" if self.sync_reference_every is None else "moving"
         return Objective(
-            self.make_loss(), self.entropy_bonus, self.updates_per_batch, reference if self.kl_penalty else None
+            self.make_loss(),
+            self.entropy_bonus,
+            self.updates_per_batch,
+            self.token_stats,
+            reference if self.kl_penalty else None,
         )
 
     def make_loss(self) -> PolicyLoss:

@@ -21,6 +21,15 @@ from rove.records import RolloutRecord
 from rove.renderer import Renderer
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Which rollout a sample is of."""
+
+    example_key: str
+    rollout_index: int
+    turns: list[tuple[int, int]]
+    """Its turns that are trained here, in the order of their tokens: the number of each, and how many tokens it sampled."""
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One token sequence to train on; all lists are as long as `ids`."""
 
@@ -36,6 +45,8 @@ class Sample(msgspec.Struct, frozen=True):
     """What its tokens' losses count, relative to a mean over all tokens of the step."""
     policy_version: int = 0
     """Oldest version of the weights that sampled any of it."""
+    origin: Origin | None = None
+    """None where it is of no rollout."""
 
 
 def samples_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[Sample]:
@@ -48,11 +59,11 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     Raises:
         ConfigError: a step has no tokens, so that nothing exact can be trained.
     """
-    branches: list[tuple[list[int], list[bool], list[float], list[float], int]] = []
+    branches: list[tuple[list[int], list[bool], list[float], list[float], int, list[tuple[int, int]]]] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(of_turns) == 1:
         of_turns = [of_turns[0]] * len(record.steps)
-    for step, advantage in zip(record.steps, of_turns, strict=True):
+    for turn, (step, advantage) in enumerate(zip(record.steps, of_turns, strict=True)):
         tokens = step.tokens
         if tokens is None:
             raise ConfigError(
@@ -61,18 +72,20 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
         place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
         if place is None:
             place = len(branches)
-            branches.append(([], [], [], [], tokens.policy_version))
-        ids, mask, logprobs, values, version = branches[place]
+            branches.append(([], [], [], [], tokens.policy_version, []))
+        ids, mask, logprobs, values, version, turns = branches[place]
         added = len(tokens.prompt_ids) - len(ids)
         ids = tokens.prompt_ids + tokens.completion_ids
         mask = mask + [False] * added + [True] * len(tokens.completion_ids)
         logprobs = logprobs + [0.0] * added + tokens.logprobs
         values = values + [0.0] * added + [advantage] * len(tokens.completion_ids)
-        branches[place] = (ids, mask, logprobs, values, min(version, tokens.policy_version))
+        turns = [*turns, (turn, len(tokens.completion_ids))]
+        branches[place] = (ids, mask, logprobs, values, min(version, tokens.policy_version), turns)
     temperature = record.temperature or 1.0
+    key, index = record.example_key, record.rollout_index
     return [
-        Sample(ids, mask, logprobs, values, temperature, policy_version=version)
-        for ids, mask, logprobs, values, version in branches
+        Sample(ids, mask, logprobs, values, temperature, policy_version=version, origin=Origin(key, index, turns))
+        for ids, mask, logprobs, values, version, turns in branches
     ]
 
 

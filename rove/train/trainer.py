@@ -6,7 +6,7 @@ Axes: M trained tokens, R places that predict them, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
 LARGEST = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *LARGEST)
+OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
+"""Told of each batch the log-probabilities and the entropies [M] of its trained tokens."""
 
 
 class TrainingError(Error):
@@ -140,7 +142,12 @@ class Trainer:
         self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
 
     def accumulate(
-        self, batches: Sequence[Batch], loss: Loss, divisor: float, entropy_bonus: float = 0.0
+        self,
+        batches: Sequence[Batch],
+        loss: Loss,
+        divisor: float,
+        entropy_bonus: float = 0.0,
+        on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
         """Add the gradient of Σ loss / `divisor` over all batches; how they are cut, and who has which, does not change it.
 
@@ -161,11 +168,19 @@ class Trainer:
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
             (total * self.ranks.size).backward()  # gradients of several processes are averaged
             sums["clipped"] += clipped(loss, logprobs.detach(), tokens).sum().item()
+            if on_batch is not None:
+                on_batch(batch, logprobs.detach(), entropy.detach())
             _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
         return self.ranks.total(sums, LARGEST)
 
     def step(
-        self, batches: Sequence[Batch], loss: Loss, divisor: float, entropy_bonus: float = 0.0, lr_scale: float = 1.0
+        self,
+        batches: Sequence[Batch],
+        loss: Loss,
+        divisor: float,
+        entropy_bonus: float = 0.0,
+        lr_scale: float = 1.0,
+        on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
         """One optimizer step.
 
@@ -177,7 +192,7 @@ class Trainer:
             TrainingError: the loss or the gradient is not finite; weights and optimizer are left as they were.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        sums = self.accumulate(batches, loss, divisor, entropy_bonus)
+        sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
         norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
             self.optimizer.zero_grad(set_to_none=True)

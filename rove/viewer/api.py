@@ -18,13 +18,15 @@ from rove.viewer.growing import GrowingLines
 from rove.viewer.html import cut
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import Chosen
-from rove.viewer.rollouts import Spell, parting, read_line, shortened, told
+from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
 from rove.viewer.shelf import Shelf, described, status
 
 SIBLINGS = 16
 """Siblings shown side by side at most."""
 BAD = 100
 """Unreadable lines that are told."""
+PATIENCE = 5.0
+"""Seconds of reading that a question waits for which one line, or all of them, must be known."""
 RAW = 200_000
 """Characters shown of a line as it lies in the file."""
 BAD_TEXT = 4000
@@ -169,9 +171,10 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
 
 
 def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
-    """One rollout, with its advantage over its siblings and where they are."""
+    """One rollout, with its advantage over its siblings and where they are; of its tokens, what the trainer knew of them where
+    that was kept, and else of which rollouts of its step (`kept`) it was."""
     name, number = asked.text("run"), asked.whole("line")
-    index, progress = shelf.index(name)
+    index, progress = shelf.index(name, PATIENCE)
     line = _line(index, progress, number)
     found = told(line, speller(shelf, name), whole=asked.text("whole", "") == "1")
     siblings = _siblings(index, found["example_key"], found["step"])
@@ -179,8 +182,22 @@ def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     mean = sum(rewards) / len(rewards) if rewards else None
     advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
     said = index.annotations.rollouts.get((found["step"], found["example_key"], found["rollout_index"]), Said())
-    known = {"line": number, "size": len(line), "advantage": advantage, "siblings": siblings}
+    trained = {(one.example_key, one.rollout_index): one for one in shelf.tokens(name, found["step"])}
+    mine = trained.get((found["example_key"], found["rollout_index"]))
+    if mine is not None:
+        add_trained(found["tokens"], mine)
+    kept = queries.rows(index, _lines_of(index, found["step"], [] if mine else list(trained)))
+    known = {"line": number, "size": len(line), "advantage": advantage, "siblings": siblings, "kept": kept}
     return {**found, **known, "tags": said.tags, "note": said.note}
+
+
+def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]]) -> list[int]:
+    """The lines of these rollouts of a step, by example key and sibling."""
+    sql = (
+        "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ? "
+        "AND superseded = 0"
+    )
+    return [line for place in places[:SIBLINGS] for (line,) in index.ask(sql, [*place, step])]
 
 
 def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
@@ -193,7 +210,7 @@ def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
 
 def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """The rollouts of an example side by side, each with the place where it parts from the first one."""
-    index, progress = shelf.index(asked.text("run"))
+    index, progress = shelf.index(asked.text("run"), PATIENCE)
     first = decoded_place(_line(index, progress, asked.whole("line")))
     siblings = _siblings(index, *first)
     shown, completions = [], []
@@ -202,7 +219,15 @@ def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         record = told(line)
         completions.append(msgspec.json.decode(line)["record"]["completion"])
         parts = parting(completions[0], completions[-1])
-        shown.append({**row, "prompt": record["prompt"], "completion": record["completion"], "parts": parts})
+        shown.append(
+            {
+                **row,
+                "prompt": record["prompt"],
+                "completion": record["completion"],
+                "boards": record["boards"],
+                "parts": parts,
+            }
+        )
     return {"rollouts": shown, "left_out": len(siblings) - len(shown)}
 
 
@@ -214,7 +239,7 @@ def decoded_place(line: bytes) -> tuple[str, int | None]:
 
 def raw(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
-    index, progress = shelf.index(asked.text("run"))
+    index, progress = shelf.index(asked.text("run"), PATIENCE)
     line = _line(index, progress, asked.whole("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
 
@@ -251,7 +276,7 @@ def groups(shelf: Shelf, asked: Asked) -> dict[str, Any]:
 def compare(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     """Two runs, example by example."""
     names = asked.text("a"), asked.text("b")
-    indexes, readings = zip(*(shelf.index(name, 5.0) for name in names))
+    indexes, readings = zip(*(shelf.index(name, PATIENCE) for name in names))
     if not all(progress.size for progress in readings):
         missing = names[0] if not readings[0].size else names[1]
         raise ConfigError(f"'{missing}' has no rollouts: there is nothing to compare")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from rove.errors import ConfigError
-from rove.messages import AssistantMessage
+from rove.boards import Board
+from rove.cases import OPPONENT
+from rove.errors import ConfigError, nearest
+from rove.messages import AssistantMessage, UserMessage
 from rove.protocols import Client, Request, Response
-from rove.records import RolloutRecord
+from rove.records import RolloutRecord, TrajectoryStep
 from rove.viewer.app import Refused, doorkeeper, file_answer, page_files
 from rove.viewer.rollouts import shortened
 
@@ -32,24 +34,49 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
+class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another game, in another seat if it is given."""
+
+    seat: str | None = None
+
+
+class Question(NamedTuple):
+    """What the person is asked."""
+
+    view: str
+    legal: list[str] | None
+    """The legal moves, where they are known."""
+    board: Board | None
+
+
 class Table:
     """Where a person and a model meet.
 
     Args:
-        env_id: name of the environment; it may know how its views are drawn.
+        env_id: name of the environment; the viewer may know how its texts are drawn.
         model: who plays, "" for nobody.
-        seat: the person's.
+        seats: where the person may sit; the first is taken.
+        fields: what an answer in the model's seat consists of, tag by tag; none = it is a free text.
+        answer_field: which of them is the move.
     """
 
-    def __init__(self, env_id: str, model: str, seat: Seat):
+    def __init__(
+        self, env_id: str, model: str, seats: Sequence[Seat], fields: Sequence[str] = (), answer_field: str = ""
+    ):
         self.env_id = env_id
         self.model = model
-        self.seat = seat
+        self.seats = seats
+        self.seat = seats[0]
+        self.fields = list(fields)
+        self.answer_field = answer_field
         self.number = 0
         """Counts the changes."""
         self.messages: list[dict[str, Any]] = []
-        self.asked: tuple[str, list[str] | None] | None = None
-        """What the person is asked: the view, and the legal moves where they are known."""
+        self.boards: Mapping[int, Board] = {}
+        """What the environment drew, by the message it was drawn after."""
+        self.asked: Question | None = None
+        self.moves: list[tuple[str, str]] = []
+        """The person's in the opponent's seat, each with the view it answered."""
         self.record: RolloutRecord | None = None
         self.kept = ""
         self._answer: asyncio.Future[str] | None = None
@@ -69,8 +96,12 @@ class Table:
             "env": self.env_id,
             "model": self.model,
             "seat": self.seat,
+            "seats": self.seats,
+            "fields": self.fields,
+            "answer_field": self.answer_field,
             "messages": shortened(self.messages, MESSAGE),
-            "asked": None if self.asked is None else {"view": self.asked[0], "legal": self.asked[1]},
+            "boards": {str(place): board for place, board in self.boards.items()},
+            "asked": None if self.asked is None else self.asked._asdict(),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
             "error": None
@@ -89,30 +120,34 @@ class Table:
 
     # the game's side
 
-    def show(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """What has been said so far."""
+    def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Board]) -> None:
+        """What has been said so far, and drawn after which message."""
         self.messages = [dict(message) for message in messages]
+        self.boards = dict(boards)
         self._changed()
 
-    async def ask(self, view: str, legal: list[str] | None) -> str:
+    async def ask(self, view: str, legal: list[str] | None, board: Board | None = None) -> str:
         """What the person does: an `Opponent` of a two-player environment."""
         self._answer = asyncio.get_running_loop().create_future()
-        self.asked = view, legal
+        self.asked = Question(view, legal, board)
         self._changed()
         try:
-            return await self._answer
+            answer = await self._answer
+            if legal is not None:
+                self.moves.append((view, answer))
+            return answer
         finally:
             self.asked = self._answer = None
             self._changed()
 
     async def finish(self, record: RolloutRecord) -> None:
         """The game is over; returns when another one is wanted."""
-        self.record = record
-        self.show([*record.prompt, *record.completion])
+        self.record = with_opponent(record, self.moves)
+        self.show([*record.prompt, *record.completion], record.boards)
         self._again.clear()
         await self._again.wait()
-        self.record, self.kept, self.messages = None, "", []
-        self._changed()
+        self.record, self.kept, self.moves = None, "", []
+        self.show([], {})
 
     # the person's side
 
@@ -124,20 +159,24 @@ class Table:
         """
         if self.asked is None or self._answer is None or self._answer.done() or move.number != self.number:
             raise ConfigError("it is not your turn; look at the board again")
-        legal = self.asked[1]
+        legal = self.asked.legal
         if legal is not None and move.text not in legal:
             raise ConfigError(f"'{move.text[:40]}' is not one of {', '.join(legal)}")
         if not 0 < len(move.text) <= MESSAGE:
             raise ConfigError(f"an answer has 1 to {MESSAGE:,} characters")
         self._answer.set_result(move.text)
 
-    def again(self) -> None:
+    def again(self, wanted: Again = Again()) -> None:  # noqa: B008  frozen
         """Begin another game.
 
         Raises:
-            ConfigError: this one is not over yet.
+            ConfigError: this one is not over yet, or there is no such seat.
         """
         self._finished()
+        seat = next((seat for seat in self.seats if seat == wanted.seat), None)
+        if wanted.seat is not None and seat is None:
+            raise ConfigError(f"no seat '{wanted.seat[:40]}' at this table; {nearest(wanted.seat[:40], self.seats)}")
+        self.seat = seat or self.seat
         self._again.set()
 
     def keep(self, put: Callable[[RolloutRecord], str]) -> None:
@@ -157,12 +196,18 @@ class Table:
         return self.record
 
 
+def with_opponent(record: RolloutRecord, moves: Sequence[tuple[str, str]]) -> RolloutRecord:
+    """The record with what a person did in the opponent's seat: views and moves, as those of any other seat."""
+    steps = [TrajectoryStep([UserMessage(view)], [AssistantMessage(move)]) for view, move in moves]
+    return msgspec.structs.replace(record, seats={**record.seats, OPPONENT: steps}) if steps else record
+
+
 class AtTable:
     """A client whose conversation is shown at a table; without a client behind it the person answers.
 
     Args:
         table: where.
-        client: who answers; None = whoever sits there.
+        client: who answers where the person does not sit in the model's seat; None = nobody else.
     """
 
     def __init__(self, table: Table, client: Client | None):
@@ -172,12 +217,13 @@ class AtTable:
 
     async def respond(self, request: Request) -> Response:
         """Show the conversation, and the answer."""
-        said = [*request.messages]
-        self.table.show(said)
-        if self.client is None:
-            return Response(AssistantMessage(await self.table.ask("", None)))
+        said, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
+        self.table.show(said, boards)
+        if self.client is None or self.table.seat == "model":
+            newest = boards.get(max(boards, default=0))
+            return Response(AssistantMessage(await self.table.ask("", None, newest)))
         response = await self.client.respond(request)
-        self.table.show([*said, response.message])
+        self.table.show([*said, response.message], boards)
         return response
 
     async def close(self) -> None:
@@ -217,15 +263,15 @@ def make_table(table: Table, keep: Callable[[RolloutRecord], str]) -> web.Applic
 
 
 def _act(table: Table, name: str, body: bytes, keep: Callable[[RolloutRecord], str]) -> None:
-    if name == "again":
-        table.again()
-    elif name == "keep":
-        table.keep(keep)
-    else:
-        try:
+    try:
+        if name == "again":
+            table.again(msgspec.json.decode(body, type=Again))
+        elif name == "keep":
+            table.keep(keep)
+        else:
             table.move(msgspec.json.decode(body, type=Move))
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"not a move: {error}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"not what '{name}' takes: {error}") from error
 
 
 def _json(value: Any) -> web.Response:

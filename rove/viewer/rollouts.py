@@ -11,6 +11,7 @@ import msgspec
 from rove.errors import RunError
 from rove.record_lines import decode_record
 from rove.records import RolloutRecord, TrajectoryStep
+from rove.trained_tokens import TrainedRollout
 from rove.viewer.html import cut
 
 MESSAGE = 20_000
@@ -114,7 +115,7 @@ def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[s
     told: list[dict[str, Any]] = []
     before: list[int] = []
     room = TOKENS
-    for step in steps:
+    for turn, step in enumerate(steps):
         if step.tokens is None or room <= 0:
             continue
         prompt, sampled = step.tokens.prompt_ids, step.tokens.completion_ids
@@ -122,6 +123,7 @@ def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[s
         new = prompt[len(before) :] if extends else prompt
         told.append(
             {
+                "turn": turn,
                 "fresh": not extends,
                 "prompt": _spelled(new[:room], spell),
                 "sampled": _spelled(sampled[:room], spell),
@@ -132,6 +134,17 @@ def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[s
         room -= len(new) + len(sampled)
         before = step.tokens.ids
     return told
+
+
+def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> None:
+    """Put what the trainer knew of the sampled tokens beside them, as `trained` of each turn that has it."""
+    of_turn = {turn.turn: turn for turn in trained.turns}
+    for told in tokens:
+        turn = of_turn.get(told["turn"])
+        if turn is not None:
+            shown = slice(len(told["sampled"]))
+            found = {"logprobs": turn.logprobs[shown], "entropies": turn.entropies[shown], "advantage": turn.advantage}
+            told["trained"] = found
 
 
 def _spelled(ids: Sequence[int], spell: Spell | None) -> list[list[Any]]:

@@ -16,6 +16,7 @@ from rove.annotations import FILE, Annotations
 from rove.errors import ConfigError, RunError, nearest
 from rove.runs import Run
 from rove.statistics import clustered_mean
+from rove.trained_tokens import TrainedRollout, file_of, read_tokens
 from rove.viewer.growing import GrowingLines
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import BARS, EVERY, SCANNED, choose, columns, histogram
@@ -26,8 +27,11 @@ RECENT = 30.0
 """Seconds after its last word for which a run may be called running where locks cannot be seen."""
 POINTS = 48
 """Of a small curve."""
-NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb"}
+NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that hold none."""
+
+TOKENS = 1 << 26
+"""Bytes of a file in tokens/ that is still read."""
 
 READ = ("config.toml", "versions.json", "summary.json", "rollouts.jsonl", "metrics.jsonl", "alarms.jsonl", FILE)
 """Files of a run that are read; tags and notes are written, too, where that is allowed."""
@@ -103,6 +107,19 @@ class Shelf:
             lines = self._metrics.setdefault(name, GrowingLines(file))
         lines.catch_up()
         return lines
+
+    def tokens(self, name: str, step: int | None) -> list[TrainedRollout]:
+        """What the trainer knew of the tokens of some rollouts of a step; [] where nothing was kept, or it cannot be read."""
+        run = self.run(name)
+        if step is None:
+            return []
+        file = file_of(run.path, step)
+        if not self._is_ours(file) or (file.exists() and file.stat().st_size > TOKENS):
+            return []
+        try:
+            return read_tokens(run.path, step)
+        except RunError:
+            return []
 
     def close(self) -> None:
         """Close the indexes."""

@@ -1,37 +1,60 @@
-// Drawings of what environments say. One more environment is one more entry: whether it is meant, and what it draws.
+// Boards: what environments say of how a rollout looks (rove/boards.py): data only: rows of cells, each a text and a look.
 
 import { el } from "./dom.js";
 
-const RENDERERS = [{ environment: /(^|[/:])tic[-_]?tac[-_]?toe/i, draw: ticTacToe }];
+const LOOKS = new Set(["free", "first", "second", "right", "near", "wrong"]);
+const [MOST, LONGEST] = [40, 12];
+
+/** Of rollouts that were kept before environments drew boards: those that their texts still show. */
+const TEXTS = [{ environment: /(^|[/:])tic[-_]?tac[-_]?toe/i, read: ticTacToe }];
 
 /**
- * The part of a text that an environment can draw: { before, drawing, after }; null where there is none.
+ * What a message shows: { text, drawing }, the text without what the drawing repeats; drawing is null where there is none.
  *
- * @param moves { legal, choose }: what may be clicked in it, and what is called then
+ * @param environment its name
+ * @param text of the message
+ * @param board { rows } as recorded beside the message, or null
  */
-export function drawn(environment, text, moves = null) {
-  for (const { environment: meant, draw } of RENDERERS) {
-    const found = meant.test(environment) ? draw(text, moves) : null;
-    if (found) return found;
-  }
-  return null;
+export function drawn(environment, text, board) {
+  const found = board ?? TEXTS.find((one) => one.environment.test(environment))?.read(text) ?? null;
+  return found ? { text: without(text, found), drawing: draw(found) } : { text, drawing: null };
 }
 
-const BOARD = /(^|\n)((?: ?[0-8XO] [0-8XO] [0-8XO](?:\n|$)){3})\s*$/;
-
-function ticTacToe(text, moves) {
-  const found = BOARD.exec(text);
-  if (!found) return null;
-  const squares = found[2].split(/\s+/).filter((square) => square);
-  const told = squares.map((square) => (/\d/.test(square) ? "free" : square));
-  const rows = [0, 3, 6].map((row) => `${told.slice(row, row + 3).join(", ")}`).join("; ");
-  const look = (square) => (/\d/.test(square) ? "free" : `taken ${square}`);
-  const cells = squares.map((square) =>
-    moves?.legal.includes(square)
-      ? el("button", { type: "button", class: "free", "aria-label": `square ${square}`, on: { click: () => moves.choose(square) } }, square)
-      : el("span", { class: look(square) }, square),
+/** A board as an element; `choose(move)` is called when one of the moves `legal` (null = any free cell) is clicked. */
+export function draw({ rows }, choose = null, legal = null) {
+  const shown = rows.slice(0, MOST).map((row) => row.slice(0, MOST).map(([text, look]) => [String(text).slice(0, LONGEST), LOOKS.has(look) ? look : "plain"]));
+  const drawing = el(
+    "div",
+    { class: "board", role: choose ? "group" : "img", "aria-label": `board: ${shown.map((row) => row.map(told).join(", ")).join("; ")}` },
+    shown.map((row) => el("div", { class: "boardrow" }, row.map((cell) => cellView(cell, choose, legal)))),
   );
-  const role = moves ? "group" : "img";
-  const drawing = el("div", { class: "board", role, "aria-label": `board: ${rows}` }, cells);
-  return { before: text.slice(0, found.index), drawing, after: "" };
+  drawing.style.setProperty("--rows", Math.max(1, shown.length));
+  drawing.style.setProperty("--columns", Math.max(1, ...shown.map((row) => row.length)));
+  return drawing;
+}
+
+function cellView([text, look], choose, legal) {
+  const kind = `cell ${look}${text.length > 2 ? " long" : ""}`;
+  if (!choose || look !== "free" || (legal && !legal.includes(text))) return el("span", { class: kind }, text);
+  return el("button", { type: "button", class: kind, "data-key": `cell ${text}`, "aria-label": `square ${text}`, on: { click: () => choose(text) } }, text);
+}
+
+function told([text, look]) {
+  if (look === "free") return "free";
+  return ["plain", "first", "second"].includes(look) ? text || "empty" : `${text} ${look}`;
+}
+
+/** The text without its last lines where these are the board's rows, cell for cell. */
+function without(text, { rows }) {
+  const lines = text.trimEnd().split("\n");
+  const last = lines.slice(-rows.length);
+  const same = rows.length > 0 && last.length === rows.length && last.every((line, i) => line.trim().split(/\s+/).join(" ") === rows[i].map(([cell]) => cell).join(" "));
+  return same ? lines.slice(0, -rows.length).join("\n") : text;
+}
+
+function ticTacToe(text) {
+  const rows = text.trimEnd().split("\n").slice(-3).map((line) => line.trim().split(/\s+/));
+  if (rows.length < 3 || !rows.every((row) => row.length === 3 && row.every((cell) => /^[0-8XO]$/.test(cell)))) return null;
+  const looks = { X: "first", O: "second" };
+  return { rows: rows.map((row) => row.map((cell) => [cell, looks[cell] ?? "free"])) };
 }

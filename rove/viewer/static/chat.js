@@ -15,8 +15,9 @@ const PREVIEW = 90;
  * @param environment its name: it may know how to draw what it says
  * @param place its number, for links to it
  * @param parts the character of its content from which on it is marked; null = none
+ * @param board what the environment drew after it, if anything
  */
-export function message(message, environment, place, parts = null) {
+export function message(message, environment, place, parts = null, board = null) {
   const role = String(message.role);
   const known = ROLES.has(role) ? role : "other";
   const name = [message.name, message.tool_call_id].filter((text) => text).map(String).join(" ");
@@ -24,35 +25,34 @@ export function message(message, environment, place, parts = null) {
     "article",
     { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
     el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`)),
-    el("div", { class: "said" }, inside(message, role, environment, parts)),
+    el("div", { class: "said" }, inside(message, role, environment, parts, board)),
   );
 }
 
-function inside(message, role, environment, parts) {
+function inside(message, role, environment, parts, board) {
   let content = textOf(message.content);
   const found = [];
   const reasoning = message.reasoning_content ?? message.reasoning;
   if (reasoning) found.push(fold("reasoning", String(reasoning), "thought"));
   const thought = role === "assistant" && parts === null ? THINKING.exec(content) : null;
   if (thought) {
-    found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
+    if (thought[1].trim()) found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
     content = content.slice(thought[0].length);
   }
-  if (content) found.push(said(content, environment, parts));
+  if (content || board) found.push(said(content, environment, parts, board));
   if (message.refusal) found.push(el("p", { class: "bad" }, `refusal: ${message.refusal}`));
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : message.tool_calls ? [message.tool_calls] : [];
   found.push(...calls.map(call));
   return found.length ? found : el("p", { class: "note" }, "nothing");
 }
 
-function said(content, environment, parts) {
+function said(content, environment, parts, board) {
   if (parts !== null) {
     const letters = Array.from(content);
     return el("pre", {}, letters.slice(0, parts).join(""), el("mark", {}, letters.slice(parts).join("")));
   }
-  const found = drawn(environment, content);
-  if (!found) return el("pre", {}, content);
-  return [found.before && el("pre", {}, found.before), found.drawing, found.after && el("pre", {}, found.after)];
+  const { text, drawing } = drawn(environment, content, board);
+  return el("div", { class: "shown" }, text && el("pre", {}, text), drawing);
 }
 
 /** The text of a content; what is no text is named. */

@@ -108,6 +108,11 @@ function movers(found, a, b, params) {
   return rows.length ? table(["example", a, b, "difference", "key"], rows, "movers") : el("p", {}, "No example moved.");
 }
 
+/** The last message of a rollout's prompt. */
+function asked(about, found) {
+  return found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, found.boards[found.prompt.length - 1]));
+}
+
 /** The two rollouts of an example. */
 async function sideBySide(a, others, params, signal) {
   const sides = [[a, params.get("left")], [others[0], params.get("right")]];
@@ -117,14 +122,14 @@ async function sideBySide(a, others, params, signal) {
       "section",
       { class: "sibling", "aria-label": about.name },
       el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", el("b", {}, found.error ? NONE : number(found.reward))),
-      found.completion.map((one, place) => message(one, about.env, `${i}-${place}`)),
+      found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, null, found.boards[found.prompt.length + place])),
     ),
   );
   return el(
     "section",
     { id: "pair", "aria-label": "Side by side" },
     el("h2", {}, `Example ${number(shown[0][1].example_id)}`),
-    shown[0][1].prompt.slice(-1).map((one) => message(one, shown[0][0].env, "prompt")),
+    asked(...shown[0]),
     el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Both rollouts" }, columns),
   );
 }

@@ -2,7 +2,7 @@
 
 import { el, replace, say, table } from "./dom.js";
 import { ask } from "./ask.js";
-import { drawn } from "./boards.js";
+import { draw, drawn } from "./boards.js";
 import { message, textOf } from "./chat.js";
 import { number, plain } from "./format.js";
 
@@ -37,10 +37,10 @@ function show(state) {
   const words = where(state);
   document.title = `${words} · rove play`;
   say(words);
-  const said = state.messages.map((one, i) => message(one, state.env, i));
+  const said = state.messages.map((one, i) => message(one, state.env, i, null, state.boards[i]));
   replace(
     main,
-    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seats(state))),
+    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, SEATS[state.seat](state.model))),
     el(
       "div",
       { class: "split play" },
@@ -48,11 +48,14 @@ function show(state) {
       el("aside", { "aria-label": "What was said" }, el("h2", {}, "What was said"), said),
     ),
   );
+  if (state.asked && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
 }
 
-function seats({ model, seat }) {
-  return { opponent: `you against ${model}`, model: "you in the model's seat", none: `${model} plays, you watch` }[seat];
-}
+const SEATS = {
+  opponent: (model) => `you against ${model}`,
+  model: () => "you in the model's seat",
+  none: (model) => `${model} plays, you watch`,
+};
 
 function where(state) {
   if (state.error) return `The game failed: ${state.error.type}`;
@@ -62,54 +65,71 @@ function where(state) {
 }
 
 /** How it ended, in the environment's own last words where those say so. */
-function ending({ messages, scores, seat }) {
+function ending({ messages, boards, env, scores, seat }) {
   const last = messages.at(-1);
-  const told = last && last.role !== "assistant" ? textOf(last.content).split("\n")[0] : "";
+  const { text } = last && last.role !== "assistant" ? drawn(env, textOf(last.content), boards[messages.length - 1]) : { text: "" };
+  const told = boards[messages.length - 1] ? text.split("\n").at(-1) : text.split("\n")[0];
   const who = seat === "model" ? "you" : "the model";
   return `The game is over${/[a-z]/i.test(told) ? `; ${who} ${seat === "model" ? "are" : "is"} told: ${told}` : "."} Reward of ${who}: ${number(scores?.reward)}`;
 }
 
 function yours(state) {
-  if (state.over) return [board(state, []), result(state)];
-  if (!state.asked) return board(state, []);
-  const { view, legal } = state.asked;
+  if (state.over) return [position(state), result(state)];
+  if (!state.asked) return position(state);
+  const { legal, board, view } = state.asked;
   if (legal === null) return answerForm(state);
-  return [board(state, legal, view), buttons(state, legal)];
+  const choose = (text) => act("move", { number: state.number, text });
+  return [board ? el("div", { class: "large" }, draw(board, choose, legal)) : el("pre", {}, view), buttons(legal, choose)];
 }
 
-/** The position, its legal squares to be clicked. */
-function board(state, legal, view = lastView(state)) {
-  const found = drawn(state.env, view, legal.length ? { legal, choose: (text) => act("move", { number: state.number, text }) } : null);
-  if (found) return [found.before && !state.over && el("pre", {}, found.before), el("div", { class: "large" }, found.drawing)];
-  return el("pre", {}, view);
+/** What it looks like, its free squares to be clicked where there is something to `choose`. */
+function position({ messages, boards, env }, choose = null) {
+  const place = messages.findLastIndex((one, i) => boards[i] || one.role !== "assistant");
+  const text = textOf(messages[place]?.content);
+  if (boards[place]) return el("div", { class: "large" }, draw(boards[place], choose));
+  const found = drawn(env, text, null);
+  return [found.text && el("pre", {}, found.text), found.drawing && el("div", { class: "large" }, found.drawing)];
 }
 
-function lastView({ messages }) {
-  return textOf(messages.filter((one) => one.role !== "assistant").at(-1)?.content);
-}
-
-function buttons(state, legal) {
-  const move = (text) => el("button", { type: "button", "data-key": `move ${text}`, on: { click: () => act("move", { number: state.number, text }) } }, text);
+function buttons(legal, choose) {
+  const move = (text) => el("button", { type: "button", "data-key": `move ${text}`, on: { click: () => choose(text) } }, text);
   return el("p", { class: "moves" }, "Your moves: ", legal.map(move));
 }
 
+/** What the model would be asked: its answer, tag by tag where it has tags; a free square that is clicked is the move. */
 function answerForm(state) {
-  const text = el("textarea", { rows: 6, "aria-label": "Your answer", "data-key": "answer" });
+  const { fields, answer_field: answer } = state;
+  const box = (name, long) => el(long ? "textarea" : "input", { name, rows: long ? 3 : null, autocomplete: "off", spellcheck: "false", "data-key": `answer ${name}`, "data-focus": name === (answer || "answer") });
+  const boxes = Object.fromEntries((fields.length ? fields : ["answer"]).map((name) => [name, box(name, !fields.length || name !== answer)]));
+  const send = (move) => {
+    const values = Object.entries(boxes).map(([name, { value }]) => [name, name === answer && move !== null ? move : value.trim()]);
+    const text = fields.length ? values.map(([name, value]) => `<${name}>${value}</${name}>`).join("") : boxes.answer.value;
+    act("move", { number: state.number, text });
+  };
   const submit = (event) => {
     event.preventDefault();
-    act("move", { number: state.number, text: text.value });
+    send(null);
   };
-  return [board(state, []), el("form", { on: { submit } }, el("label", {}, "Your answer, as the model would give it", text), el("button", { type: "submit" }, "Answer"))];
+  const titles = (name) => (fields.length ? plain(name) : "Your answer, as the model would give it");
+  const form = el(
+    "form",
+    { on: { submit } },
+    Object.entries(boxes).map(([name, input]) => el("label", {}, titles(name), input)),
+    el("button", { type: "submit" }, "Answer"),
+  );
+  return [position(state, answer ? send : null), form];
 }
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
+  const seat = el("select", { "data-key": "seat" }, state.seats.map((name) => el("option", { value: name, selected: name === state.seat }, SEATS[name](state.model))));
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
     el(
       "p",
       { class: "tools" },
-      el("button", { type: "button", "data-key": "again", on: { click: () => act("again") } }, "Play again"),
+      el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { seat: seat.value }) } }, "Play again"),
+      state.seats.length > 1 ? el("label", {}, "as ", seat) : null,
       state.kept ? el("span", {}, `kept in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Keep this game"),
     ),
     rows.length ? table(["function", "value"], rows, "plain") : null,

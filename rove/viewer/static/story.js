@@ -7,9 +7,9 @@ import { counted, number, plain, seconds } from "./format.js";
 /** Who said what; `place` keeps apart the links to messages of several rollouts on one page. */
 export function conversation(environment, found, place = "") {
   return [
-    ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`)),
+    ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`, null, found.boards[i])),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
-    ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`)),
+    ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`, null, found.boards[found.prompt.length + i])),
   ];
 }
 

@@ -1,78 +1,124 @@
 // The tokens of a rollout, coloured by what training knows of them.
 
 import { el } from "./dom.js";
+import { address, changed } from "./ask.js";
 import { counted, number, signed } from "./format.js";
 
-const LEVELS = [0.9, 0.6, 0.3, 0.1, 0.02];
+/** By what value a token gets which of the colours p0, p1, …: the first whose test it passes. */
+const SCALES = {
+  logprob: { of: ({ logprob }) => logprob, ends: [0.9, 0.6, 0.3, 0.1, 0.02], within: (value, end) => Math.exp(value) >= end, told: (end) => `≥ ${end * 100} %`, rest: "less" },
+  entropy: { of: ({ entropy }) => entropy, ends: [0.05, 0.2, 0.5, 1, 2], within: (value, end) => value <= end, told: (end) => `≤ ${end} nats`, rest: "more" },
+  ratio: { of: ({ ratio }) => ratio, ends: [0.01, 0.05, 0.1, 0.2, 0.5], within: (value, end) => Math.abs(value - 1) <= end, told: (end) => `within ${end * 100} %`, rest: "further" },
+};
 
 const COLOURS = {
   logprob: { title: "log-probability", words: "the darker, the less likely the sampled token was" },
+  entropy: { title: "entropy", words: "the darker, the less sure the model was of what to say next", trained: true },
+  advantage: { title: "advantage", words: "what each trained token is pushed by: more likely, or less" },
   mask: { title: "loss mask", words: "what is marked is trained; prompts and replies are not" },
-  advantage: { title: "advantage", words: "reward less the mean of its siblings, on every trained token" },
+  ratio: { title: "trainer-to-sampler ratio", words: "the darker, the further the trainer's probability was from the sampler's before the step", trained: true },
 };
 
 /**
  * @param found an answer of /api/rollout
- * @param colour one of COLOURS
+ * @param params of the page's address, which say the colour
  * @param choose called with another one
  */
-export function tokenView(found, colour, choose) {
-  const kind = COLOURS[colour] ? colour : "logprob";
+export function tokenView(found, params, choose) {
+  const kind = params.get("colour") in COLOURS ? params.get("colour") : "logprob";
   const select = el(
     "select",
     { "data-key": "colour", on: { change: (event) => choose(event.target.value) } },
     Object.entries(COLOURS).map(([name, { title }]) => el("option", { value: name, selected: name === kind }, title)),
   );
-  const sampled = found.tokens.flatMap((turn) => turn.logprobs);
-  const mean = sampled.length ? sampled.reduce((a, b) => a + b, 0) / sampled.length : null;
-  const spelled = found.tokens.some((turn) => turn.sampled.some(([, text]) => text !== null));
+  const turns = found.tokens.map((turn) => ({ ...turn, advantage: turn.trained?.advantage ?? found.advantage, said: sampledOf(turn) }));
+  const spelled = turns.some((turn) => turn.said.some(({ text }) => text !== null));
   return [
     el("div", { class: "tools" }, el("label", {}, "Colour by ", select), el("span", { class: "note" }, COLOURS[kind].words)),
-    el("p", {}, `${counted(sampled.length, "sampled token")}, mean log-probability ${number(mean)}${found.advantage === null ? "" : `, advantage ${signed(found.advantage)}`}`),
+    el("p", {}, summary(turns.flatMap((turn) => turn.said), found.advantage)),
+    COLOURS[kind].trained && !turns.some((turn) => turn.trained) ? missing(found, params) : null,
     spelled ? null : el("p", { class: "note" }, "The texts of tokens are not known: there is no tokenizer in this folder of runs, or rove's extra `train` is not installed. Shown are their ids."),
     key(kind),
-    found.tokens.map((turn, i) => turnView(turn, i, kind, found.advantage)),
+    turns.map((turn, i) => turnView(turn, i, kind)),
   ];
 }
 
-function turnView(turn, place, kind, advantage) {
-  const prompt = turn.prompt.map(([id, text]) => token(id, text, "given", "prompt, not trained"));
-  const sampled = turn.sampled.map(([id, text], i) => {
+/** What is known of each sampled token; values that are not are undefined. */
+function sampledOf(turn) {
+  return turn.sampled.map(([id, text], i) => {
     const logprob = turn.logprobs[i];
-    const told = logprob === undefined ? "" : `log-probability ${number(logprob)}, probability ${number(Math.exp(logprob))}`;
-    return token(id, text, look(kind, logprob, advantage), told);
+    const trainer = turn.trained?.logprobs[i];
+    const both = logprob !== undefined && trainer !== undefined;
+    return { id, text, logprob, trainer, entropy: turn.trained?.entropies[i], ratio: both ? Math.exp(trainer - logprob) : undefined };
   });
+}
+
+function summary(tokens, advantage) {
+  const told = [counted(tokens.length, "sampled token")];
+  for (const [name, words] of Object.entries({ logprob: "log-probability", entropy: "entropy", ratio: "ratio" })) {
+    const known = tokens.map((token) => token[name]).filter((value) => value !== undefined);
+    if (known.length) told.push(`mean ${words} ${number(known.reduce((a, b) => a + b, 0) / known.length)}`);
+  }
+  if (advantage !== null) told.push(`reward less its siblings' mean ${signed(advantage)}`);
+  return told.join(", ");
+}
+
+/** Why this cannot be told of this rollout, and of which it can. */
+function missing(found, params) {
+  if (found.step === null) return el("p", { class: "note" }, "Only training knows entropies and ratios; this rollout was not trained on.");
+  if (!found.kept.length) return el("p", { class: "note" }, "Nothing was kept of this step's tokens: the run had token_stats = 0, or took no optimizer step here.");
+  const links = found.kept.map((row) => {
+    const target = address("rollout", changed(params, { line: row.line, at: null }));
+    return [" ", el("a", { href: target }, `example ${number(row.example)}, rollout ${row.rollout}`)];
+  });
+  return el("p", { class: "note" }, `Of each step training keeps this of a few rollouts (token_stats), and this is none of them. Those of step ${found.step}:`, links);
+}
+
+function turnView(turn, place, kind) {
+  const prompt = turn.prompt.map(([id, text]) => token(id, text, "given", "prompt, not trained"));
+  const sampled = turn.said.map((one) => token(one.id, one.text, look(kind, one, turn.advantage), words(one)));
   const fresh = turn.fresh && place ? " (does not go on from the turn before: a sequence of its own)" : "";
+  const advantage = turn.trained ? el("p", { class: "note" }, `advantage ${signed(turn.advantage)}`) : null;
   return el(
     "section",
     { class: "turn" },
     el("h2", {}, `Turn ${place + 1}${fresh}`),
     el("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${place + 1}` }, prompt, sampled),
     turn.left_out ? el("p", { class: "note" }, `${counted(turn.left_out, "token")} left out`) : null,
+    advantage,
   );
+}
+
+function words({ logprob, trainer, entropy, ratio }) {
+  const told = logprob === undefined ? [] : [`log-probability ${number(logprob)}, probability ${number(Math.exp(logprob))}`];
+  if (trainer !== undefined) told.push(`trainer's log-probability ${number(trainer)}, ratio ${number(ratio)}, entropy ${number(entropy)}`);
+  return told.join("; ");
 }
 
 function token(id, text, look, told) {
   return el("span", { class: `token ${look}`, title: `${id}: ${told}` }, text === null ? `${id} ` : text === "" ? "·" : text);
 }
 
-function look(kind, logprob, advantage) {
+function look(kind, token, advantage) {
   if (kind === "mask") return "trained";
   if (kind === "advantage") return !advantage ? "sampled" : advantage > 0 ? "good" : "poor";
-  return logprob === undefined ? "sampled" : `p${level(logprob)}`;
+  return level(SCALES[kind], token);
 }
 
-/** 0 for tokens that were nearly certain, up to LEVELS.length for the unlikely. */
-export function level(logprob) {
-  const found = LEVELS.findIndex((least) => Math.exp(logprob) >= least);
-  return found < 0 ? LEVELS.length : found;
+function level({ of, ends, within }, token) {
+  const value = of(token);
+  if (value === undefined) return "sampled";
+  const found = ends.findIndex((end) => within(value, end));
+  return `p${found < 0 ? ends.length : found}`;
 }
 
 function key(kind) {
-  const entries = {
-    logprob: [...LEVELS.map((least, i) => [`p${i}`, `≥ ${least * 100} %`]), [`p${LEVELS.length}`, "less"]],
-    mask: [["trained", "trained"], ["given", "not trained"]],
-    advantage: [["good", "better than its siblings"], ["poor", "worse"], ["sampled", "the same"], ["given", "not trained"]],
-  }[kind];
+  const scale = SCALES[kind];
+  const entries = scale
+    ? [...scale.ends.map((end, i) => [`p${i}`, scale.told(end)]), [`p${scale.ends.length}`, scale.rest]]
+    : {
+        mask: [["trained", "trained"], ["given", "not trained"]],
+        advantage: [["good", "better than its siblings"], ["poor", "worse"], ["sampled", "the same"], ["given", "not trained"]],
+      }[kind];
   return el("p", { class: "tokenkey" }, entries.map(([look, words]) => [el("span", { class: `token ${look}` }, words), " "]));
 }

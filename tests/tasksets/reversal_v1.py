@@ -1,12 +1,15 @@
 """A taskset of verifiers v1, of one turn: a text is to be said backwards."""
 
+import os
+from typing import Literal
+
 import verifiers.v1 as vf
 
 WORDS = ["lantern", "harbour", "pepper", "meadow", "sixpence", "orchard"]
 
 
 class ReversalConfig(vf.TasksetConfig):
-    num_examples: int = 6
+    split: Literal["train", "test", "all"] = "all"
 
 
 class ReversalData(vf.TaskData):
@@ -30,11 +33,14 @@ class ReversalTask(vf.Task[ReversalData, vf.State, vf.TaskConfig]):
     async def length(self, trace: vf.Trace) -> float:
         if trace.last_reply == "break":
             raise ValueError("the metric broke")
+        if trace.last_reply == "crash":
+            os._exit(3)
         return float(len(trace.last_reply))
 
 
 class ReversalTaskset(vf.Taskset[ReversalTask, ReversalConfig]):
     def load(self) -> list[ReversalTask]:
+        places = {"train": slice(4), "test": slice(4, None), "all": slice(None)}
         return [
             ReversalTask(
                 ReversalData(
@@ -45,7 +51,7 @@ class ReversalTaskset(vf.Taskset[ReversalTask, ReversalConfig]):
                 ),
                 self.config.task,
             )
-            for word in WORDS[: self.config.num_examples]
+            for word in WORDS[places[self.config.split]]
         ]
 
 

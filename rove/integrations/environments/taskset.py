@@ -213,7 +213,7 @@ def _workers(
 ) -> Workers:
     env = {name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS}
     if python is not None:
-        env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
+        env["PATH"] = os.pathsep.join([str(Path(python).absolute().parent), env.get("PATH", os.defpath)])
     if folder is not None:  # for the servers of tools, too
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))
     for name in ("NO_PROXY", "no_proxy"):  # what is set for the way out must not be in the way in

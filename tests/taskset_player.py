@@ -37,9 +37,9 @@ def player(messages: rove.Messages, state: rove.State, rng: random.Random) -> An
     return "Done."
 
 
-def _call(number: int, name: str, **arguments: Any) -> rove.AssistantMessage:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return rove.AssistantMessage("", tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
+def _call(place: int, tool: str, /, **arguments: Any) -> rove.AssistantMessage:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return rove.AssistantMessage("", tool_calls=[{"id": f"call_{place}", "type": "function", "function": function}])
 
 
 def of_trace(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ library = pytest.mark.skipif(
 )
 
 
-def loaded(name: str, kind: type[TasksetEnv] = TasksetEnv, **options: Any) -> TasksetEnv:
-    return kind(name, python=PYTHON, taskset_dir=TASKSETS, start_seconds=300, **options)
+def loaded(name: str, **options: Any) -> TasksetEnv:
+    return TasksetEnv(name, python=PYTHON, taskset_dir=TASKSETS, start_seconds=300, **options)
 
 
 @pytest.fixture(scope="module")

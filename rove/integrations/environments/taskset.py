@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rove.digest import digest_files
-from rove.envs.agent import AgentEnv
+from rove.envs.agent import AgentEnv, longest_conversation
 from rove.envs.environment import Turn, teardown
 from rove.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
 from rove.isolation.room import Room
-from rove.messages import Message, Messages
+from rove.messages import Message, Messages, as_messages
 from rove.protocols import Request
 from rove.records import Scores
 from rove.rubrics import Rubric
@@ -123,6 +123,14 @@ class TasksetEnv(AgentEnv):
                 yield row
             if len(rows) < CHUNK:
                 return
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Play the rollout; its prompt is then what the agent was shown first, which may be more than the row's."""
+        try:
+            await super().run(state, turn)
+        finally:
+            if held := longest_conversation(state["trajectory"]):
+                state["prompt"] = as_messages(held[0].prompt)
 
     async def run_agent(self, access: Access, state: State) -> Any:
         """Have the episode played and scored; the answer is what the agent said last.

@@ -94,20 +94,27 @@ class _Desk:
         self.plays: dict[int, asyncio.Task[Any]] = {}
         self.replies: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
+        self.ready, self.over, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def serve(self, connection: socket.socket) -> None:
-        """With what the environment shares between episodes at hand."""
+        """Answer, with what the environment shares between episodes at hand until `tear_down`."""
         reader, self.writer = await asyncio.open_connection(sock=connection)
+        reading = asyncio.create_task(self._read(reader))
+        over = asyncio.create_task(self.over.wait())
         try:
             async with Loaded.env.serving():
                 # Each episode has an endpoint of its own, and so a client, which a server that all share would keep.
                 Loaded.env._interception = None
-                await self._serve(reader)
+                self.ready.set()
+                await asyncio.wait([reading, over], return_when=asyncio.FIRST_COMPLETED)
         except Exception as error:
             self.failure = error
-            await self._serve(reader)
+        over.cancel()
+        self.ready.set()
+        self.left.set()
+        await reading
 
-    async def _serve(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         while True:
             try:
                 [size] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -120,8 +127,6 @@ class _Desk:
 
     async def _reply(self, number: int, name: str, args: dict[str, Any]) -> None:
         try:
-            if self.failure is not None:
-                raise self.failure
             body = _encoded({"id": number, "result": await getattr(self, name)(**args)})
         except Exception as error:
             body = _encoded({"id": number, "error": described(error)})
@@ -132,7 +137,9 @@ class _Desk:
         """Nothing but a sign of life."""
 
     async def tear_down(self) -> None:
-        """Nothing: what the episodes share goes with the process's end of the conversation."""
+        """Let go of what the episodes share."""
+        self.over.set()
+        await self.left.wait()
 
     async def rows(self, train: bool, start: int, stop: int) -> list[dict[str, Any]]:
         """Some of the tasks as rows."""
@@ -140,6 +147,9 @@ class _Desk:
 
     async def play(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, Any]:
         """Play and score an episode, whose models are asked for at an address; what is to be known of it."""
+        await self.ready.wait()
+        if self.failure is not None:
+            raise self.failure
         task = Loaded.tasks[train][place]
         if task.key != key:
             raise ValueError(

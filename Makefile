@@ -37,11 +37,14 @@ test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 	done
 
 test-integrations: $(STAMP)  ## other libraries' environments, each with its library
-	for library in gymnasium reasoning-gym textarena openenv; do \
+	for library in gymnasium reasoning-gym "textarena nltk" openenv; do \
 		rm -rf build/integrations && $(BIN)/python -m pip install --quiet --target build/integrations $$library && \
 		PYTHONPATH=$(CURDIR)/build/integrations $(BIN)/python -m pytest -q tests/test_integrations.py tests/test_gym.py \
-			tests/test_reasoning.py tests/test_text_arena.py tests/test_open_env.py || exit 1; \
+			tests/test_reasoning.py tests/test_text_arena.py tests/test_open_env.py tests/test_compat_integrations.py || exit 1; \
 	done
+	test -d build/tasksets || $(PYTHON) -m venv build/tasksets
+	build/tasksets/bin/python -m pip install --quiet "verifiers>=0.4,<0.5"
+	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/test_taskset.py
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.open_env import OpenEnvEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
+    from rove.integrations.environments.taskset import TasksetEnv
     from rove.integrations.environments.text_arena import TextArenaEnv
     from rove.isolation import IsolatedEnv
     from rove.models.load import load_model as load_model
@@ -97,6 +98,7 @@ _LAZY = {
     "SandboxEnv": "rove.envs.sandbox",
     "SmolaAgentEnv": "rove.envs.smola",
     "SmolaToolEnv": "rove.envs.smola",
+    "TasksetEnv": "rove.integrations.environments.taskset",
     "TextArenaEnv": "rove.integrations.environments.text_arena",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
@@ -176,6 +178,7 @@ __all__ = [
     "StatefulToolEnv",
     "StepTokens",
     "SystemMessage",
+    "TasksetEnv",
     "TextArenaEnv",
     "ThinkParser",
     "TooManyErrorsError",

@@ -174,7 +174,8 @@ def make_turn(
         shown = state.get("tools")
         if seat is not None:
             how = sampling if sampling_args is None else sampling_args
-            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=shown)
+            tools = shown if asked is None else asked.tools
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, state.get("conversations"), turns.under_way)

@@ -244,8 +244,8 @@ def task_of(state: State) -> str:
     return said[-1] if said else ""
 
 
-def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
-    """The longest conversation that an agent held, after its first prompt, as its last step shows it.
+def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
+    """The steps of the longest conversation that an agent held; none where there are none.
 
     Steps belong together whose prompts begin with that of the first of them. Of equals the last counts.
     """
@@ -256,9 +256,14 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
             held.append([step])
         else:
             mine.append(step)
-    if not held:
+    return max(reversed(held), key=len, default=[])
+
+
+def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
+    """The longest conversation that an agent held, after its first prompt, as its last step shows it."""
+    longest = longest_conversation(steps)
+    if not longest:
         return []
-    longest = max(reversed(held), key=len)
     first, last = longest[0], longest[-1]
     return as_messages([*last.prompt, *last.completion][len(first.prompt) :])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -233,7 +234,17 @@ def _telling(what: str, file: Path) -> Iterator[None]:
         inside = file.parent if file.name == "__init__.py" else file
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
         place = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
-        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({place})") from error
+        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({place}){_hint(error)}") from error
+
+
+def _hint(error: Exception) -> str:
+    """What to do where a package needs a library that rove answers for."""
+    if not (isinstance(error, (ImportError, AttributeError)) and re.search(r"\bverifiers\b", str(error))):
+        return ""
+    return (
+        "; rove answers for verifiers 0.1 to 0.3 after rove.compat.install(), or install(replace=True) where another version "
+        "is installed; commands do the same, or with --compat"
+    )
 
 
 def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:

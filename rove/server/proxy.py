@@ -136,7 +136,8 @@ class AgentTurns:
             self._end_with(error)
             raise
         self.unanswered = []
-        step = next(step for step in reversed(self._state["trajectory"]) if step.completion[-1] is message)
+        recorded = [self._state["trajectory"], *self._state.get("seats", {}).values()]
+        step = next(step for steps in recorded for step in reversed(steps) if step.completion[-1] is message)
         self._said.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
 

@@ -22,9 +22,10 @@ _HOMES = {
     "errors": "BrowserSandboxError EmptyModelResponseError Error InfraError InvalidModelResponseError MissingKeyError "
     "ModelError OverlongPromptError SandboxError ToolCallError ToolError ToolParseError TunnelError ensure_keys",
     "examples": "load_example_dataset",
-    "former": "DoubleCheckEnv MultiTurnCompletionEnv ToolRubric",
+    "former": "CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv SmolaToolRubric ToolRubric",
     "group": "EnvGroup",
     "gym": "GymEnv",
+    "integrations": "OpenEnvEnv ReasoningGymEnv TextArenaEnv",
     "judge": "JudgeRubric",
     "loading": "load_environment",
     "logs": "log_level print_prompt_completions_sample quiet_verifiers setup_logging",
@@ -36,7 +37,8 @@ _HOMES = {
     "rubrics": "Rubric RubricGroup",
     "sandbox": "PythonEnv SandboxEnv",
     "tools": "StatefulToolEnv ToolEnv",
-    "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults",
+    "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults "
+    "lora_defaults",
     "types": "AssistantMessage ClientType DatasetBuilder ErrorData GroupRewardFunc IndividualRewardFunc Info Message "
     "MessageType Messages Response ResponseMessage ResponseTokens RewardFunc RolloutInput RolloutOutput RolloutScore "
     "RolloutScores RolloutTiming SamplingArgs State SystemMessage TextMessage TimeSpan TimeSpans TokenUsage Tool ToolCall "
@@ -44,19 +46,12 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
+_IN_THEIR_CLOUD = "it runs in a vendor's sandboxes; use rove.AgentEnv(command=…) for a program that asks a model"
 _NOT_HERE = {
-    "BrowserEnv": "it drives a browser of a vendor's cloud",
-    "CliAgentEnv": "it runs a program in a sandbox of a vendor's",
-    "CodeMathEnv": "use vf.PythonEnv with a vf.MathRubric, or rove.CodeMathEnv",
-    "CodeMathRubric": "use vf.MathRubric",
-    "HarborEnv": "it runs a program in a sandbox of a vendor's",
-    "OpenEnvEnv": "use rove's own integration of OpenEnv",
-    "ReasoningGymEnv": "use rove's own integration of reasoning-gym",
-    "SmolaToolEnv": "use vf.ToolEnv, or rove.SmolaToolEnv",
-    "SmolaToolRubric": "use vf.Rubric",
-    "TextArenaEnv": "use rove's own integration of TextArena",
+    "BrowserEnv": "it drives a browser in a vendor's cloud; give the model a browser's MCP server with vf.MCPEnv",
+    "CliAgentEnv": _IN_THEIR_CLOUD,
+    "HarborEnv": f"{_IN_THEIR_CLOUD}, or rove.TasksetEnv('harbor', …) for Harbor's tasks, with verifiers 0.4 beside",
     "VLLMClient": "rove's trainer samples by itself; serve a model with `rove serve`",
-    "lora_defaults": "rove's trainer trains all weights",
 }
 """Names that are not provided, and what to do instead."""
 _FORMER = {"former", "trainer"}

@@ -294,8 +294,7 @@ class BridgedRubric(Rubric):
 def _state_of(state: RoveState) -> State:
     if _KEPT not in state:
         raise ConfigError(
-            "a v0 rubric scores what a v0 environment has played in this run; expected a rollout that was just played: "
-            "rove rescore cannot score environments of rove.compat again"
+            "a v0 rubric scores what a v0 environment has played in this run; expected a rollout that was just played"
         )
     return state[_KEPT]
 

@@ -88,10 +88,35 @@ def grpo_defaults(run_name: str) -> GRPOConfig:
     )
 
 
-def rl_config(args: Mapping[str, Any], env_id: str) -> Any:
+class LoraConfig(Model):
+    """Of an adapter that is trained instead of the model; one of PEFT's does as well."""
+
+    defaults: ClassVar = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": None}
+
+
+def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
+    """The adapter that 0.1.0 began with."""
+    outdated("lora_defaults", "write settings for `rove rl`: lora_rank, lora_alpha, lora_targets")
+    return LoraConfig(r=r, lora_alpha=alpha, target_modules=["q_proj", "v_proj", "k_proj", "o_proj"])
+
+
+def _lora(adapter: Any) -> dict[str, Any]:
+    """rove's settings for an adapter."""
+    if adapter is None:
+        return {}
+    targets = adapter.target_modules or []
+    targets = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets)
+    named = {"lora_alpha": float(adapter.lora_alpha), "lora_dropout": float(adapter.lora_dropout or 0.0)}
+    return {"lora_rank": adapter.r, "lora_targets": targets, **named}
+
+
+def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     """rove's settings for theirs.
 
     What has no counterpart, since rove does it otherwise (devices, vLLM servers, logging), is left out.
+
+    Args:
+        adapter: a `LoraConfig`.
 
     Raises:
         ConfigError: a loss that is not known.
@@ -114,6 +139,7 @@ def rl_config(args: Mapping[str, Any], env_id: str) -> Any:
         ours["sync_reference_every"] = args["ref_model_sync_steps"]
     if ours.get("run_dir") is None:
         ours.pop("run_dir", None)
+    ours |= _lora(adapter)
     return msgspec.convert({**ours, "env": env_id or "env", "model": ""}, kind)
 
 
@@ -125,6 +151,7 @@ class GRPOTrainer:
         processing_class: its tokenizer; needed where the model is no folder.
         env: of rove.compat, or of rove.
         args: a `GRPOConfig`.
+        peft_config: of a LoRA adapter, which is trained instead of the model.
     """
 
     def __init__(
@@ -137,14 +164,13 @@ class GRPOTrainer:
         **ignored: Any,
     ):
         outdated(type(self).__name__, "train with `rove rl`, or rove.train.rl.train_rl")
-        if peft_config is not None:
-            raise ConfigError("peft_config has no counterpart in rove's trainer; leave it out: all weights are trained")
         if env is None:
             raise ConfigError(f"{type(self).__name__} needs env=, an environment")
         self.model = model
         self.tokenizer = processing_class
         self.env = env
         self.args = args if args is not None else GRPOConfig()
+        self.peft_config = peft_config
         self.run: Run | None = None
         """The run folder, after `train`."""
 
@@ -152,7 +178,7 @@ class GRPOTrainer:
         """Train; returns the folder of the final model."""
         train_rl = importlib.import_module("rove.train.rl").train_rl
         loaded = self._loaded()
-        config = rl_config(self.args, self.env.env_id)
+        config = rl_config(self.args, self.env.env_id, self.peft_config)
         env = self.env.__rove_environment__() if hasattr(self.env, "__rove_environment__") else self.env
         self.run = Run(config.run_dir or Path("runs") / f"{self.args.get('run_name') or env.env_id or 'env'}--rl")
         with self.run as run:

@@ -12,11 +12,13 @@ from typing import Any
 import reasoning_gym  # pyright: ignore[reportMissingImports]
 from reasoning_gym.composite import DatasetSpec  # pyright: ignore[reportMissingImports]
 from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+from reasoning_gym.utils import SYSTEM_PROMPTS  # pyright: ignore[reportMissingImports]
 
 
 def setup() -> dict[str, Any]:
-    """The families there are, and those whose code can run an answer."""
-    return {"families": sorted(DATASETS), "running": sorted(filter(_runs_code, DATASETS))}
+    """The families there are, those whose code can run an answer, and the prompt that asks for tags."""
+    running = sorted(filter(_runs_code, DATASETS))
+    return {"families": sorted(DATASETS), "running": running, "system_prompt": SYSTEM_PROMPTS["default"]}
 
 
 class Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from rove.envs.environment import Environment, Turn, stop
 from rove.errors import ConfigError, phase
@@ -15,6 +15,15 @@ from rove.state import State
 
 Opponent = Callable[[str, list[str]], Awaitable[str]]
 """Takes the other seat of a two-player environment: (what it sees, its legal moves) → its move. Set by `rove play`."""
+
+
+@runtime_checkable
+class TwoPlayer(Protocol):
+    """An environment that may have another seat."""
+
+    two_player: bool
+    """Whether it asks `opponent`, when that is set, for the other seat's moves."""
+    opponent: Opponent | None
 
 
 def num_turns(state: State) -> int:

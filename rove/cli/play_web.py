@@ -11,7 +11,7 @@ from rich.console import Console
 from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.multi_turn import TwoPlayer
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
 from rove.runs import Run
@@ -33,10 +33,10 @@ def play_in_browser(
 ) -> None:
     """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own."""
     seat: Seat = "model" if client is None else "none"
-    if isinstance(env, MultiTurnEnv) and env.two_player and client is not None and not watch:
+    if isinstance(env, TwoPlayer) and env.two_player and client is not None and not watch:
         seat = "opponent"
     table = Table(env_id, model or "", seat)
-    if seat == "opponent" and isinstance(env, MultiTurnEnv):
+    if seat == "opponent" and isinstance(env, TwoPlayer):
         env.opponent = table.ask
     config = {"env": env_id, "model": model or "a person", "seat": seat}
     folder = run_folder(run_dir, "played", env_id, model or "person", identity=config)

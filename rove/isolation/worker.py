@@ -11,7 +11,6 @@ import random
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from rove.envs.loading import load_environment
 from rove.envs.multi_turn import TwoPlayer
 from rove.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
 from rove.functions import maybe_await
+from rove.isolation.played import Played
 from rove.messages import Message, Messages, as_message
 from rove.protocols import Request, Response
 from rove.records import Scores, TrajectoryStep, Usage
@@ -30,26 +30,6 @@ from rove.seats import ask
 from rove.state import State
 
 LENGTH = struct.Struct("<I")
-
-
-@dataclass(eq=False, slots=True)
-class _Rollout:
-    """What is known here of a rollout."""
-
-    number: int
-    state: State
-    conversations: list[State]
-    """Its own and those of sub-models, by the number that its owner knows them by."""
-    answers: list[tuple[TrajectoryStep, int]] = field(default_factory=list)
-    """Steps that its owner has asked for, and by which number it knows them."""
-
-    def conversation(self, state: State) -> int:
-        """The number of a conversation."""
-        number = next((i for i, one in enumerate(self.conversations) if one is state), None)
-        if number is None:
-            number = len(self.conversations)
-            self.conversations.append(state)
-        return number
 
 
 _playing: contextvars.ContextVar[int] = contextvars.ContextVar("playing")
@@ -90,7 +70,7 @@ class _Desk:
 
     def __init__(self, env: Environment):
         self.env = env
-        self.rollouts: dict[int, _Rollout] = {}
+        self.rollouts: dict[int, Played] = {}
         self.plays: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
         self.waiting: dict[int, asyncio.Future[Any]] = {}
@@ -178,7 +158,7 @@ class _Desk:
             is_truncated=False,
             error=None,
         )
-        rollout = self.rollouts[number] = _Rollout(number, state, [state])
+        rollout = self.rollouts[number] = Played(number, state, [state])
         if isinstance(self.env, TwoPlayer):
             self.env.opponent = self.opponent if has_opponent else None
 
@@ -215,7 +195,7 @@ class _Desk:
             return error
         return None
 
-    async def turn(self, rollout: _Rollout, state: State, messages: Messages, asked: Request | None) -> Message:
+    async def turn(self, rollout: Played, state: State, messages: Messages, asked: Request | None) -> Message:
         """Have the model asked; keep the step as the owner does."""
         how: dict[str, Any] = {}
         if asked is not None:
@@ -241,9 +221,7 @@ class _Desk:
             state["is_truncated"] = True
         return message
 
-    async def seat(
-        self, rollout: _Rollout, state: State, messages: Messages, seat: str, how: dict[str, Any]
-    ) -> Message:
+    async def seat(self, rollout: Played, state: State, messages: Messages, seat: str, how: dict[str, Any]) -> Message:
         """Have the model asked in another seat."""
         client = _Owner(self, rollout, how)
         message = await ask(state, messages, client, seat=seat, tools=state.get("tools"))
@@ -252,7 +230,7 @@ class _Desk:
         return message
 
     async def question(
-        self, rollout: _Rollout, state: State, messages: Sequence[Mapping[str, Any]], **how: Any
+        self, rollout: Played, state: State, messages: Sequence[Mapping[str, Any]], **how: Any
     ) -> dict[str, Any]:
         """What the owner says to a question; one that is not waited for any more is given up there."""
         which = self.count + 1
@@ -303,13 +281,13 @@ class _Desk:
             if ends_task(error):
                 raise
             failed = _told(error)
-        return {**_seen(rollout), "failed": failed}
+        return {**rollout.seen(), "failed": failed}
 
     async def score(self, number: int) -> dict[str, Any]:
         """The rubric's scores of a finished rollout, and what scoring it has added."""
         rollout = self.rollouts[number]
         scores = await self.env.rubric.score_rollout(rollout.state)
-        return {"scores": msgspec.to_builtins(scores), **_seen(rollout)}
+        return {"scores": msgspec.to_builtins(scores), **rollout.seen()}
 
     async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same of siblings, group rewards included."""
@@ -317,7 +295,7 @@ class _Desk:
         states = [rollout.state for rollout in rollouts]
         given = await self.env.rubric.score_group(states, msgspec.convert(scores, list[Scores]))
         told = [msgspec.to_builtins(one) for one in given]
-        return [{"scores": one, **_seen(rollout)} for one, rollout in zip(told, rollouts, strict=True)]
+        return [{"scores": one, **rollout.seen()} for one, rollout in zip(told, rollouts, strict=True)]
 
     async def player(
         self, number: int, who: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
@@ -339,7 +317,7 @@ class _Owner:
 
     max_concurrent = 1 << 16
 
-    def __init__(self, desk: _Desk, rollout: _Rollout, how: dict[str, Any]):
+    def __init__(self, desk: _Desk, rollout: Played, how: dict[str, Any]):
         self.desk, self.rollout, self.how = desk, rollout, how
         self.answer = -1
         """The number of its last answer."""
@@ -354,26 +332,6 @@ class _Owner:
 
     async def close(self) -> None:
         """Nothing to free."""
-
-
-def _seen(rollout: _Rollout) -> dict[str, Any]:
-    """What of a rollout its owner keeps; of a step that it has asked for, the number."""
-    state, numbers = rollout.state, {id(step): number for step, number in rollout.answers}
-
-    def known(steps: Sequence[TrajectoryStep]) -> list[Any]:
-        return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
-
-    return {
-        "prompt": state["prompt"],
-        "completion": state["completion"],
-        "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
-        "is_truncated": bool(state["is_truncated"]),
-        "tools": state.get("tools"),
-        "seats": {seat: known(steps) for seat, steps in (state.get("seats") or {}).items()},
-        "trajectory": known(state["trajectory"]),
-        "step_rewards": [step.reward for step in state["trajectory"]],
-        "env_id": state.get("env_id", ""),
-    }
 
 
 def _told(error: BaseException) -> dict[str, Any]:

@@ -118,6 +118,39 @@ def test_answers_are_never_run_here(tmp_path: Path) -> None:
         assert told in record.error.message
 
 
+class Lasting(ReasoningGymEnv):
+    """One host process for many environments."""
+
+    async def end_workers(self) -> None:  # not marked: a run leaves it alone
+        """Nothing."""
+
+
+@pytest.mark.slow
+def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    write = f"__import__('pathlib').Path({str(note)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
+    first = Lasting("gcd")
+    first.workers.start()
+    families = first.workers.told["families"]
+    specs = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]
+    right, played = set(), set()
+    try:
+        for family in families:
+            config = {"datasets": specs} if family == "composite" else None
+            env = Lasting(family, num_eval_examples=1, config=config, score_seconds=20.0)
+            env.workers = first.workers
+            own, ran = (env.generate_sync(says(player))[0] for player in (env.players["oracle"], f"<answer>{write}</answer>"))
+            assert own.error is None and ran.error is None, (family, own.error, ran.error)
+            played.add(family)
+            right |= {family} if own.reward == 1.0 else set()
+    finally:
+        first.workers.close()
+    assert len(played) == len(families) >= 106 and "reasoning_gym" not in sys.modules
+    unanswered = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # no answer of their own
+    assert played - right == unanswered
+    assert note.exists() and str(os.getpid()) not in note.read_text().split()
+
+
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(right))

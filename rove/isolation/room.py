@@ -105,7 +105,8 @@ class Room:
 
     async def _watch(self, worker: Worker) -> None:
         with suppress(WorkerError):
-            while await _answers(worker, self.hang_seconds) or await _answers(worker, AGAIN_SECONDS):  # noqa: ASYNC110
+            again = min(AGAIN_SECONDS, self.hang_seconds)
+            while await _answers(worker, self.hang_seconds) or await _answers(worker, again):  # noqa: ASYNC110
                 await asyncio.sleep(min(LOOK_SECONDS, self.hang_seconds / 4))
             worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
 

@@ -139,7 +139,9 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
             config = {"datasets": specs} if family == "composite" else None
             env = Lasting(family, num_eval_examples=1, config=config, score_seconds=20.0)
             env.workers = first.workers
-            own, ran = (env.generate_sync(says(player))[0] for player in (env.players["oracle"], f"<answer>{write}</answer>"))
+            own, ran = (
+                env.generate_sync(says(player))[0] for player in (env.players["oracle"], f"<answer>{write}</answer>")
+            )
             assert own.error is None and ran.error is None, (family, own.error, ran.error)
             played.add(family)
             right |= {family} if own.reward == 1.0 else set()

@@ -511,6 +511,24 @@ def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> N
     assert {round(record.reward or 0.0, 6) for record in records} == {1.2}
     assert records[0].completion[-1]["content"] == "echoed_message: abcd\nmessage_length: 4"
 
+    async def ours(ask: Any) -> list[tuple[int, Any]]:
+        return [
+            await ask("reset", {}),
+            await ask("step", {"action": {"message": "a"}}),
+            await ask("step", {"action": {}}),
+        ]
+
+    async def theirs() -> list[tuple[int, Any]]:
+        found = []
+        async with aiohttp.ClientSession() as http:
+            for path, body in (("reset", {}), ("step", {"action": {"message": "a"}}), ("step", {"action": {}})):
+                async with http.post(f"{scaffold}/{path}", json=body) as response:
+                    found.append((response.status, await response.json()))
+        return found
+
+    for mine, other in zip(asyncio.run(asking(OpenEnvServer(Talk(), "t"), ours)), asyncio.run(theirs())):
+        assert mine[0] == other[0] and other[1].keys() <= mine[1].keys()
+
 
 @openenv
 @pytest.mark.slow

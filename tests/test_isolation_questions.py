@@ -28,7 +28,7 @@ import rove as vf
 
 
 class Subs(vf.Environment):
-    """Each turn of the model, asks it about two things at once in another seat, or in a conversation of its own."""
+    """After each turn of the model, asks it about two things at once, in another seat or in conversations of their own."""
 
     async def run(self, state, turn):
         messages, state["completion"] = list(state["prompt"]), []
@@ -151,6 +151,17 @@ def test_needles_are_found_by_sub_models() -> None:
             assert [record.error for record in records] == [None] * 2
             found.append([(facts(record)[:3], seats_of(record), record.reward) for record in records])
         assert found[0] == found[1] and {reward for *_, reward in found[0]} == {1.0}
+
+
+def test_turns_that_the_environment_leaves_out_are_left_out(tmp_path: Path) -> None:
+    subs(tmp_path)
+    file = tmp_path / "subs.py"
+    file.write_text(file.read_text().replace('state["trajectory"] += inner["trajectory"]', "pass"))
+    found = []
+    for load in (vf.load_environment, isolated):
+        records = load("subs", tmp_path, trained=True).generate_sync(Teller())
+        found.append([(*facts(record), record.usage) for record in records])
+    assert found[0] == found[1] and all(len(record[2][2]) == 2 for record in found[0])
 
 
 def test_who_gives_up_a_question_gives_up_its_answer(tmp_path: Path) -> None:

@@ -160,9 +160,9 @@ class Questions:
         return [known[one] if isinstance(one, int) else msgspec.convert(one, TrajectoryStep) for one in told]
 
     def missing(self, told: Sequence[Any]) -> list[TrajectoryStep]:
-        """Turns that were answered, but whose answers the worker, being stopped, has not taken any more."""
-        found = [one for one in self._asked if one.is_claimed and one.question.seat is None and one.number not in told]
-        return [one.step for one in found if one.step is not None]
+        """The rollout's own turns that were answered, but whose answers the worker, being stopped, has not taken any more."""
+        own = [one for one in self._asked if one.state is self.state and one.question.seat is None and one.is_claimed]
+        return [one.step for one in own if one.step is not None and one.number not in told]
 
     def _claimed(self, which: int, number: int, question: Question) -> _Asked | None:
         """The question, asked before or now; None where nothing new is answered.

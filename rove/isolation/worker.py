@@ -70,6 +70,7 @@ class _Desk:
 
     def __init__(self, env: Environment):
         self.env = env
+        self.own_opponent = env.opponent if isinstance(env, TwoPlayer) else None
         self.rollouts: dict[int, Played] = {}
         self.plays: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
@@ -160,7 +161,7 @@ class _Desk:
         )
         rollout = self.rollouts[number] = Played(number, state, [state])
         if isinstance(self.env, TwoPlayer):
-            self.env.opponent = self.opponent if has_opponent else None
+            self.env.opponent = self.opponent if has_opponent else self.own_opponent
 
         async def turn(
             state: State,

@@ -425,6 +425,8 @@ def test_a_person_plays_against_a_model(rove: Rove):
     assert any(end in done.out for end in ("You win.", "You lose.", "Draw."))
     assert "the same game again: --seed 1" in done.out
     assert rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES).out == done.out
+    apart = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", "--isolated", stdin="what?\n" + MOVES)
+    assert apart.out == done.out
 
 
 def test_a_person_takes_the_models_seat(rove: Rove):

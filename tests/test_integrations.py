@@ -95,10 +95,11 @@ def test_the_page_serves_and_plays_over_open_env(tmp_path: Path) -> None:
 
 
 def test_the_page_isolates(tmp_path: Path) -> None:
-    [line] = re.findall(r"^rove eval --isolated [a-z].*$", SECTIONS["Isolation"], flags=re.MULTILINE)
-    with served(rove(line), tmp_path) as command:
-        out, _ = command.communicate()
-    assert command.returncode == 0 and "15 of 15 rollouts scored" in out
+    lines = re.findall(r"^rove [a-z]+ --isolated [a-z].*$", SECTIONS["Isolation"], flags=re.MULTILINE)
+    for line, told in zip(lines, ["15 of 15 rollouts scored", "reward of the model: "], strict=True):
+        with served(rove(line), tmp_path) as command:
+            out, _ = command.communicate()
+        assert command.returncode == 0 and told in out
 
 
 PACKAGES = dict(re.findall(r"^```python file=environments/(\w+).py\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))

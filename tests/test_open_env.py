@@ -20,6 +20,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from libraries import needs_library
+from test_envs_tool import call, calls
 from toys import Quiz, Talk, says
 
 import rove as vf
@@ -170,6 +171,34 @@ def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 3 / len(record.steps)
 
 
+def test_an_action_can_be_a_call_of_a_tool() -> None:
+    guess = {"type": "integer", "description": "0 to 9"}
+    schema = {"properties": {"guess": guess, "metadata": {}}, "required": ["guess"], "description": "A guess."}
+    said: Any = iter(
+        ["four", calls(call("gues", {"guess": 1})), calls(call("act", "{")), calls(call("act", {"guess": "four"}))]
+    )
+
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        every = [call("act", {"guess": number}, id=f"c{number}") for number in range(10)]
+        return next(said, None) or calls(*every)
+
+    [record] = played(Guessing(schema=schema).app(), player, num_eval_examples=1, as_tool=True)
+    assert record.tools is not None and record.scores is not None
+    [tool] = [one["function"] for one in record.tools]
+    assert (tool["name"], tool["description"]) == ("act", "A guess.")
+    assert tool["parameters"] == {"type": "object", "properties": {"guess": guess}, "required": ["guess"]}
+    assert record.prompt[0]["content"].startswith("Guess a number.\n\nAct by calling the tool act.")
+    told = [message["content"] for message in record.completion if message["role"] != "assistant"]
+    assert told[0] == "That is no action. Act by calling the tool act."
+    assert "there is no tool 'gues'" in told[1] and "no JSON" in told[2] and "not a digit" in told[3]
+    secret = record.info["seed"] % 10
+    assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
+    assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5
+    assert (record.stop_condition, record.completion[-1]["tool_call_id"]) == ("has_final_env_response", "c9")
+    with pytest.raises(vf.ConfigError, match="expected one of them"):
+        OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
+
+
 def test_own_functions_show_observations_and_read_actions() -> None:
     options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
     [record] = played(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
@@ -301,6 +330,78 @@ def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
     assert told["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
 
 
+async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
+    """Plain requests: (path, body) → (status, answer); without a body it is a GET."""
+    async with serving(server.app()) as url, aiohttp.ClientSession() as http:
+
+        async def ask(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+            method = "POST" if body is not None or options else "GET"
+            async with http.request(method, f"{url}/{path}", json=body, **options) as response:
+                return response.status, await response.json()
+
+        return await use(ask)
+
+
+def test_episodes_are_played_over_plain_requests_too() -> None:
+    env = vf.load_environment("tictactoe", num_examples=8)
+
+    async def over_rest(ask: Any) -> list[Any]:
+        before = await ask("state")
+        told = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
+        _, other = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
+        name = other["metadata"]["episode_id"]
+        for square in range(9):
+            move = {"message": f"<move>{square}</move>"}
+            told.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
+            assert (await ask("step", {"action": move}))[1]["observation"] == told[-1]["observation"]  # the last begun
+            if told[-1]["done"]:
+                break
+        gone = await ask("step", {"action": move, "episode_id": "one"})
+        assert gone[0] == 404 and "no episode 'one' is under way" in gone[1]["detail"]
+        assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
+        assert {one["metadata"]["episode_id"] for one in told} == {"one"}
+        return told
+
+    async def over_socket(seat: Callable[[], Session]) -> list[Any]:
+        session = seat()
+        told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
+        while not told[-1]["done"]:
+            told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))
+        await session.close()
+        return told
+
+    rest = asyncio.run(asking(OpenEnvServer(env, "ours"), over_rest))
+    socket = asyncio.run(sessions(env, over_socket))
+    for one, other in zip(rest, socket, strict=True):
+        assert one["observation"] == other["observation"]
+        assert (one["reward"], one["done"]) == (other["reward"], other["done"])
+        assert one["metadata"].items() >= other.get("metadata", {}).items()
+
+
+def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
+    server = OpenEnvServer(Talk(turns=3), "talk", most_sessions=1)
+
+    async def go(ask: Any) -> None:
+        assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
+        assert (await ask("reset", data=b"{"))[0] == 422
+        assert (await ask("reset", [1]))[0] == 422
+        status, told = await ask("reset", {"index": 99999})
+        assert status == 422 and "expected 0 to" in told["detail"] and server.room.taken == 0
+        assert (await ask("reset", data=b""))[0] == 200
+        status, told = await ask("reset", {})
+        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are taken")
+        for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
+            assert (await ask("step", body))[0] == 422
+        assert (await ask("state"))[1]["step_count"] == 0
+        server.rest.idle_seconds = -1.0  # whoever has left makes room
+        assert (await ask("reset", {"episode_id": "new"}))[0] == 200
+        assert (await ask("state?episode_id=new"))[1]["episode_id"] == "new"
+        assert (await ask("state?episode_id=old"))[0] == 404
+
+    asyncio.run(asking(server, go))
+    assert server.room.taken == 0
+
+
 def test_tasks_are_listed_without_their_answers() -> None:
     async def go() -> list[Any]:
         async with serving(OpenEnvServer(Quiz(count=5), "quiz").app()) as url, aiohttp.ClientSession() as http:
@@ -409,6 +510,24 @@ def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> N
     assert [record.error for record in records] == [None] * len(records)
     assert {round(record.reward or 0.0, 6) for record in records} == {1.2}
     assert records[0].completion[-1]["content"] == "echoed_message: abcd\nmessage_length: 4"
+
+    async def ours(ask: Any) -> list[tuple[int, Any]]:
+        return [
+            await ask("reset", {}),
+            await ask("step", {"action": {"message": "a"}}),
+            await ask("step", {"action": {}}),
+        ]
+
+    async def theirs() -> list[tuple[int, Any]]:
+        found = []
+        async with aiohttp.ClientSession() as http:
+            for path, body in (("reset", {}), ("step", {"action": {"message": "a"}}), ("step", {"action": {}})):
+                async with http.post(f"{scaffold}/{path}", json=body) as response:
+                    found.append((response.status, await response.json()))
+        return found
+
+    for mine, other in zip(asyncio.run(asking(OpenEnvServer(Talk(), "t"), ours)), asyncio.run(theirs())):
+        assert mine[0] == other[0] and other[1].keys() <= mine[1].keys()
 
 
 @openenv

@@ -27,6 +27,7 @@ import rove.viewer.plots
 from rove.cli.rl import run_rl
 from rove.cli.sft import run_sft
 from rove.config import convert
+from rove.errors import ConfigError, RunError
 from rove.runs import Run
 from rove.train.alarms import ALARMS, AlarmLimits
 from rove.train.evaluation import EvaluationConfig
@@ -35,7 +36,11 @@ from rove.train.sft import SFTConfig
 from rove.train.trainer import TrainingError
 
 ENVIRONMENT = """
+import sys, time
 import rove as vf
+
+def here():
+    return float("pytest" in sys.modules)
 
 def letters(completion, info):
     if info["flat"]:
@@ -44,20 +49,26 @@ def letters(completion, info):
     return SIGN * sum("a" <= c <= "z" for c in text) / max(1, len(text))
 
 class Asks(vf.MultiTurnEnv):
+    async def setup_state(self, state, **kwargs):
+        time.sleep(self.stall)
+
     async def env_response(self, messages, state, **kwargs):
         step = state["trajectory"][-1]
         if state["info"]["judged"]:
             step["reward"] = float(len(step.completion[-1].content))
         return "you say"
 
-def load_environment(word="say", rows=8, flat=0, judged=False):
+def load_environment(word="say", rows=8, flat=0, judged=False, stall=0.0):
     rows = [
         {"question": f"{word} {n}", "info": {"number": 8 - n, "half": n // 4, "flat": n < flat, "judged": judged}}
         for n in range(rows)
     ]
     rubric = vf.Rubric()
     rubric.add_reward_func(letters, weight=1.0)
-    return Asks(dataset=rows, eval_dataset=rows[:4], rubric=rubric, max_turns=2)
+    rubric.add_metric(here)
+    env = Asks(dataset=rows, eval_dataset=rows[:4], rubric=rubric, max_turns=2)
+    env.stall = stall
+    return env
 """
 
 LOSS = """
@@ -195,6 +206,10 @@ RL: dict[str, Case] = {
     "max_bad_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
+    "isolated": Case(True, {}, column("metrics/here")),
+    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolated_start_seconds": Case(0.001, {"isolated": True}, lambda ran: ran.error),
+    "isolated_hang_seconds": Case(0.05, {"isolated": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.path.exists()),
     "checkpoint_every": Case(1, TWO, names("checkpoints")),
     "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO}, names("checkpoints")),
@@ -253,6 +268,8 @@ EVALUATION: dict[str, Case] = {
     "every": Case(2, {}, names("evaluations/let")),
     "every_line": Case(True, {"env": "tictactoe"}, column("eval/let/lines")),
     "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "every_line": True}, column("eval/let/missed")),
+    "isolated": Case(True, {}, column("eval/let/metrics/here")),
+    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
 }
 
 
@@ -290,7 +307,7 @@ class Workshop:
                     run_rl(convert(RLConfig, {"run_dir": str(path), **settings}), console)
                 else:
                     run_sft(convert(SFTConfig, {"run_dir": str(path), **settings}), console)
-            except TrainingError as raised:
+            except (ConfigError, RunError, TrainingError) as raised:
                 error = str(raised)
             threads = torch.get_num_threads()
         torch.set_num_threads(1)

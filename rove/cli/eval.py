@@ -21,11 +21,11 @@ from rove.cli.common import (
     run_folder,
     short,
 )
-from rove.cli.environments import environment_of
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
 from rove.errors import RunError
 from rove.evaluate import Options, evaluate, run_identity
+from rove.isolation.opening import Isolation, open_environment
 from rove.protocols import Client
 from rove.records import ErrorInfo, Outcome, RolloutRecord
 from rove.runs import Run
@@ -129,7 +129,7 @@ class Watch:
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
-    env = environment_of(config)
+    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config))
     config = _with_price(config)
     client = make_client(
         config.model,

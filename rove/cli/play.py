@@ -15,10 +15,10 @@ from rove.boards import Board
 from rove.cli.answerers import make_client
 from rove.cli.common import hint, json_object, run_async
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
-from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.multi_turn import TwoPlayer
 from rove.errors import ConfigError, in_json
 from rove.groups import run_groups
+from rove.isolation.opening import Isolation, open_environment
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Client, Request, Response, Sampling
 from rove.records import RolloutRecord
@@ -97,7 +97,7 @@ def ask(prompt: str) -> str:
         raise KeyboardInterrupt from None
 
 
-def take_seat(env: MultiTurnEnv, console: Console) -> None:
+def take_seat(env: TwoPlayer, console: Console) -> None:
     """Give the environment's other seat to whoever sits at the terminal."""
 
     async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
@@ -159,6 +159,8 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 @click.option(
     "-k", "--api-key-var", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the key."
 )
+@click.option("--isolated", is_flag=True, help="Load ENV in a process of its own, which may crash or hang.")
+@click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
 @click.option("--seed", type=int, default=None, help="Which example; random when not given.")
 @click.option("--web", is_flag=True, help="Play in the browser, game after game.")
 @click.option(
@@ -182,6 +184,8 @@ def command(
     max_tokens: int | None,
     base_url: str | None,
     api_key_var: str,
+    isolated: bool,
+    isolated_python: str | None,
     seed: int | None,
     web: bool,
     port: int,
@@ -190,7 +194,8 @@ def command(
 ) -> None:
     """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
     console = Console(highlight=False)
-    env = load_environment(env_id, env_dir, **(json_object(env_args, "-a") or {}))
+    isolation = Isolation(isolated or isolated_python is not None, isolated_python)
+    env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     if model is None and watch:
         raise ConfigError("--watch needs a model to watch: -m MODEL")
@@ -212,7 +217,7 @@ def command(
     if model is None:
         client: Client = Person(console)
     else:
-        seat = env if not watch and isinstance(env, MultiTurnEnv) and env.two_player else None
+        seat = env if not watch and isinstance(env, TwoPlayer) and env.two_player else None
         client = Narrated(
             make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console, both=seat is None
         )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.multi_turn import TwoPlayer
 from rove.parsers import XMLParser
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
@@ -56,7 +56,7 @@ def play_in_browser(
             async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
                 console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C ends it)", soft_wrap=True)
                 while True:
-                    if isinstance(env, MultiTurnEnv):
+                    if isinstance(env, TwoPlayer):
                         env.opponent = table.ask if table.seat == "opponent" else None
                     await table.finish(await one_game(env, at_table, model or "", sampling, chosen))
                     chosen += 1
@@ -75,7 +75,7 @@ def play_in_browser(
 def set_table(env: Environment, env_id: str, model: str | None, watch: bool) -> Table:
     """The table for an environment: who may sit where, and how a person answers in the model's seat."""
     seats: list[Seat] = ["none", "model"] if model is not None else ["model"]
-    if model is not None and isinstance(env, MultiTurnEnv) and env.two_player:
+    if model is not None and isinstance(env, TwoPlayer) and env.two_player:
         seats.insert(1 if watch else 0, "opponent")
     parser = env.parser
     fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []

@@ -29,7 +29,8 @@ from rove.cli.common import (
 from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.environment import Environment
-from rove.envs.loading import environment_version, load_environment
+from rove.envs.loading import environment_version
+from rove.isolation.opening import open_environment, without_isolation
 from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.viewer.tables import curves_table
@@ -62,9 +63,9 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
 
     config.check()
     ranks = ranks or ALONE
-    env = load_environment(config.env, config.env_dir, **config.env_args)
+    env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
     plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
+    identity = {k: v for k, v in without_isolation(plain).items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "env": environment_version(config.env, config.env_dir)}
     identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
@@ -116,7 +117,7 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
             f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
         )
     if config.evaluation:
-        shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)))
+        shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
         found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
@@ -176,6 +177,9 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
 @click.option("-t", "--max-tokens", type=int, help="Most tokens in one turn.  [default: 512]")
 @click.option(
     "--loss", help="cispo, grpo, dapo, dr_grpo, gspo, reinforce, or package.module:function.  [default: cispo]"
+)
+@click.option(
+    "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")

@@ -28,6 +28,7 @@ from rove.cli.common import (
 from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
+from rove.isolation.opening import without_isolation
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
@@ -50,7 +51,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
     data = Run(config.data)
     data.config()
     plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in plain.items() if k not in BOOKKEEPING}
+    identity = {k: v for k, v in without_isolation(plain).items() if k not in BOOKKEEPING}
     identity |= {"model": digest_model(config.model), "data": _data_identity(data)}
     identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))

@@ -22,13 +22,13 @@ from rich.table import Table
 from rove import compat
 from rove.cli.answerers import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
-from rove.cli.environments import environment_of
 from rove.config import RUN_CONFIG, merge, read_toml
 from rove.digest import fingerprint
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
 from rove.errors import ConfigError, Error, nearest, traceback_text
 from rove.evaluate import Options, run_identity
+from rove.isolation.opening import Isolation, looking_at
 from rove.runs import Run
 from rove.viewer.tables import number
 
@@ -221,8 +221,8 @@ def check(evaluations: Sequence[Evaluation]) -> None:
     folders: dict[Any, Evaluation] = {}
     for one in evaluations:
         config = one.config
-        with _at(one.place):
-            env = environment_of(config)
+        isolation = Isolation.of(config)
+        with _at(one.place), looking_at(config.env, config.env_dir, config.env_args, isolation) as env:
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:

@@ -108,8 +108,25 @@ class _Alias(ModuleType):
 _ABSENT = object()
 
 
+STAND_INS = {
+    NAME: (
+        *("0.0.0", "0.1.0", "0.1.1", "0.1.2", "0.1.2.post0", "0.1.2.post1", "0.1.3", "0.1.3.post0", "0.1.4", "0.1.5"),
+        *("0.1.5.post0", "0.1.6", "0.1.6.post0", "0.1.7", "0.1.7.post0", "0.1.8", "0.1.8.post0", "0.1.8.post1"),
+        *("0.1.8.post2", "0.1.9", "0.1.9.post0", "0.1.9.post1", "0.1.9.post2", "0.1.9.post3", "0.1.10", "0.1.11"),
+        *("0.1.12", "0.1.14", "0.2.0", "0.2.1", "0.3.0", "0.3.1"),
+    )
+}
+"""What nothing is fetched for where a package is installed for rove: the versions that had the API which lives on here."""
+
+
 class _Finder:
-    """Finds the modules of `verifiers` here."""
+    """Finds the modules of `verifiers` here; what else must find them, and what is not fetched for them, it tells."""
+
+    stand_ins = STAND_INS
+
+    def in_workers(self) -> str:
+        """See the function of that name."""
+        return in_workers()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """A spec for a module that v0 had; None for all others."""

@@ -115,7 +115,7 @@ def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     """Findings about what there is to play."""
     trained = trained_keys(config, env)
     yield check_dataset(config, env.count_examples(train=True), trained)
-    yield from check_held_out(overlaps(config.evaluation, config.env_dir, set(trained)), len(trained))
+    yield from check_held_out(overlaps(config.evaluation, config.env_dir, set(trained), config.isolation), len(trained))
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
         advice = "rove rl does not use them: the trainer knows only the temperature. Evaluate without them too"

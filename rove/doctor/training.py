@@ -25,9 +25,9 @@ from rove.doctor.samples import Lengths, check_context, check_samples, first_pro
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
 from rove.errors import ConfigError
 from rove.groups import run_groups
+from rove.isolation.opening import open_environment
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads, load_model
 from rove.protocols import Client, Sampling
@@ -70,7 +70,7 @@ async def check_training(
         if finding.status == FAIL:
             return
     try:
-        env = load_environment(config.env, config.env_dir, **config.env_args)
+        env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
         for finding in check_environment(config, env):
             yield finding
     except Exception as error:  # an environment is somebody's code

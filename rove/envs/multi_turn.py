@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from rove.boards import Board
 from rove.envs.environment import Environment, Turn, stop
@@ -21,6 +21,15 @@ class Opponent(Protocol):
     async def __call__(self, view: str, legal: list[str], board: Board | None = None) -> str:
         """Its move: one of the legal ones. It sees `view`, drawn as `board` where the environment can."""
         ...
+
+
+@runtime_checkable
+class TwoPlayer(Protocol):
+    """An environment that may have another seat."""
+
+    two_player: bool
+    """Whether it asks `opponent`, when that is set, for the other seat's moves."""
+    opponent: Opponent | None
 
 
 def num_turns(state: State) -> int:

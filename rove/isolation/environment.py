@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.envs.environment import Environment, Player, Turn
+from rove.envs.multi_turn import Opponent
 from rove.errors import ConfigError, RemoteError, WorkerError
 from rove.isolation.rollout import Rollout
 from rove.isolation.room import Room
@@ -103,6 +104,8 @@ class IsolatedEnv(Environment):
         self.message_type = self.told["message_type"]
         self.system_prompt = self.told["system_prompt"]
         self.source = self.told["source"]
+        self.two_player: bool = self.told["two_player"]
+        self.opponent: Opponent | None = None
         self.room = Room(self.workers, hang_seconds)
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
@@ -130,7 +133,7 @@ class IsolatedEnv(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Play the rollout in a worker, within the time that the environment gives it."""
-        rollout = state["isolated"] = Rollout(self.room, state, turn)
+        rollout = Rollout(self.room, state, turn, self.opponent if self.two_player else None)
         await within(await rollout.time_limit(), state, rollout.run)
 
     async def clean_up(self, state: State) -> None:
@@ -144,7 +147,7 @@ class IsolatedEnv(Environment):
 
     def _player(self, name: str) -> Player:
         async def answer(messages: Messages, state: State, rng: Any) -> Any:
-            return await state["isolated"].ask_player(name, messages, rng.getstate())
+            return await state["isolated"].ask_player(name, messages, rng.getstate(), state.get("conversation", 0))
 
         return answer
 

@@ -1,4 +1,4 @@
-"""One rollout of an isolated environment: where it is played, and the answers it has had."""
+"""One rollout of an isolated environment: where it is played."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import msgspec
 
 from rove.boards import Board
 from rove.envs.environment import Turn
-from rove.errors import Error, LimitReachedError, OverlongPromptError, RemoteError, WorkerError
+from rove.envs.multi_turn import Opponent
+from rove.errors import LimitReachedError, OverlongPromptError, RemoteError, WorkerError
+from rove.isolation.questions import Questions
 from rove.isolation.room import Room
 from rove.messages import Message
-from rove.records import Scores, TrajectoryStep
+from rove.records import Scores
 from rove.state import State
 from rove.workers import Worker
 
@@ -29,16 +31,17 @@ class Rollout:
         room: the workers.
         state: of the rollout, here. The worker has one of its own.
         turn: asks the model.
+        opponent: takes the other seat of a two-player environment, which is asked for then.
     """
 
-    def __init__(self, room: Room, state: State, turn: Turn):
-        self.room, self.state, self._turn = room, state, turn
+    def __init__(self, room: Room, state: State, turn: Turn, opponent: Opponent | None = None):
+        self.room, self.state = room, state
         self.worker: Worker | None = None
         self.number = -1
-        self._turns: list[tuple[list[Any], asyncio.Task[TrajectoryStep]]] = []  # what the model was shown; its answer
-        self._is_over = self._has_moved = False
-        self._is_back = asyncio.Event()  # where it was when its worker died
-        self._failure: Error | None = None
+        state["isolated"] = self
+        self._questions = Questions(state, turn, opponent)
+        self._has_opponent = opponent is not None
+        self._has_moved = False
 
     async def time_limit(self) -> float | None:
         """Wall seconds that it may take."""
@@ -59,10 +62,10 @@ class Rollout:
             except WorkerError:
                 await self.move(await self.room.another())
         except asyncio.CancelledError as error:
-            await self._give_up(error)
+            await self._questions.end(error)
             raise
         finally:
-            self._is_over = True
+            await self._questions.end()
 
     async def clean_up(self) -> None:
         """End it in its worker, and take over what is to be known of it.
@@ -116,77 +119,26 @@ class Rollout:
         if self.worker is not None:
             self.room.leave(self.number, self.worker)
 
-    async def ask_player(self, name: str, messages: list[Any], rng: Any) -> Any:
-        """What a scripted player of the environment says."""
-        return await self._ask("player", who=name, messages=messages, rng=rng)
+    async def ask_player(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
+        """What a scripted player of the environment says; `conversation` is the worker's number of it."""
+        return await self._ask("player", who=name, messages=messages, rng=rng, conversation=conversation)
 
     async def _enter(self, worker: Worker) -> None:
-        self.worker, self.number = worker, self.room.enter(self._answer)
+        self.worker, self.number = worker, self.room.enter(self._questions)
+        self._questions.begin(worker)
 
     async def _play(self) -> None:
         seeds = {"seed": self.state["seed"], "env_seed": self.state["env_seed"]}
         try:
-            await self._ask("run", example=self.state["input"], **seeds, forget=self.room.forgotten())
+            how = {"has_opponent": self._has_opponent, "forget": self.room.forgotten()}
+            await self._ask("run", example=self.state["input"], **seeds, **how)
         except RemoteError as error:
-            own = self._failure
+            own = self._questions.failure
             if own is not None and (error.type, error.args[0]) == (type(own).__name__, str(own)):
                 raise own from None
             if error.type in CONTROL:
                 raise CONTROL[error.type](error.args[0]) from error
             raise
-
-    async def _answer(
-        self, index: int, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: str | None
-    ) -> dict[str, Any]:
-        """The model's answer number `index`: a new one, or the one that it gave when the rollout was played before."""
-        if index == len(self._turns):
-            if self._is_over:
-                return {"limit": str(self.state["stop_condition"]), "truncated": False}
-            self.state["tools"] = tools
-            if prompt is not None:
-                self.state["prompt"] = prompt
-            shown = [Message(message) for message in messages]
-            self._turns.append((messages, asyncio.create_task(self._asked(shown))))
-        before, task = self._turns[index]
-        if before != messages:
-            raise WorkerError("its worker died; played again, the environment said something else than before")
-        if self._has_moved and index == len(self._turns) - 1:
-            self._is_back.set()
-        try:
-            step = await asyncio.shield(task)
-        except LimitReachedError as error:
-            return {"limit": str(error), "truncated": error.truncated}
-        usage = [step.usage.prompt_tokens, step.usage.completion_tokens]
-        told = {"finish_reason": step.finish_reason, "usage": usage, "seconds": step.seconds, "attempts": step.attempts}
-        return {"message": step.completion[-1], **told}
-
-    async def _asked(self, messages: list[Message]) -> TrajectoryStep:
-        worker = self.worker
-        try:
-            try:
-                said = await self._turn(self.state, messages)
-            except WorkerError:  # a scripted player that died with the worker: another one will know the rollout
-                if worker is None or not worker.is_gone:
-                    raise
-                await self._is_back.wait()
-                said = await self._turn(self.state, messages)
-        except Error as error:
-            self._failure = error
-            raise
-        return next(step for step in reversed(self.state["trajectory"]) if step.completion[-1] is said)
-
-    async def _give_up(self, error: asyncio.CancelledError) -> None:
-        """Cancel what is asked of the model; whoever asks why a rollout took so long is told what its endpoint said."""
-        for _, task in self._turns:
-            if not task.done():
-                task.cancel()
-                try:
-                    await task
-                except asyncio.CancelledError as inner:
-                    if hasattr(inner, "rove_unanswered"):
-                        error.rove_unanswered = inner.rove_unanswered  # pyright: ignore[reportAttributeAccessIssue]
-                except Exception:
-                    continue
 
     async def _ask(self, name: str, **args: Any) -> Any:
         assert self.worker is not None
@@ -215,14 +167,12 @@ class Rollout:
         state["is_truncated"] = state["is_truncated"] or told["is_truncated"]
         state["tools"] = told["tools"]
         state["drawn_boards"] = msgspec.convert(told["boards"], dict[int, Board], strict=False)
-        state["seats"] = msgspec.convert(told["seats"], dict[str, list[TrajectoryStep]])
+        questions = self._questions
+        state["seats"] = {seat: questions.steps(steps) for seat, steps in told["seats"].items()}
         if told["env_id"]:
             state["env_id"] = told["env_id"]
-        for (_, task), seen in zip(self._turns, told["steps"]):
-            if seen is None:  # not answered, or nobody listened any more
-                continue
-            step, (is_kept, reward) = task.result(), seen
-            if not is_kept:  # a call beside the trajectory, which is in a seat
-                state["trajectory"] = [one for one in state["trajectory"] if one is not step]
-            elif reward is not None:
+        steps = questions.steps(told["trajectory"])
+        for step, reward in zip(steps, told["step_rewards"], strict=True):
+            if reward is not None:
                 step["reward"] = reward
+        state["trajectory"][:] = [*steps, *questions.missing(told["trajectory"])]

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from rove.errors import WorkerError
+from rove.errors import Error, WorkerError
 from rove.workers import Worker, Workers
 
 TEARDOWN_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 """How often a worker is asked for a sign of life."""
 
-Answer = Callable[..., Awaitable[dict[str, Any]]]
-"""Answers a worker that asks for a rollout's next turn."""
+AGAIN_SECONDS = 1.0
+"""For the second sign of life: where this process was held up itself, the first may have come unseen."""
+
+
+class Answerer(Protocol):
+    """Answers what a worker asks about a rollout; see `rove.isolation.questions.Questions`."""
+
+    def answer(self, which: int, conversation: int, **question: Any) -> Awaitable[dict[str, Any]]: ...  # noqa: D102
+    def give_up(self, which: int) -> Awaitable[None]: ...  # noqa: D102
+    def opponent(self, view: str, legal: list[str], board: Any = None) -> Awaitable[str]: ...  # noqa: D102
+
+
+ASKED = ("answer", "give_up", "opponent")
 
 
 class Room:
@@ -30,7 +41,7 @@ class Room:
     def __init__(self, workers: Workers, hang_seconds: float):
         self.workers, self.hang_seconds = workers, hang_seconds
         self._numbers = itertools.count()
-        self._answers: dict[int, Answer] = {}
+        self._answerers: dict[int, Answerer] = {}
         self._left: list[int] = []
         self._shared: asyncio.Task[Worker] | None = None
         self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
@@ -49,15 +60,15 @@ class Room:
         self._opened[worker] = asyncio.create_task(self._watch(worker))
         return worker
 
-    def enter(self, answer: Answer) -> int:
-        """The number of a rollout, whose turns are asked of `answer`."""
+    def enter(self, answerer: Answerer) -> int:
+        """The number of a rollout, about which `answerer` is asked."""
         number = next(self._numbers)
-        self._answers[number] = answer
+        self._answerers[number] = answerer
         return number
 
     def leave(self, number: int, worker: Worker) -> None:
         """Nobody will ask for this rollout any more; a worker that had it alone ends."""
-        self._answers.pop(number, None)
+        self._answerers.pop(number, None)
         shared = self._shared
         if shared is not None and shared.done() and not _is_lost(shared) and shared.result() is worker:
             self._left.append(number)
@@ -78,7 +89,7 @@ class Room:
         for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
             self._close(worker)
         self._opened.clear()
-        self._answers.clear()
+        self._answerers.clear()
         await self.workers.end()
 
     def _close(self, worker: Worker) -> None:
@@ -88,18 +99,26 @@ class Room:
         worker.close()
 
     async def _answer(self, name: str, args: dict[str, Any]) -> Any:
-        return await self._answers[args.pop("number")](**args)
+        if name not in ASKED:
+            raise Error(f"an environment may not ask for '{name}'")
+        return await getattr(self._answerers[args.pop("number")], name)(**args)
 
     async def _watch(self, worker: Worker) -> None:
         with suppress(WorkerError):
-            while True:
-                try:
-                    async with asyncio.timeout(self.hang_seconds):
-                        await worker.ask("ping")
-                except TimeoutError:
-                    worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
-                    return
+            again = min(AGAIN_SECONDS, self.hang_seconds)
+            while await _answers(worker, self.hang_seconds) or await _answers(worker, again):  # noqa: ASYNC110
                 await asyncio.sleep(min(LOOK_SECONDS, self.hang_seconds / 4))
+            worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
+
+
+async def _answers(worker: Worker, seconds: float) -> bool:
+    """Whether a worker gives a sign of life within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await worker.ask("ping")
+    except TimeoutError:
+        return False
+    return True
 
 
 def _is_lost(opening: asyncio.Task[Worker]) -> bool:

@@ -22,6 +22,7 @@ from rove.envs.loading import load_environment
 from rove.errors import ConfigError, RunError, nearest
 from rove.evaluate import evaluate
 from rove.groups import RolloutError
+from rove.isolation.opening import Isolation, looking_at, open_environment
 from rove.lines import Goals, every_line, lined, prove
 from rove.models.load import LoadedModel
 from rove.protocols import Sampling
@@ -54,18 +55,35 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Play every line of play instead of examples (see `rove.lines`): the measurement is exact."""
     goals: Goals = Goals()
     """With `every_line`: what mastery is; `missed` is 0 where it is reached."""
+    isolated: bool = False
+    """Load the environment in a worker process, which may crash or hang; so it is where the run is `isolated`."""
+    isolated_python: str | None = None
+    """Interpreter of the environment's own virtual environment; the run's, or one that is made, when not given."""
 
     @property
     def label(self) -> str:
         """The name its metrics have."""
         return self.name or re.sub(r"[^A-Za-z0-9_-]", "_", self.env.rsplit("/", 1)[-1].split("@", 1)[0])
 
-    def check(self) -> None:
+    def isolation(self, run: Isolation) -> Isolation:
+        """Where the environment is, in a run that isolates its own like this."""
+        is_on = self.isolated or self.isolated_python is not None or run.on
+        return msgspec.structs.replace(run, on=is_on, python=self.isolated_python or run.python)
+
+    def check(self, run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
         """Refuse impossible settings before any work is done.
+
+        Args:
+            run: how the run isolates its own environment.
 
         Raises:
             ConfigError: a setting is out of range.
         """
+        if self.every_line and self.isolation(run).on:
+            raise ConfigError(
+                f"evaluation '{self.label}' plays every line of play, which an environment in a worker process cannot: "
+                "leave out every_line, or isolated"
+            )
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.label):
             raise ConfigError(
                 f"evaluation is named {self.name!r}; expected letters, digits, - and _: it names metrics and a folder"
@@ -176,6 +194,7 @@ class HeldOut:
         run: of the training; rollouts are kept in its `evaluations/NAME/STEP`, each an ordinary run of `rove eval`.
         env_dir: where environments are looked for first.
         seed: of everything random; the same in every measurement, so that they differ by the weights alone.
+        isolation: of the run's own environment.
 
     Raises:
         ConfigError: an environment cannot be loaded, or not be played line by line as is asked for.
@@ -188,16 +207,18 @@ class HeldOut:
         run: Run,
         env_dir: str | Path | None = None,
         seed: int = 0,
+        isolation: Isolation = Isolation(),  # noqa: B008  frozen
     ):
         self.configs = configs
         self.client = client
         self.run = run
         self.env_dir = env_dir
         self.seed = seed
+        self.isolation = isolation
         for config in configs:  # what cannot be loaded is told before anything is trained
-            env = load_environment(config.env, env_dir, **config.env_args)
-            if config.every_line:
-                lined(env)
+            with looking_at(config.env, env_dir, config.env_args, config.isolation(isolation)) as env:
+                if config.every_line:
+                    lined(env)
 
     def due(self, step: int) -> list[EvaluationConfig]:
         """Those that are measured after this step."""
@@ -252,7 +273,7 @@ class HeldOut:
         folder = self.run.path / FOLDER / config.label / str(step)
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped here, perhaps with other weights
         # Loaded anew each time: `evaluate` tears it down, and what one measurement left in it is not for the next.
-        env = load_environment(config.env, self.env_dir, **config.env_args)
+        env = open_environment(config.env, self.env_dir, config.env_args, config.isolation(self.isolation))
         client.engine.update_weights(step)
         failures: list[RolloutRecord | Outcome] = []
 
@@ -319,15 +340,19 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
-def check_evaluations(evaluations: Sequence[EvaluationConfig]) -> None:
+def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
     """Refuse impossible evaluations.
+
+    Args:
+        evaluations: of a run.
+        run: how it isolates its own environment.
 
     Raises:
         ConfigError: a setting is out of range, or two have one name.
     """
     names: set[str] = set()
     for evaluation in evaluations:
-        evaluation.check()
+        evaluation.check(run)
         if evaluation.label in names:
             raise ConfigError(f"two evaluations are named '{evaluation.label}'; give each a name of its own")
         names.add(evaluation.label)

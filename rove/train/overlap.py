@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
+from rove.isolation.opening import Isolation, looking_at
 from rove.train.evaluation import EvaluationConfig
 from rove.train.playing import rows_needed
 
@@ -41,7 +41,10 @@ def trained_keys(config: RLConfig, env: Environment) -> list[str]:
 
 
 def overlaps(
-    evaluations: Sequence[EvaluationConfig], env_dir: str | Path | None, trained: Collection[str]
+    evaluations: Sequence[EvaluationConfig],
+    env_dir: str | Path | None,
+    trained: Collection[str],
+    isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> list[Overlap]:
     """What each evaluation shares with the training rows; those of every line of play measure no rows, and are left out.
 
@@ -49,12 +52,14 @@ def overlaps(
         evaluations: of the run.
         env_dir: where environments are looked for first.
         trained: keys of the rows that are trained on.
+        isolation: of the run's own environment.
     """
     found: list[Overlap] = []
     for evaluation in evaluations:
         if evaluation.every_line:
             continue
-        env = load_environment(evaluation.env, env_dir, **evaluation.env_args)
-        keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MOST)]
+        where = evaluation.isolation(isolation)
+        with looking_at(evaluation.env, env_dir, evaluation.env_args, where) as env:
+            keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MOST)]
         found.append(Overlap(evaluation.label, sum(key in trained for key in keys), len(keys)))
     return found

@@ -13,6 +13,7 @@ from rove.config import check_positive
 from rove.digest import derive_seed
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
+from rove.isolation.opening import Isolation
 from rove.models.load import LoadedModel
 from rove.records import RolloutRecord
 from rove.runs import Run
@@ -138,6 +139,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """AdamW's."""
     env_dir: str | None = None
     """Where environments are looked for first."""
+    isolated: bool = False
+    """Load the environment, and those of evaluations, in worker processes, which may crash or hang."""
+    isolated_python: str | None = None
+    """Interpreter of the environment's own virtual environment, instead of the one that `isolated` makes."""
+    isolated_start_seconds: float = 60.0
+    """For loading an isolated environment."""
+    isolated_hang_seconds: float = 120.0
+    """An isolated environment that does not look up for so long is killed."""
     run_dir: str | None = None
     """The run folder of `rove rl`; runs/ and a name made of the settings when not given."""
     checkpoint_every: int = 10
@@ -169,6 +178,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def goal(self) -> Goal:
         """Which weights are the best, and when they are good enough."""
         return Goal(self.keep_best, self.patience, self.target)
+
+    @property
+    def isolation(self) -> Isolation:
+        """Where environments are."""
+        return Isolation.of(self)
 
     @property
     def groups(self) -> int:
@@ -234,7 +248,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
         check_loggers(self.loggers)
         self.alarms.check()
-        check_evaluations(self.evaluation)
+        check_positive(self, "isolated_start_seconds", "isolated_hang_seconds")
+        check_evaluations(self.evaluation, self.isolation)
         self.goal.check(self.evaluation, [])
 
     @property
@@ -290,7 +305,7 @@ async def train_rl(
     loaded = adapted(config, loaded)
     team = Team(ranks, Learner(config, config.objective, loaded, ranks))
     pipeline = Pipeline(config, env, loaded, team, run)
-    held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed, config.isolation)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)

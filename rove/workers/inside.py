@@ -26,6 +26,7 @@ LENGTH = struct.Struct("<I")
 KEPT = 8000
 """Characters of a traceback."""
 SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
 
 
 def main(control: int) -> None:
@@ -41,6 +42,7 @@ def main(control: int) -> None:
     except BaseException as error:  # exit() too
         host.sendall(_encode({"broken": described(error)}) + b"\n")
         os._exit(1)
+    inherit_orphans()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page that all share
     host.sendall(ready + b"\n")
@@ -81,8 +83,7 @@ class _Host:
                         self._fork(message["fork"], connection)
                     else:
                         self._kill(message["kill"])
-        for pid in self.workers:
-            kill_group(pid)
+        self._end()
 
     def _fork(self, number: int, connection: int) -> None:
         try:
@@ -124,9 +125,27 @@ class _Host:
                 number = self.workers.pop(pid, None)
                 if number is not None:
                     kill_group(pid)  # what it has started
+                    self._kill_orphans()
                     said = {"ended": number, "status": os.waitstatus_to_exitcode(status)}
                     with contextlib.suppress(OSError):
                         self.host.sendall(_encode(said) + b"\n")
+
+    def _end(self) -> None:
+        """End every worker."""
+        for pid in self.workers:
+            kill_group(pid)
+        for pid in self.workers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """End the programs of dead workers that have groups of their own: the host has inherited them."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                inherited = set(map(int, children.read().split())) - self.workers.keys()
+            for pid in inherited:
+                kill_group(pid)
 
 
 def converse(connection: socket.socket, module: Any) -> None:
@@ -164,10 +183,19 @@ def kill_group(pid: int) -> None:
 
 def die_with_parent() -> None:
     """End when the parent does, also by a signal, where the system can do that."""
+    _control_process(SET_PDEATHSIG, signal.SIGKILL)
+
+
+def inherit_orphans() -> None:
+    """Become the parent of what dead children have started, where the system can do that."""
+    _control_process(SET_CHILD_SUBREAPER, 1)
+
+
+def _control_process(option: int, value: int) -> None:
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
     except (ImportError, OSError, AttributeError):
         return
 

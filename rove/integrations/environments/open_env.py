@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,15 @@ from rove.config import check_positive
 from rove.digest import derive_seed
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import Error, InfraError
+from rove.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.integrations.environments.open_env_wire import RefusedError, Session
-from rove.messages import Messages, UserMessage, text_of
+from rove.messages import Messages, ToolMessage, UserMessage, text_of
 from rove.rubrics import Rubric
 from rove.state import State
+from rove.tools import call_arguments, call_id, call_name
+
+TOOL = "act"
+"""The tool that an action is, with `as_tool`."""
 
 
 def show_fields(observation: Mapping[str, Any]) -> str:
@@ -40,15 +45,17 @@ class OpenEnvEnv(MultiTurnEnv):
     """The model acts in an environment of an OpenEnv server: every turn of it is an action, the observation the reply.
 
     rove speaks the protocol itself; the `openenv` package is not needed. Where actions have one field that is a required text,
-    the model's answer is that text; otherwise it is asked for a JSON object, and told what is wrong with one. The siblings of
-    a group reset with the same seed. The reward `episode_reward` is the sum of the steps' rewards. Metrics:
-    `episode_steps`, `finished`, `invalid_actions` (share of the turns). In the state: `openenv_state` is the last answer.
+    the model's answer is that text; otherwise it is asked for a JSON object, and told what is wrong with one. With `as_tool` it
+    calls the tool `act` instead, whose arguments are the action's fields. The siblings of a group reset with the same seed.
+    The reward `episode_reward` is the sum of the steps' rewards. Metrics:
+    `episode_steps`, `finished`, `invalid_actions` (as a share of the turns). In the state: `openenv_state` is the last answer.
 
     Args:
         base_url: of the server, like http://localhost:8000.
         prompt_renderer: observation → text for the model. Default: its fields (`show_fields`).
         action_parser: text → action, raising ValueError (with what to say to the model) where there is none. Default: by
             the server's schema, as above.
+        as_tool: whether an action is a call of a tool, with the fields and types of the server's schema.
         instructions: what the model reads first. Default: the server's description of the environment.
         num_train_examples, num_eval_examples: episodes in the datasets.
         seed: of the episodes; each reset gets one of its own.
@@ -60,7 +67,7 @@ class OpenEnvEnv(MultiTurnEnv):
         Everything else: see `MultiTurnEnv`. `max_turns` is 50 unless given.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or both as_tool and action_parser are given.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class OpenEnvEnv(MultiTurnEnv):
         base_url: str,
         prompt_renderer: Callable[[Mapping[str, Any]], str] = show_fields,
         action_parser: Callable[[str], dict[str, Any]] | None = None,
+        as_tool: bool = False,
         instructions: str | None = None,
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
@@ -81,7 +89,9 @@ class OpenEnvEnv(MultiTurnEnv):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.call_seconds, self.room_seconds = call_seconds, room_seconds
         check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "room_seconds")
-        self.base_url = base_url.rstrip("/")
+        if as_tool and action_parser is not None:
+            raise ConfigError("action_parser reads texts, and as_tool has actions that are none; expected one of them")
+        self.base_url, self.as_tool = base_url.rstrip("/"), as_tool
         self.prompt_renderer, self.action_parser, self.instructions = prompt_renderer, action_parser, instructions
         self.reset_args, self.headers = dict(reset_args or {}), dict(headers or {})
         self._server: asyncio.Task[_Server] | None = None
@@ -106,18 +116,41 @@ class OpenEnvEnv(MultiTurnEnv):
         data = {"seed": state["info"]["seed"], **self.reset_args}
         told = await session.reset(self.call_seconds, self.room_seconds, **data)
         state.update(openenv_state=told, openenv_server=server)
+        if self.as_tool:
+            state["tools"] = [server.tool]
         about = self.instructions or server.about
         first = "\n\n".join(part for part in (about, self._asked(server), self._read(told)) if part)
         state["prompt"] = [*state["prompt"][:-1], UserMessage(first)]
 
-    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str:
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str | Messages:
         """Do what the model said, and show what came of it."""
+        server: _Server = state["openenv_server"]
+        if not self.as_tool:
+            said = text_of(messages[-1])
+            text = await self._act(lambda: (self.action_parser or server.action)(said), state)
+            if state["openenv_done"]:
+                state["final_env_response"] = text
+            return text
+        calls = messages[-1].get("tool_calls") or []
+        if not calls:
+            state["openenv_invalid"] += 1
+            return [UserMessage(f"That is no action. {self._asked(server)}")]
+        replies: Messages = []
+        for call in calls:
+            is_over = state["openenv_done"]
+            text = "The episode is over." if is_over else await self._act(functools.partial(_arguments, call), state)
+            replies.append(ToolMessage(text, call_id(call)))
+        if state["openenv_done"]:
+            state["final_env_response"] = replies
+        return replies
+
+    async def _act(self, read: Callable[[], dict[str, Any]], state: State) -> str:
+        """Do what `read` returns, and what came of it; where that raises ValueError, what is wrong."""
         session: Session = state["session"]
         server: _Server = state["openenv_server"]
         try:
-            action = (self.action_parser or server.action)(text_of(messages[-1]))
-            told = await session.step(action, self.call_seconds)
-        except (ValueError, RefusedError) as error:
+            told = await session.step(read(), self.call_seconds)
+        except (ValueError, ToolParseError, RefusedError) as error:
             if isinstance(error, RefusedError) and error.code != "VALIDATION_ERROR":
                 raise Error(f"the server refused the action ({error.code}): {error}") from error
             state["openenv_invalid"] += 1
@@ -130,7 +163,7 @@ class OpenEnvEnv(MultiTurnEnv):
         text = self._read(told)
         if told.get("done"):
             state["openenv_done"] = True
-            state["final_env_response"] = f"{text}\nThe episode is over.".lstrip("\n")
+            return f"{text}\nThe episode is over.".lstrip("\n")
         return text
 
     @cleanup
@@ -158,6 +191,8 @@ class OpenEnvEnv(MultiTurnEnv):
         return self.prompt_renderer(told.get("observation") or {})
 
     def _asked(self, server: _Server) -> str:
+        if self.as_tool:
+            return f"Act by calling the tool {TOOL}."
         if self.action_parser is not None or server.field is not None:
             return ""
         return f"Answer with a JSON object of this form: {json.dumps(server.schema)}"
@@ -171,6 +206,11 @@ class _Server:
         properties = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         required = [name for name in schema.get("required", []) if name != "metadata"]
         self.schema = {"properties": properties, "required": required}
+        parameters = {"type": "object", **self.schema}
+        parameters |= {"$defs": schema["$defs"]} if "$defs" in schema else {}
+        function = {"name": TOOL, "description": str(schema.get("description") or "Act."), "parameters": parameters}
+        self.tool = {"type": "function", "function": function}
+        """An action as a tool."""
         texts = [name for name in required if properties.get(name, {}).get("type") == "string"]
         self.field = texts[0] if texts == required and len(required) == 1 else None
         """The one text that an action is, if it is that."""
@@ -215,6 +255,17 @@ class _Server:
         return value
 
 
+def _arguments(call: Any) -> dict[str, Any]:
+    """The action that a call is.
+
+    Raises:
+        ValueError, ToolParseError: it is none.
+    """
+    if call_name(call) != TOOL:
+        raise ValueError(f"there is no tool '{call_name(call)}'")
+    return call_arguments(call)
+
+
 async def _get(http: aiohttp.ClientSession, url: str) -> Any:
     async with http.get(url) as response:
         response.raise_for_status()
@@ -237,8 +288,8 @@ def finished(state: State) -> float:
 
 
 def invalid_actions(state: State) -> float:
-    """Share of the turns that were no action."""
-    return state["openenv_invalid"] / max(1, len(state["trajectory"]))
+    """Actions that were none, as a share of the turns, at most 1."""
+    return min(1.0, state["openenv_invalid"] / max(1, len(state["trajectory"])))
 
 
 def _short(value: Any) -> str:

@@ -140,6 +140,8 @@ class ReasoningGymEnv(SingleTurnEnv):
             RemoteError: the library cannot be loaded.
         """
         async with self.workers.borrowed() as worker:
+            family = {name: info[name] for name in ("family", "config", "seed")}
+            await worker.call("prepare", TASK_SECONDS, **family)  # what the family loads is not the answer's time
             score, _ = await worker.call("score", self.score_seconds, **info, answer=answer)
             if info["family"] in self.workers.told["running"]:
                 worker.close()

@@ -38,6 +38,10 @@ class Session:
             made.append(packed(dataset[position]))
         return made
 
+    def prepare(self, family: str, config: dict[str, Any], seed: int) -> None:
+        """Load what scoring answers of a family takes."""
+        self._dataset(family, config, seed, 1)
+
     def score(self, family: str, config: dict[str, Any], seed: int, task: Any, answer: str) -> tuple[float | None, str]:
         """What the family says of an answer, or (None, why not) where its scorer raises."""
         dataset = self._dataset(family, config, seed, 1)

@@ -1,0 +1,86 @@
+"""The environment that settings name: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.envs.environment import Environment
+from rove.envs.loading import environment_file, load_environment
+from rove.isolation.environment import IsolatedEnv
+from rove.isolation.venv import StandIns, python_for
+
+SETTINGS = frozenset({"isolated", "isolated_python", "isolated_start_seconds", "isolated_hang_seconds"})
+"""Names of settings that say where an environment is, and change nothing of what it does."""
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """Whether an environment has a process of its own, and what holds for it then."""
+
+    on: bool = False
+    python: str | None = None
+    """Interpreter of its virtual environment. Default: of one that is made, where it declares dependencies."""
+    start_seconds: float = 60.0
+    hang_seconds: float = 120.0
+
+    @staticmethod
+    def of(settings: Any) -> Isolation:
+        """What settings with the names in `SETTINGS` say; an interpreter alone says that it is on."""
+        is_on = settings.isolated or settings.isolated_python is not None
+        limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
+        return Isolation(is_on, settings.isolated_python, *limits)
+
+
+def open_environment(
+    env_id: str,
+    env_dir: str | Path | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    isolation: Isolation = Isolation(),  # noqa: B008  frozen
+) -> Environment:
+    """The environment, loaded here or in a worker.
+
+    Raises:
+        ConfigError: it cannot be loaded, or what it needs cannot be installed.
+    """
+    if not isolation.on:
+        return load_environment(env_id, env_dir, **(env_args or {}))
+    prepare, stand_ins = _answered_for()
+    python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
+    limits = isolation.start_seconds, isolation.hang_seconds
+    return IsolatedEnv(env_id, env_args, env_dir, python, *limits, prepare=prepare)
+
+
+def _answered_for() -> tuple[str, StandIns]:
+    """What makes a worker answer for the libraries that rove stands for in this process, and the versions it stands for.
+
+    An import finder says so (see `rove.compat.install`), since what is imported by which name is this process's alone.
+    """
+    finder: Any = next((finder for finder in sys.meta_path if hasattr(finder, "in_workers")), None)
+    return ("", {}) if finder is None else (finder.in_workers(), finder.stand_ins)
+
+
+@contextmanager
+def looking_at(
+    env_id: str,
+    env_dir: str | Path | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    isolation: Isolation = Isolation(),  # noqa: B008  frozen
+) -> Iterator[Environment]:
+    """As `open_environment`, for a look at it that starts no run; its process ends afterwards."""
+    env = open_environment(env_id, env_dir, env_args, isolation)
+    try:
+        yield env
+    finally:
+        if isinstance(env, IsolatedEnv):
+            env.workers.close()
+
+
+def without_isolation(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run as data, those left out that say where environments are: a run may go on with isolation or without."""
+    tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
+    return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

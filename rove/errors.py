@@ -19,7 +19,8 @@ Error
 ├── SandboxFileError        a file of a sandbox cannot be read or written as asked
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
-└── RunError                a run folder cannot be used as asked
+├── RunError                a run folder cannot be used as asked
+└── PackageError            an environment package, its manifest or its signature is not what it should be
 """
 
 from __future__ import annotations
@@ -135,6 +136,10 @@ class TooManyErrorsError(Error):
 
 class RunError(Error):
     """A run folder cannot be used as asked."""
+
+
+class PackageError(Error):
+    """An environment package, its manifest or its signature is not what it should be: refused before anything of it is used."""
 
 
 def in_json(value: object) -> str:

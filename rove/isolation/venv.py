@@ -85,7 +85,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float) -> None:
         [own] = made.glob("lib/python*/site-packages")
         (own / "zz_behind.pth").write_text("".join(BEHIND.format(folder=folder) for folder in _behind()))
         if arguments:
-            _install(_python(made), arguments, seconds)
+            install(_python(made), arguments, seconds)
         (made / "made").touch()
         made.rename(folder)
     except OSError as error:
@@ -95,7 +95,12 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _install(python: Path, arguments: Sequence[str], seconds: float) -> None:
+def install(python: str | Path, arguments: Sequence[str], seconds: float = SECONDS) -> None:
+    """Have pip install what it is given, for an interpreter that finds pip.
+
+    Raises:
+        ConfigError: pip failed, with its last lines, or it took too long.
+    """
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     what = ", ".join(arguments)
     try:

@@ -1,117 +1,139 @@
-"""Hubs for tests: a folder in the layout that `rove hub export` writes, with packages that work."""
+"""Hubs for tests: a data folder with owners and packages, and a server to ask over a real socket."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from packages import put_wheel, wheel_files, with_record
+from aiohttp import ClientSession, FormData
+from multidict import CIMultiDictProxy
+from packages import put_package
 
-from rove.hub.archives import check_wheel
-from rove.hub.manifest import File, Manifest, manifest_bytes
-
-DOUBLING = """
-import rove as vf
-{imports}
-
-def load_environment(num_examples: int = 4, seed: int = 0):
-    def correct(completion, answer):
-        return float(completion[-1]["content"] == answer)
-
-    return vf.SingleTurnEnv(
-        dataset=[{{"question": f"{what} {{n}}", "answer": str({factor} * n)}} for n in range(seed, seed + num_examples)],
-        rubric=vf.Rubric([correct], [{weight}]),
-        players={{"oracle": lambda messages, state, rng: state["answer"]}},
-    )
-"""
-V0 = """
-import verifiers as vf
+from rove.hub.checking import Session
+from rove.hub.manifest import Manifest
+from rove.hub.server import make_hub, serving
+from rove.hub.store import Kept, Store
+from rove.hub.tokens import make_token
 
 
-def load_environment(num_examples=4, **kwargs):
-    def correct(completion, answer):
-        return 1.0 if completion[-1]["content"] == answer else 0.0
-
-    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(num_examples)]
-    env = vf.SingleTurnEnv(dataset=vf.utils.data_utils.make(rows) if False else rows, rubric=vf.Rubric(funcs=[correct]))
-    env.players = {"oracle": lambda messages, state, rng: state["answer"]}
-    return env
-"""
-
-
-def code(what: str = "Double", factor: int = 2, weight: float = 1.0, imports: str = "") -> bytes:
-    """A module that works: its oracle gets `weight`."""
-    return DOUBLING.format(what=what, factor=factor, weight=weight, imports=imports).encode()
+def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str = "1.0", **fields: Any) -> Manifest:
+    """Put a package on a hub, checked as an upload is; `fields` are more of its manifest's, but for `private`."""
+    private = fields.pop("private", False)
+    folder = store.folder.parent / "made" / owner / name / version
+    manifest = put_package(folder, name, version, **fields)
+    draft = store.draft()
+    for part, content in parts_of(folder, manifest).items():
+        (draft / part).write_bytes(content)
+    kept = [Kept(**file) for file in Session().check(str(draft), owner, name, version, [])]
+    store.add(owner, manifest, draft, kept, private=private)
+    return manifest
 
 
-def publish(
-    hub: Path,
-    owner: str = "alice",
-    name: str = "doubling",
-    version: str = "1.0",
-    module: bytes | None = None,
-    module_name: str | None = None,
-    dependencies: tuple[str, ...] = (),
-    **fields: Any,
-) -> Path:
-    """Put a version into a hub's folder; returns where its files are."""
-    folder = hub / owner / name / version
-    folder.mkdir(parents=True)
-    extra = "".join(f"Requires-Dist: {one}\n" for one in dependencies)
-    modules = {f"{module_name or name.replace('-', '_')}.py": code() if module is None else module}
-    files = with_record(wheel_files(name, version, modules, extra))
-    wheel = check_wheel(put_wheel(folder, files, f"{name.replace('-', '_')}-{version}-py3-none-any.whl"))
-    entry = File(filename=next(folder.glob("*.whl")).name, kind="wheel", sha256=wheel.sha256, size=wheel.size)
-    manifest = Manifest(
-        name=name,
-        version=version,
-        module=wheel.module,
-        requires_python=wheel.requires_python,
-        dependencies=wheel.dependencies,
-        content=wheel.content,
-        files=[entry],
-        **{"description": f"{name} of {owner}", **fields},
-    )
-    (folder / "manifest.json").write_bytes(manifest_bytes(manifest))
-    list_again(hub)
-    return folder
+def parts_of(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The parts of an upload of a package in a folder."""
+    files = {"manifest": "manifest.json", "readme": "README.md", "signature": "manifest.sig"}
+    files |= {file.kind: file.filename for file in manifest.files}
+    return {part: (folder / name).read_bytes() for part, name in files.items() if (folder / name).exists()}
 
 
-def list_again(hub: Path, **said: dict[str, Any]) -> None:
-    """Write the indexes of a hub's folder, from what lies in it.
+def package(folder: Path, name: str = "my-sums", version: str = "1.0", **fields: Any) -> dict[str, bytes]:
+    """The parts of an upload of a new package."""
+    return parts_of(folder, put_package(folder, name, version, **fields))
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Every file and folder of a hub, with what is in it; of its tables what they say, as SQLite moves bytes around."""
+    store = Store(folder)
+    try:
+        tables = [
+            row[0] for row in store.database.ask("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        ]
+        rows = {table: str([tuple(row) for row in store.database.ask(f"SELECT * FROM {table}")]) for table in tables}
+    finally:
+        store.close()
+    files = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+        if not path.name.startswith("hub.sqlite")
+    }
+    return files | rows
+
+
+class Answer(NamedTuple):
+    """What a hub has answered."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body, as text."""
+        return self.body.decode()
+
+    @property
+    def error(self) -> str:
+        """Why it was refused."""
+        return msgspec.json.decode(self.body)["error"]
+
+
+class Asking:
+    """A client of a hub.
 
     Args:
-        said: more about an environment, by "OWNER/NAME": fields of its index.
+        url: of the hub.
+        session: to ask with.
+        tokens: by name.
     """
-    listed = []
-    for environment in sorted(folder for folder in hub.glob("*/*") if folder.is_dir()):
-        owner, name = environment.parent.name, environment.name
-        versions = []
-        for folder in sorted(one for one in environment.iterdir() if one.is_dir()):
-            content = (folder / "manifest.json").read_bytes()
-            files = [{key: one[key] for key in ("filename", "sha256", "size")} for one in json.loads(content)["files"]]
-            sha256 = hashlib.sha256(content).hexdigest()
-            uploaded = "2026-11-22T00:00:00Z"
-            versions.append(
-                {"version": folder.name, "uploaded": uploaded, "yanked": None, "manifest": sha256, "files": files}
-            )
-        index = {"schema": 1, "owner": owner, "name": name, "versions": versions, "keys": []}
-        (environment / "index.json").write_bytes(msgspec.json.encode(index | said.get(f"{owner}/{name}", {})))
-        last = json.loads(content)
-        kept = {key: last[key] for key in ("description", "tags", "compatibility", "licence")}
-        listed.append(
-            {"owner": owner, "name": name, "version": last["version"], "downloads": 0, "updated": uploaded} | kept
-        )
-    (hub / "index.json").write_bytes(
-        msgspec.json.encode({"schema": 1, "hub": "test", "environments": listed, "search": None})
-    )
+
+    def __init__(self, url: str, session: ClientSession, tokens: Mapping[str, str]):
+        self.url, self.session, self.tokens = url, session, tokens
+
+    async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> Answer:
+        """A request, with a token of `tokens` or any other; its answer has been read."""
+        headers = {**options.pop("headers", {})}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {self.tokens.get(token, token)}"
+        async with self.session.request(
+            method, self.url + path, headers=headers, allow_redirects=False, **options
+        ) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async def get(self, path: str, token: str | None = None, **options: Any) -> Any:
+        """JSON that must be there."""
+        answer = await self.ask("GET", path, token, **options)
+        assert answer.status == 200, answer.text
+        return msgspec.json.decode(answer.body)
+
+    async def upload(self, place: str, parts: Mapping[str, bytes], token: str | None = "acme") -> Answer:
+        """Upload parts to OWNER/NAME/VERSION."""
+        return await self.ask("PUT", f"/api/environments/{place}", token, data=form(parts))
 
 
-def tampered(file: Path, old: bytes, new: bytes) -> None:
-    """Change what a hub has."""
-    content = file.read_bytes()
-    assert old in content and len(old) == len(new)
-    file.write_bytes(content.replace(old, new))
+def form(parts: Mapping[str, bytes]) -> FormData:
+    """A body of multipart/form-data."""
+    made = FormData()
+    for part, content in parts.items():
+        made.add_field(part, content, filename=part, content_type="application/octet-stream")
+    return made
+
+
+@asynccontextmanager
+async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **options: Any) -> AsyncIterator[Asking]:
+    """A hub at work with owners, each of which has a token of its name, and one to do everything: "acme-admin"."""
+    store = Store(folder)
+    try:
+        store.enter()
+        tokens = {}
+        for owner in owners:
+            store.add_owner(owner)
+            tokens[owner] = make_token(store.database, owner)
+            tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
+        async with serving(make_hub(store, "test", **options)) as url, ClientSession() as session:
+            yield Asking(url, session, tokens)
+    finally:
+        store.close()

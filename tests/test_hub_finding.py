@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hubs import code, publish
+from hub_folders import code, publish
 
 import rove
 from rove.envs import loading

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hubs import code, list_again, publish, tampered
+from hub_folders import code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 
 from rove.errors import ConfigError, HubError, PackageError, TrustError

@@ -55,6 +55,10 @@ async def static(hub: Path) -> AsyncIterator[tuple[Static, str]]:
         yield server, str(listening.make_url("")).rstrip("/")
 
 
+def wheels(folder: Path) -> list[Path]:
+    return list(folder.glob("*.whl"))
+
+
 @pytest.fixture(params=["folder", "web"])
 def where(request: pytest.FixtureRequest, hub: Path, static: tuple[Static, str]) -> str:
     return str(hub) if request.param == "folder" else static[1]
@@ -93,7 +97,7 @@ async def test_what_is_not_there_is_said(where: str, tmp_path: Path) -> None:
             (await one.releases(DOUBLING)).choose("2.0")
         with pytest.raises(AbsentError):
             await one.download(DOUBLING, HubFile(filename="else.whl", sha256="0" * 64, size=1), tmp_path)
-    assert not list(tmp_path.glob("*.whl"))
+    assert not wheels(tmp_path)
     async with Hub(str(tmp_path)) as one:
         with pytest.raises(HubError, match="not a hub"):
             await one.index()
@@ -117,7 +121,7 @@ async def test_a_changed_file_is_noticed_while_it_comes(where: str, hub: Path, t
         wheel.write_bytes(wheel.read_bytes() + b"!")
         with pytest.raises(TrustError, match="has more than"):
             await one.download(DOUBLING, file, tmp_path)
-    assert not list(tmp_path.glob("*.whl"))
+    assert not wheels(tmp_path)
 
 
 async def test_an_index_of_something_else_is_refused(where: str, hub: Path) -> None:
@@ -266,7 +270,7 @@ async def test_an_upload_whose_answer_was_lost_has_succeeded(static: tuple[Stati
     seen: list[dict[str, int]] = []
 
     async def taken(request: web.Request) -> web.StreamResponse:
-        seen.append({name: len(field.file.read()) for name, field in (await request.post()).items()})  # pyright: ignore
+        seen.append({name: len(field.file.read()) for name, field in (await request.post()).items()})  # pyright: ignore[reportAttributeAccessIssue]
         return web.json_response({}, status=201)
 
     async def lost(request: web.Request) -> web.StreamResponse:

@@ -108,17 +108,22 @@ def _manifest_of_another(folder: Path) -> None:
     list_again(folder.parents[2])
 
 
+def _version_in_index(folder: Path) -> None:
+    folder.rename(folder.with_name("2.0"))
+    _index(folder.with_name("2.0"), lambda version: version.update(version="2.0"))
+
+
 TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
     ("wheel", _other_wheel, "doubling-1.0-py3-none-any.whl (has more|is not what)"),
-    ("a byte of the wheel", lambda f: tampered(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "is not what the hub's index"),
+    ("a byte of the wheel", lambda f: tampered(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "is not what the hub"),
     ("manifest", lambda f: tampered(f / "manifest.json", b"doubling of alice", b"doubling of Alice"), "the manifest of"),
-    ("hash in the index", lambda f: _index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice/doubling@1.0 is not"),
+    ("hash in the index", lambda f: _index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice"),
     ("file in the index", lambda f: _index(f, lambda v: v["files"][0].update(sha256="0" * 64)), "lists other files"),
     ("size in the index", lambda f: _index(f, lambda v: v["files"][0].update(size=7)), "lists other files"),
     ("no file in the index", lambda f: _index(f, lambda v: v.update(files=[])), "lists other files"),
     ("wheel and index", _index_and_wheel, "lists other files"),
     ("another's manifest", _manifest_of_another, "is of other 1.0"),
-    ("version in the index", lambda f: (f.rename(f.with_name("2.0")), _index(f.with_name("2.0"), lambda v: v.update(version="2.0"))), "is of doubling 1.0"),
+    ("version in the index", _version_in_index, "is of doubling 1.0"),
 ]  # fmt: skip
 
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from rove.errors import ConfigError, TrustError
 from rove.hub.client import HubFile
 from rove.hub.lock import Locked, check_locked, read_lock, write_lock
+from rove.hub.names import RESERVED
 
 WHEEL = HubFile(filename="doubling-1.0-py3-none-any.whl", sha256="ab" * 32, size=900)
 DOUBLING = Locked(owner="alice", name="doubling", version="1.0", hub="http://hub", manifest="cd" * 32, files=[WHEEL])
 
-names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True).filter(
-    lambda n: n not in ("simple", "static", "api", "index", "files")
-)
+names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True).filter(lambda name: name not in RESERVED)
 locked = st.builds(
     Locked,
     owner=names,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rove.cli.asking import confirmed
 from rove.envs import loading
@@ -16,13 +16,20 @@ if TYPE_CHECKING:
     from rove.hub.names import Reference
 
 
+_told: set[str] = set()
+"""Names of which it has been said that they are not installed."""
+
+
 def environment_of(config: EvalConfig) -> Environment:
     """The environment of an evaluation.
 
     Raises:
         ConfigError: it cannot be loaded, or what it needs cannot be installed.
     """
-    limits = {"start_seconds": config.isolated_start_seconds, "hang_seconds": config.isolated_hang_seconds}
+    limits: dict[str, Any] = {
+        "start_seconds": config.isolated_start_seconds,
+        "hang_seconds": config.isolated_hang_seconds,
+    }
     away = elsewhere(config.env, config.env_dir)
     if away is not None:
         return away.load(config.env_args, python=config.isolated_python, **limits)
@@ -38,12 +45,7 @@ def environment_of(config: EvalConfig) -> Environment:
 def offer() -> None:
     """Let every command know of environments that are installed from a hub, or could be, by names like OWNER/NAME."""
     loading.finders[:] = [_found]
-    _Asked.names.clear()
-
-
-class _Asked:
-    names: set[str] = set()
-    """Names that nothing is to be installed for, by whatever was said."""
+    _told.clear()
 
 
 def _found(env_id: str) -> loading.Elsewhere | None:
@@ -65,7 +67,7 @@ def _absent(reference: Reference) -> Installed | None:
     from rove.hub.settings import hub_of
 
     name = str(reference)
-    if name in _Asked.names:
+    if name in _told:
         return None
     console = console_for(True)
     there = find(reference._replace(version=None))
@@ -74,7 +76,8 @@ def _absent(reference: Reference) -> Installed | None:
             raise ConfigError(
                 f"{name} is not installed, {there.reference} is; install it: rove install {name} --hub HUB"
             )
-        _Asked.names.add(name)
+        _told.add(name)
+        console.print(f"note: {name} is not installed; a module of that name is used, if there is one", markup=False)
         return None
     question = f"{name} is not installed" + (f" ({there.version} is)." if there else ".")
     if not confirmed(f"{question} Look it up on {hub_of()}?", f"install it first: rove install {name}, or give --yes"):

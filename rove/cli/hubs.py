@@ -97,8 +97,10 @@ def needs_of(manifest: Manifest) -> str:
 def versions(releases: Iterable[Release]) -> Table:
     """A table of versions, newest first."""
     table = Table(width=100)
-    for name in ("version", "uploaded", "manifest", "bytes", "yanked"):
-        table.add_column(name, overflow="fold", justify="right" if name == "bytes" else "left")
+    for name in ("version", "uploaded", "manifest"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("yanked", overflow="fold", ratio=1)
     for one in reversed(list(releases)):
         size = sum(file.size for file in one.files)
         table.add_row(

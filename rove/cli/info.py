@@ -33,19 +33,17 @@ def _results(results: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("pushed", no_wrap=True)
     for one in results:
-        summary = one.get("summary") or one
-        reward = summary.get("reward") if isinstance(summary.get("reward"), dict) else {}
-        figures = [
-            number(reward.get(name)) if isinstance(reward.get(name), (int, float)) else "–"
-            for name in ("mean", "half_width")
-        ]
-        table.add_row(
-            plain(str(one.get("model", ""))),
-            plain(str(summary.get("scored", "–"))),
-            *figures,
-            plain(str(one.get("uploaded", ""))[:10]),
-        )
+        summary = one.get("summary") or {}
+        reward = summary.get("reward")
+        reward = reward if isinstance(reward, dict) else {}
+        figures = [_figure(reward.get(name)) for name in ("mean", "half_width")]
+        words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
+        table.add_row(*(plain(str(word)) for word in words))
     return table
+
+
+def _figure(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float)) else "–"
 
 
 @click.command()

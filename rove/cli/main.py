@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
+    "hub": ("rove.cli.hub", "Run a hub of your own; log in to one."),
     "push": ("rove.cli.push", "Publish an environment on a hub, and results in it."),
     "search": ("rove.cli.search", "Find environments on a hub."),
     "info": ("rove.cli.info", "Show what an environment on a hub is."),

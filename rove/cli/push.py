@@ -13,6 +13,7 @@ from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, print_warnings, run_async
 from rove.cli.hubs import card, hub_option
 from rove.errors import ConfigError, HubError
+from rove.hub import signing
 from rove.hub.building import build
 from rove.hub.client import Hub
 from rove.hub.folder import MANIFEST, README, SIGNATURE, verify
@@ -20,7 +21,6 @@ from rove.hub.manifest import Manifest
 from rove.hub.names import Reference, check_owner
 from rove.hub.run_results import results_of
 from rove.hub.settings import is_url, needed_hub
-from rove.hub.signing import load_key
 
 PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
 """Parts of an upload whose files have one name in every package."""
@@ -67,12 +67,12 @@ def command(
     where = needed_hub(hub)
     if not is_url(where):
         raise ConfigError(
-            f"the hub {where} is a folder, which takes nothing: start one with `rove hub serve`, and give --hub URL"
+            f"the hub {where} is a folder, which takes nothing: start `rove hub serve`, and give --hub URL"
         )
     with tempfile.TemporaryDirectory(prefix="rove-push-") as built:
         place = _taken(Path(folder)) if no_build else _built(Path(folder), Path(built), console)
         if sign:
-            (place / SIGNATURE).write_bytes(sign((place / MANIFEST).read_bytes(), load_key()))
+            (place / SIGNATURE).write_bytes(signing.sign((place / MANIFEST).read_bytes(), signing.load_key()))
         manifest, parts = package_in(place)
         results = [results_of(run, manifest, parts["wheel"]) for run in runs]
         who = check_owner(owner) if owner else run_async(_owner(where))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
@@ -255,17 +256,19 @@ class Hub:
             HubError: the hub refuses it, and says why.
         """
 
+        contents = {part: await asyncio.to_thread(path.read_bytes) for part, path in files.items()}
+
         def form() -> aiohttp.FormData:
             made = aiohttp.FormData()
             for part, path in files.items():
                 kind = "application/json" if part in ("manifest", "signature") else "application/octet-stream"
-                made.add_field(part, path.read_bytes(), filename=path.name, content_type=kind)
+                made.add_field(part, contents[part], filename=path.name, content_type=kind)
             return made
 
         try:
             await self._from.call("PUT", f"/api/environments{_folder(reference)}", form)
         except HubError as error:
-            if error.status != 409 or not await self._has(reference, files["manifest"]):
+            if error.status != 409 or not await self._has(reference, contents["manifest"]):
                 raise
             return False
         return True
@@ -299,11 +302,9 @@ class Hub:
             raise HubError(f"{self.where}/index.json names '{path}' to search with; expected a path like /api/search")
         return path
 
-    async def _has(self, reference: Reference, manifest: Path) -> bool:
-        release = next(
-            (one for one in (await self.releases(reference)).versions if one.version == reference.version), None
-        )
-        return release is not None and release.manifest == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    async def _has(self, reference: Reference, manifest: bytes) -> bool:
+        known = {one.version: one.manifest for one in (await self.releases(reference)).versions}
+        return known.get(reference.version or "") == hashlib.sha256(manifest).hexdigest()
 
     async def _read(self, path: str, limit: int) -> bytes:
         sink = Text(path, limit)
@@ -323,7 +324,7 @@ class _Found(msgspec.Struct):
 
 
 class _Runs(msgspec.Struct):
-    runs: Sequence[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
 
 
 class _File(Sink):

@@ -63,9 +63,9 @@ def check_signature(
     key = signing.check_signature(manifest, signature)
     if known is not None and key != known:
         raise TrustError(
-            f"this version is signed with the key {short(key)}; '{owner}' of {hub} was met with {short(known)}. Either the owner has "
-            "a new key, or somebody else has published this; nothing was installed. Ask the owner on another way; if the "
-            f"key is new: --trust-key {key}"
+            f"this version is signed with the key {short(key)}; '{owner}' of {hub} was met with {short(known)}. Either the "
+            "owner has a new key, or somebody else has published this; nothing was installed. Ask the owner on another "
+            f"way; if the key is new: --trust-key {key}"
         )
     if known is None and listed and key not in listed:
         raise TrustError(

@@ -58,7 +58,8 @@ def read_lock(file: Path) -> dict[tuple[str, str], Locked]:
     try:
         content = msgspec.convert(values, _Content)
         for one in content.environment:
-            check_owner(one.owner), check_name(one.name), check_version(one.version)
+            for check, part in ((check_owner, one.owner), (check_name, one.name), (check_version, one.version)):
+                check(part)
             for file_of_it in one.files:
                 check_filename(file_of_it.filename)
             if len(one.manifest) != _HEX:
@@ -87,9 +88,9 @@ def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: 
     if manifest == locked.manifest and now == then:
         return
     changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
-    what = ", ".join(["its manifest"] * (manifest != locked.manifest) + changed)
+    what = ["its manifest"] * (manifest != locked.manifest) + changed
     raise TrustError(
-        f"{locked.reference} is not what {file} says: {what} differ{'s' if ',' not in what else ''}. A version never changes on a hub, so "
-        "somebody has tampered with it, or the hub is another; nothing was installed. If you know why, take it out of "
-        f"{file.name} and install it again"
+        f"{locked.reference} is not what {file} says: {', '.join(what)} differ{'s' * (len(what) == 1)}. A version never changes "
+        "on a hub, so somebody has tampered with it, or the hub is another; nothing was installed. If you know why, take it "
+        f"out of {file.name} and install it again"
     )

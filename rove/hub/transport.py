@@ -27,8 +27,8 @@ ANSWER = 16 << 20
 """Bytes of an answer of the API."""
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _HINTS = {
-    401: "the token was not accepted: make one on the hub's machine (rove hub token OWNER --scope …) and keep it here (rove hub login)",
-    403: "this token may not do that: make another on the hub's machine (rove hub token OWNER --scope …)",
+    401: "make a token on the hub's machine (rove hub token OWNER) and keep it here (rove hub login)",
+    403: "make another token on the hub's machine (rove hub token OWNER --scope …)",
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import ClientSession, FormData
@@ -63,6 +65,9 @@ def listing(folder: Path) -> dict[str, str]:
     return files | rows
 
 
+T = TypeVar("T")
+
+
 class Answer(NamedTuple):
     """What a hub has answered."""
 
@@ -112,6 +117,30 @@ class Asking:
     async def upload(self, place: str, parts: Mapping[str, bytes], token: str | None = "acme") -> Answer:
         """Upload parts to OWNER/NAME/VERSION."""
         return await self.ask("PUT", f"/api/environments/{place}", token, data=form(parts))
+
+
+class InThread:
+    """A hub at work in a thread of its own, for tests that wait for sockets themselves; arguments are those of `hub`."""
+
+    def __init__(self, folder: Path, **options: Any):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._hub = hub(folder, **options)
+        self.asking = self.run(self._hub.__aenter__())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns, in the thread of the hub."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self) -> None:
+        """End it."""
+        try:
+            self.run(self._hub.__aexit__(None, None, None))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 def form(parts: Mapping[str, bytes]) -> FormData:

@@ -26,6 +26,7 @@ COMMANDS = {
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
     "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
+    "hub": ("rove.cli.hub", "Run a hub, where environments are shared as packages."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
     "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),
 }

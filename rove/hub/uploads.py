@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
 
-from rove.errors import PackageError, RemoteError, WorkerError
+from rove.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub import catalogue, limits
 from rove.hub.manifest import read_manifest
 from rove.hub.refusals import Refused
@@ -161,6 +161,8 @@ class Uploads:
             if error.type in (PackageError.__name__, MemoryError.__name__):
                 said = str(error).partition(": ")[2] or "it takes more memory to check than there is"
                 raise Refused(422, said) from error
+            if error.type == ConfigError.__name__:
+                raise Refused(501, f"this hub cannot check it: {str(error).partition(': ')[2]}") from error
             raise
         except WorkerError as error:
             raise Refused(422, "this package cannot be checked: looking at it took too much time or memory") from error

@@ -15,6 +15,7 @@ from rove.errors import ConfigError, Error, nearest
 
 COMMANDS = {
     "init": ("rove.cli.init", "Scaffold a new environment package."),
+    "build": ("rove.cli.build", "Make a package of an environment."),
     "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
     "compare": ("rove.cli.compare", "Say whether one run is better than another."),
     "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.utils import getaddresses
 from pathlib import Path
 
 from packaging.metadata import Metadata
@@ -38,6 +39,10 @@ class Wheel:
     summary: str
     requires_python: str
     dependencies: list[str]
+    licence: str
+    authors: list[str]
+    keywords: list[str]
+    urls: dict[str, str]
     readme: str
     module: str
     """Name of its one top-level module that has a `load_environment`."""
@@ -69,8 +74,8 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     }
     _check_record(members, info, hashes, name)
     _check_tags(members, info, name)
-    metadata = _metadata(members[f"{info}/METADATA"], name)
-    project, version = normalise_name(metadata.name), normalise_version(str(metadata.version))
+    metadata = read_metadata(members[f"{info}/METADATA"], name)
+    project, version = project_of(metadata)
     if name != filename(project, version, "wheel"):
         raise PackageError(
             f"{name}: its METADATA says {project} {version}; such a wheel is {filename(project, version, 'wheel')}"
@@ -88,6 +93,10 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
         summary=metadata.summary or "",
         requires_python=requires_python,
         dependencies=dependencies,
+        licence=metadata.license_expression or metadata.license or "",
+        authors=[author for author in _authors(metadata) if author],
+        keywords=metadata.keywords or [],
+        urls=metadata.project_urls or {},
         readme=metadata.description or "",
         module=_module(members, info, name),
         content=digest_content(hashes),
@@ -114,8 +123,7 @@ def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
     for needed in ("PKG-INFO", "pyproject.toml"):
         if f"{folder}/{needed}" not in members:
             raise PackageError(f"{name}: it has no {folder}/{needed}")
-    metadata = _metadata(members[f"{folder}/PKG-INFO"], name)
-    project, version = normalise_name(metadata.name), normalise_version(str(metadata.version))
+    project, version = project_of(read_metadata(members[f"{folder}/PKG-INFO"], name))
     if name != filename(project, version, "source"):
         raise PackageError(
             f"{name}: its PKG-INFO says {project} {version}; such an archive is {filename(project, version, 'source')}"
@@ -269,7 +277,17 @@ def _check_tags(members: Members, info: str, name: str) -> None:
             )
 
 
-def _metadata(content: bytes, name: str) -> Metadata:
+def project_of(metadata: Metadata) -> tuple[str, str]:
+    """The normalised name and version that metadata has."""
+    return normalise_name(metadata.name), normalise_version(str(metadata.version))
+
+
+def read_metadata(content: bytes, name: str) -> Metadata:
+    """Metadata of a wheel or a source archive of that name, with a name and a version that a hub takes.
+
+    Raises:
+        PackageError: it cannot be read.
+    """
     try:
         metadata = Metadata.from_email(_small(content, name, "metadata"), validate=True)
     except ExceptionGroup as errors:
@@ -278,11 +296,16 @@ def _metadata(content: bytes, name: str) -> Metadata:
     except (ValueError, TypeError) as error:
         raise PackageError(f"{name}: its metadata cannot be read: {error}") from None
     try:
-        normalise_name(metadata.name)
-        normalise_version(str(metadata.version))
+        project_of(metadata)
     except ValueError as error:
         raise PackageError(f"{name}: {error}") from None
     return metadata
+
+
+def _authors(metadata: Metadata) -> list[str]:
+    """Names, and addresses where there is no name."""
+    known = getaddresses([metadata.author_email or ""])
+    return [*(metadata.author or "").split(", "), *(name or address for name, address in known)]
 
 
 def _small(content: bytes, name: str, what: str) -> bytes:

@@ -70,7 +70,7 @@ class IsolatedEnv(Environment):
             WORKER,
             args,
             python=python,
-            paths=None if python is None else [_rove_alone().name],
+            paths=None if python is None else [rove_alone().name],
             env={name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS},
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
@@ -193,7 +193,7 @@ class _IsolatedRubric(Rubric):
 
 
 @functools.cache
-def _rove_alone() -> tempfile.TemporaryDirectory[str]:
+def rove_alone() -> tempfile.TemporaryDirectory[str]:
     """A folder that holds rove and nothing else of where it is installed, for another interpreter's path."""
     folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
     (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import ClientSession, FormData
 from multidict import CIMultiDictProxy
 from packages import put_package
+from yarl import URL
 
 from rove.hub.checking import Session
 from rove.hub.manifest import Manifest
@@ -98,13 +99,17 @@ class Asking:
     def __init__(self, url: str, session: ClientSession, tokens: Mapping[str, str]):
         self.url, self.session, self.tokens = url, session, tokens
 
-    async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> Answer:
+    async def ask(self, method: str, path: str | URL, token: str | None = None, **options: Any) -> Answer:
         """A request, with a token of `tokens` or any other; its answer has been read."""
         headers = {**options.pop("headers", {})}
         if token is not None:
             headers["Authorization"] = f"Bearer {self.tokens.get(token, token)}"
         async with self.session.request(
-            method, self.url + path, headers=headers, allow_redirects=False, **options
+            method,
+            self.url + path if isinstance(path, str) else path,
+            headers=headers,
+            allow_redirects=False,
+            **options,
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 

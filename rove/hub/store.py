@@ -34,8 +34,6 @@ try:
 except ImportError:  # Windows: a second process that sweeps is not noticed there
     fcntl = None
 
-MANIFEST, SIGNATURE, README = "manifest.json", "manifest.sig", "README.md"
-
 
 class Kept(msgspec.Struct, frozen=True):
     """A file of a version."""

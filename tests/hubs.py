@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import ClientSession, FormData
 from multidict import CIMultiDictProxy
 from packages import put_package
+from yarl import URL
 
 from rove.hub.checking import Session
 from rove.hub.manifest import Manifest
@@ -63,6 +66,9 @@ def listing(folder: Path) -> dict[str, str]:
     return files | rows
 
 
+T = TypeVar("T")
+
+
 class Answer(NamedTuple):
     """What a hub has answered."""
 
@@ -93,13 +99,17 @@ class Asking:
     def __init__(self, url: str, session: ClientSession, tokens: Mapping[str, str]):
         self.url, self.session, self.tokens = url, session, tokens
 
-    async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> Answer:
+    async def ask(self, method: str, path: str | URL, token: str | None = None, **options: Any) -> Answer:
         """A request, with a token of `tokens` or any other; its answer has been read."""
         headers = {**options.pop("headers", {})}
         if token is not None:
             headers["Authorization"] = f"Bearer {self.tokens.get(token, token)}"
         async with self.session.request(
-            method, self.url + path, headers=headers, allow_redirects=False, **options
+            method,
+            self.url + path if isinstance(path, str) else path,
+            headers=headers,
+            allow_redirects=False,
+            **options,
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
@@ -112,6 +122,30 @@ class Asking:
     async def upload(self, place: str, parts: Mapping[str, bytes], token: str | None = "acme") -> Answer:
         """Upload parts to OWNER/NAME/VERSION."""
         return await self.ask("PUT", f"/api/environments/{place}", token, data=form(parts))
+
+
+class InThread:
+    """A hub at work in a thread of its own, for tests that wait for sockets themselves; arguments are those of `hub`."""
+
+    def __init__(self, folder: Path, **options: Any):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._hub = hub(folder, **options)
+        self.asking = self.run(self._hub.__aenter__())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns, in the thread of the hub."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self) -> None:
+        """End it."""
+        try:
+            self.run(self._hub.__aexit__(None, None, None))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 def form(parts: Mapping[str, bytes]) -> FormData:

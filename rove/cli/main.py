@@ -28,6 +28,7 @@ COMMANDS = {
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
     "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
+    "hub": ("rove.cli.hub", "Run a hub, where environments are shared as packages."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
     "hub": ("rove.cli.hub", "Run a hub of your own; log in to one."),
     "push": ("rove.cli.push", "Publish an environment on a hub, and results in it."),

@@ -103,8 +103,6 @@ def doorkeeper(store: Store) -> Middleware:
             token = token_of(request)
             request[ACCESS] = await asyncio.to_thread(access_of, store.database, token) if token else Access()
             answer = await handler(request)
-        except ConnectionError:
-            raise
         except Exception as error:
             answer = refusal(request, error)
         if not answer.prepared:
@@ -153,6 +151,8 @@ def refusal(request: web.Request, error: Exception) -> web.Response:
 def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, Refused):
         return error.status, str(error), {}
+    if isinstance(error, ConnectionError):
+        return 400, "the connection broke off", {}  # nobody hears that
     if isinstance(error, ConfigError):
         return 400, str(error), {}
     if isinstance(error, web.HTTPException):

@@ -6,18 +6,18 @@ A hostile archive can cost it time, memory or its life; the hub sets limits to t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rove.errors import PackageError
-from rove.hub.archives import check_package
-from rove.hub.manifest import Manifest, read_manifest
+from rove.hub.folder import MANIFEST, README, SIGNATURE, verify
+from rove.hub.manifest import read_manifest
 from rove.hub.texts import active
 
-PARTS = {"manifest": "manifest.json", "signature": "manifest.sig", "readme": "README.md"}
+PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
 """Parts of an upload whose files have the same name in every version."""
 
 
@@ -39,6 +39,7 @@ class Session:
 
         Raises:
             PackageError: something is not right.
+            ConfigError: it is signed, and this machine cannot check signatures.
         """
         folder = Path(draft)
         content = (folder / "manifest").read_bytes()
@@ -48,70 +49,41 @@ class Session:
                 f"the manifest is of {manifest.name} {manifest.version}, the upload is to {owner}/{name} {version}; "
                 "build the package and push it again"
             )
-        check_texts(manifest)
-        check_signature(content, folder / "signature", owner, keys)
-        source = folder / "source"
-        wheel = check_package(manifest, folder / "wheel", source if source.exists() else None)
-        readme = folder / "readme"
-        if not readme.exists() and wheel.readme:
-            readme.write_text(wheel.readme, encoding="utf-8")
-        if readme.exists():
-            check_readme(readme)
-        return list(self._named(folder, manifest))
+        check_texts(msgspec.json.decode(content))
+        parts = {part.name for part in folder.iterdir()}
+        names = {file.kind: file.filename for file in manifest.files} | PARTS
+        if keys and "signature" not in parts:
+            raise PackageError(
+                f"'{owner}' has keys on this hub, so that every upload has to be signed; build it with --sign"
+            )
+        for part in parts:
+            if part not in names:
+                raise PackageError(f"there is a {part} archive in this upload, which the manifest does not name")
+            (folder / part).rename(folder / names[part])
+        package = verify(folder, keys or None)
+        if package.wheel.readme and "readme" not in parts:
+            (folder / README).write_text(package.wheel.readme, encoding="utf-8", newline="")
+        return list(_told(folder, names))
 
-    def _named(self, folder: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
-        names = PARTS | {file.kind: file.filename for file in manifest.files}
-        for part in sorted(file.name for file in folder.iterdir()):
-            content = folder / part
-            with content.open("rb") as stream:
+
+def _told(folder: Path, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for kind, filename in names.items():
+        file = folder / filename
+        if file.exists():
+            with file.open("rb") as stream:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            size = content.stat().st_size
-            content.rename(folder / names[part])
-            yield {"filename": names[part], "kind": part, "sha256": sha256, "size": size}
+            yield {"filename": filename, "kind": kind, "sha256": sha256, "size": file.stat().st_size}
 
 
-def check_texts(manifest: Manifest) -> None:
+def check_texts(manifest: Mapping[str, Any]) -> None:
     """Refuse what a browser would act on, wherever it stands: pages escape it, but other programs read manifests, too.
 
     Raises:
         PackageError: there is some.
     """
-    for field, value in msgspec.to_builtins(manifest).items():
-        found = active(msgspec.json.encode(value).decode())
+    for field, value in manifest.items():
+        found = active(field) or active(msgspec.json.encode(value).decode())
         if found:
-            raise PackageError(f"the manifest's {field} has {found!r}, which a browser would act on; write plain text")
-
-
-def check_signature(manifest: bytes, file: Path, owner: str, keys: list[str]) -> None:
-    """Check that a manifest is signed, if it is, and that it is where it must be.
-
-    Raises:
-        PackageError: it is not signed, or not by whom it should be.
-    """
-    if not file.exists():
-        if keys:
             raise PackageError(
-                f"'{owner}' has keys on this hub, so every upload is to be signed; sign it: rove build --sign"
+                f"the manifest's {field[:40]!r} has {found!r}, which a browser would act on; write plain text"
             )
-        return
-    from rove.hub.signing import verify  # of the extra `hub`
-
-    key = verify(manifest, file.read_bytes())
-    if keys and key not in keys:
-        raise PackageError(
-            f"the manifest is signed with the key {key}, which is none of those of '{owner}' on this hub"
-        )
-
-
-def check_readme(file: Path) -> None:
-    """Check that it is text.
-
-    Raises:
-        PackageError: it is not.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PackageError(f"the README is not UTF-8: {error}") from None
-    if "\0" in text:
-        raise PackageError("the README has zero bytes; expected text")

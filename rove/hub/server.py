@@ -32,6 +32,8 @@ FLUSH_SECONDS = 5.0
 """Downloads of the last so many seconds are not counted when the server is killed."""
 IDLE_SECONDS = 30.0
 """A connection that asks nothing, or does not come to the end of a request's head, is closed after so long."""
+LINGER_SECONDS = 2.0
+"""How long the rest of a body is thrown away that was refused, so that its sender hears why."""
 GOODBYE_SECONDS = 10.0
 """For what runs when the server stops."""
 REASON = 500
@@ -279,7 +281,12 @@ async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) 
         ConfigError: nobody can listen there.
     """
     runner = web.AppRunner(
-        app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=GOODBYE_SECONDS, auto_decompress=False
+        app,
+        access_log=None,
+        keepalive_timeout=IDLE_SECONDS,
+        lingering_time=LINGER_SECONDS,
+        shutdown_timeout=GOODBYE_SECONDS,
+        auto_decompress=False,
     )
     await runner.setup()
     try:

@@ -34,8 +34,6 @@ try:
 except ImportError:  # Windows: a second process that sweeps is not noticed there
     fcntl = None
 
-MANIFEST, SIGNATURE, README = "manifest.json", "manifest.sig", "README.md"
-
 
 class Kept(msgspec.Struct, frozen=True):
     """A file of a version."""
@@ -62,8 +60,9 @@ class Store:
         self.files, self.drafts = self.folder / "files", self.folder / "drafts"
         if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / FILE).is_file():
             raise ConfigError(f"{self.folder} holds something else than a hub; give a new folder with --data")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (self.files, self.drafts):
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)
         self.database = Database(self.folder / FILE)
         self._lock = (self.folder / ".lock").open("ab")
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from rove.errors import PackageError, RemoteError, WorkerError
+from rove.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub import catalogue, limits
+from rove.hub.folder import MANIFEST
 from rove.hub.manifest import read_manifest
 from rove.hub.refusals import Refused
-from rove.hub.store import MANIFEST, Kept, Store
+from rove.hub.store import Kept, Store
 from rove.workers import Workers
 
 T = TypeVar("T")
@@ -33,6 +35,8 @@ SIZES = {
 """Bytes of each part of an upload."""
 LARGEST = sum(SIZES.values()) + (64 << 10)
 """Bytes of an upload, with what stands between its parts."""
+BROKEN = (ValueError, RuntimeError, EOFError, AssertionError, HttpProcessingError, ClientPayloadError)
+"""What aiohttp raises of a body that is not well formed."""
 CHUNK = 256 << 10
 CHECK_SECONDS = 60.0
 CHECK_MEMORY = 1 << 30
@@ -158,9 +162,11 @@ class Uploads:
             async with self._checkers.borrowed() as worker:
                 kept = await worker.call("check", CHECK_SECONDS, **asked)
         except RemoteError as error:
-            if error.type in (PackageError.__name__, MemoryError.__name__):
-                said = str(error).partition(": ")[2] or "it takes more memory to check than there is"
+            said = str(error).partition(": ")[2].replace(f"{draft}/", "")
+            if error.type == PackageError.__name__:
                 raise Refused(422, said) from error
+            if error.type == ConfigError.__name__:
+                raise Refused(501, f"this hub cannot check it: {said}") from error
             raise
         except WorkerError as error:
             raise Refused(422, "this package cannot be checked: looking at it took too much time or memory") from error

@@ -20,7 +20,7 @@ from test_workers import children
 import rove as vf
 from rove.errors import ModelError
 from rove.isolation import IsolatedEnv
-from rove.isolation.venv import dependencies, python_for
+from rove.isolation.venv import dependencies, make_venv, python_for
 from rove.protocols import Request, Response
 
 TALK = '''
@@ -339,6 +339,24 @@ def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeyp
         python_for(folder / "talk" / "talk.py")
     assert "--isolated-python" in str(raised.value)
     assert len(list((tmp_path / "cache/rove/venvs").iterdir())) == 2
+
+
+def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "1.0")
+    folder = tmp_path / "made" / "here"
+    python = make_venv(folder, ["--no-index", "--find-links", str(tmp_path / "wheels"), "colour"])
+    asked = "import colour, msgspec; print(colour.__file__)"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(folder)
+    assert make_venv(folder, ["no-such-package"]) == python  # as it is
+    with pytest.raises(vf.ConfigError, match="(?s)colour==2.0 cannot be installed:\n.*colour"):
+        make_venv(tmp_path / "made" / "other", ["--no-index", "colour==2.0"])
+    with pytest.raises(vf.ConfigError, match=r"did not end within 0.01 s"):
+        make_venv(tmp_path / "made" / "other", ["--no-index", "colour==2.0"], seconds=0.01)
+    (tmp_path / "file").touch()
+    with pytest.raises(vf.ConfigError, match="cannot be made"):
+        make_venv(tmp_path / "file" / "other", [])
+    assert [one.name for one in (tmp_path / "made").iterdir()] == ["here"]
 
 
 def test_what_a_package_needs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from rove.cli import hub_key, hub_login
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.errors import ConfigError
 
@@ -241,3 +242,7 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
 
 def _data(data: Path) -> str:
     return "" if data == DATA else f" --data {data}"
+
+
+command.add_command(hub_login.command)
+command.add_command(hub_key.command)

@@ -7,11 +7,11 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,17 +25,34 @@ PLAIN = {int, float, bool, str, NoneType}
 """Types of environment arguments that are checked."""
 
 
+class Elsewhere(NamedTuple):
+    """An environment that is not one of this interpreter's modules."""
+
+    file: Path
+    """Of its module."""
+    load: Callable[..., Environment]
+    """Called with its arguments as one mapping, and keywords of `rove.IsolatedEnv`."""
+
+
+finders: list[Callable[[str], Elsewhere | None]] = []
+"""Asked about names like "owner/name" and "owner/name@version" first; see `rove.hub.finding.offer`."""
+
+
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
     """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
 
     Searched in this order: `env_dir` if given, installed modules, `./environments`, the examples shipped with rove. The
-    last part of "owner/name@version" is the module's name, "-" read as "_". An environment of another library's may come with
-    a method `__rove_environment__` that returns it as one of rove's.
+    last part of "owner/name@version" is the module's name, "-" read as "_", unless one of the `finders` knows the whole: then it
+    is an environment installed from a hub. An environment of another library's may come with a method
+    `__rove_environment__` that returns it as one of rove's.
 
     Raises:
         ConfigError: nothing has that name, it cannot be imported, it has no `load_environment` or that fails, or an argument is
             unknown or, where it is annotated with int, float, bool or str, something else.
     """
+    away = elsewhere(env_id, env_dir)
+    if away is not None:
+        return away.load(env_args)
     name = _module_name(env_id)
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
@@ -50,6 +67,13 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
     return env
+
+
+def elsewhere(env_id: str, env_dir: str | Path | None = None) -> Elsewhere | None:
+    """What the `finders` know of a name; None where it is a module's, or a folder is given to look in."""
+    if env_dir is not None or "/" not in env_id:
+        return None
+    return next((found for finder in finders if (found := finder(env_id)) is not None), None)
 
 
 def as_environment(value: Any, said: str = "this is") -> Environment:
@@ -118,7 +142,8 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     Raises:
         ConfigError: nothing has that name.
     """
-    return _found(_module_name(env_id), env_dir)[0]
+    away = elsewhere(env_id, env_dir)
+    return _found(_module_name(env_id), env_dir)[0] if away is None else away.file
 
 
 def _module_name(env_id: str) -> str:

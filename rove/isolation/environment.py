@@ -47,6 +47,7 @@ class IsolatedEnv(Environment):
             (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
         start_seconds: for loading the package.
         hang_seconds: most time that the worker may take over one thing without looking up.
+        variables: its environment variables. Default: all of ours.
 
     Raises:
         ConfigError: the package cannot be loaded.
@@ -60,18 +61,20 @@ class IsolatedEnv(Environment):
         python: str | None = None,
         start_seconds: float = 60.0,
         hang_seconds: float = 120.0,
+        variables: Mapping[str, str] | None = None,
     ):
         args = {
             "env_id": env_id,
             "env_dir": None if env_dir is None else str(env_dir),
             "env_args": dict(env_args or {}),
         }
+        given = os.environ if variables is None else variables
         self.workers = Workers(
             WORKER,
             args,
             python=python,
             paths=None if python is None else [rove_alone().name],
-            env={name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS},
+            env={name: value for name, value in given.items() if python is None or name not in NOT_THEIRS},
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
         )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from rove.config import read_toml
@@ -38,11 +39,30 @@ def python_for(file: Path) -> str | None:
     needed = dependencies(file.with_name("pyproject.toml"))
     if not needed:
         return None
-    behind = [folder for folder in (*site.getsitepackages(), site.getusersitepackages()) if Path(folder).is_dir()]
-    name = f"{file.stem}-{fingerprint({'needs': needed, 'python': sys.version, 'at': sys.prefix, 'behind': behind})}"
-    folder = _cache() / name
+    name = f"{file.stem}-{fingerprint({'needs': needed, 'python': sys.version, 'at': sys.prefix, 'behind': _behind()})}"
+    try:
+        return make_venv(_cache() / name, needed)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\ngive the python of an environment that has what '{file.stem}' needs with --isolated-python"
+        ) from error
+
+
+def make_venv(folder: Path, arguments: Sequence[str], seconds: float = SECONDS) -> str:
+    """The interpreter of a virtual environment with what `pip install` is given; packages installed here are found behind it.
+
+    The folder is there whole or not at all, so that several processes may ask for the same one. One that is there is
+    left as it is: its name is to tell what is in it.
+
+    Args:
+        arguments: for `pip install`: requirements, files, flags. None: nothing is installed.
+        seconds: that installing may take.
+
+    Raises:
+        ConfigError: pip failed, with its last lines; it took too long; the folder cannot be made.
+    """
     if not (folder / "made").exists():
-        _make(folder, needed, behind)
+        _make(folder, arguments, seconds)
     return str(_python(folder))
 
 
@@ -54,30 +74,47 @@ def dependencies(project: Path) -> list[str]:
     return sorted(one for one in declared if not re.fullmatch(r"rove\s*([<>=!~].*)?", one.split(";")[0].strip()))
 
 
-def _make(folder: Path, needed: list[str], behind: list[str]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+def _make(folder: Path, arguments: Sequence[str], seconds: float) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     try:
         venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(made)
         [own] = made.glob("lib/python*/site-packages")
-        (own / "zz_behind.pth").write_text("".join(BEHIND.format(folder=folder) for folder in behind))
-        command = [str(_python(made)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needed]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if done.returncode:
-            said = "\n".join(f"  {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-TOLD:])
-            raise ConfigError(
-                f"what this environment needs cannot be installed ({', '.join(needed)}); give the python of an environment "
-                f"that has it with --isolated-python:\n{said}"
-            )
+        (own / "zz_behind.pth").write_text("".join(BEHIND.format(folder=folder) for folder in _behind()))
+        if arguments:
+            install(_python(made), arguments, seconds)
         (made / "made").touch()
         made.rename(folder)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"installing {', '.join(needed)} did not end within {SECONDS:g} s") from error
     except OSError as error:
         if not (folder / "made").exists():  # else somebody else has made it meanwhile
             raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def install(python: str | Path, arguments: Sequence[str], seconds: float = SECONDS) -> None:
+    """Have pip install what it is given, for an interpreter that finds pip.
+
+    Raises:
+        ConfigError: pip failed, with its last lines, or it took too long.
+    """
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    what = ", ".join(arguments)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"installing {what} did not end within {seconds:g} s") from error
+    if done.returncode:
+        said = "\n".join(f"  {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-TOLD:])
+        raise ConfigError(f"{what} cannot be installed:\n{said}")
+
+
+def _behind() -> list[str]:
+    """Where packages are installed here."""
+    return [folder for folder in (*site.getsitepackages(), site.getusersitepackages()) if Path(folder).is_dir()]
 
 
 def _python(folder: Path) -> Path:

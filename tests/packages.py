@@ -99,10 +99,14 @@ def described(file: Path, kind: Any = "wheel") -> File:
     return File(filename=file.name, kind=kind, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
-def put_package(folder: Path, name: str = "my-sums", version: str = "1.0", **fields: Any) -> Manifest:
-    """A whole package in a folder: wheel, source archive and manifest.json; `fields` are more of the manifest's."""
+def put_package(
+    folder: Path, name: str = "my-sums", version: str = "1.0", more: Mapping[str, bytes] | None = None, **fields: Any
+) -> Manifest:
+    """A whole package in a folder: wheel (with `more` files), source archive and manifest.json; `fields` are the manifest's."""
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = put_wheel(folder, with_record(wheel_files(name, version)), filename(name, version, "wheel"))
+    wheel = put_wheel(
+        folder, with_record({**wheel_files(name, version), **(more or {})}), filename(name, version, "wheel")
+    )
     source = put_source(folder, tarred(source_files(name, version)), filename(name, version, "source"))
     checked = check_wheel(wheel)
     known: dict[str, Any] = {

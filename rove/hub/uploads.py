@@ -126,12 +126,7 @@ class Uploads:
                     seen.add(part.name)
                     await self._keep(part, draft / part.name, SIZES[part.name])
                 await self._soon(request.content.readany)
-        except (
-            ValueError,
-            RuntimeError,
-            EOFError,
-            AssertionError,
-        ) as error:  # as aiohttp calls broken multipart bodies
+        except BROKEN as error:
             raise Refused(400, f"the body cannot be read as multipart/form-data: {error}") from error
         missing = {"manifest", "wheel"} - seen
         if missing:

@@ -122,7 +122,7 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
     assert status == 0, err
     assert "verifiers v0" in out and "local/old-sums@0.3" in out
     with endpoint([], lambda body: str(2 * int(last_text(body).split()[2]))) as server:
-        words = ("-m", "any", "-b", server.url, "-n", "3", "-r", "1", "--json")
+        words = ("-m", "any", "-b", server.base_url, "-n", "3", "-r", "1", "--json")
         status, out, err = rove("eval", "local/old-sums", *words)
     assert status == 0, err
     assert json.loads(out)["reward"]["mean"] == 1.0

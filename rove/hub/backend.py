@@ -105,8 +105,8 @@ def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:
         import build.env
     except ImportError as error:
         raise ConfigError(f"building needs {error.name}; install rove's hub extra: pip install 'rove[hub]'") from None
-    builder = build.ProjectBuilder(folder, runner=_run_hook)
     try:
+        builder = build.ProjectBuilder(folder, runner=_run_hook)
         if all(map(_is_installed, builder.build_system_requires)) and not builder.check_dependencies(kind):
             return Path(builder.build(kind, output))
         with build.env.DefaultIsolatedEnv() as alone:

@@ -66,7 +66,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         if playing:
             write_members(work / "installed", members)
             facts = play(work / "installed", wheel.module, python)
-        manifest, warnings = describe(wheel, members, said, facts, files, _commit(folder))
+        manifest, warnings = describe(wheel, members, said, facts, files, commit_of(folder))
         (draft / MANIFEST).write_bytes(manifest_bytes(manifest))
         (draft / README).write_text(wheel.readme, encoding="utf-8")
         target = (output or folder / OUTPUT) / f"{wheel.name}-{wheel.version}"
@@ -160,7 +160,7 @@ def _tag(word: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")
 
 
-def _commit(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
     """The commit that a folder is of; "" where there is no git, or nothing of it is in one."""
 
     def git(*words: str) -> str:

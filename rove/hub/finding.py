@@ -151,7 +151,7 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
 
     options = {"python": str(found.python)} | {key: value for key, value in options.items() if value is not None}
     try:
-        env = IsolatedEnv(found.module, env_args, variables=_variables(found), **options)
+        env = IsolatedEnv(found.module, env_args, environ=_environ(found), **options)
     except ConfigError as error:
         unset = [name for name in found.secrets if not os.environ.get(name)]
         if not unset:
@@ -200,7 +200,7 @@ def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None =
     return loading.Elsewhere(module_file(found), lambda env_args, **options: load(name, env_args, **options))
 
 
-def _variables(found: Installed) -> dict[str, str] | None:
+def _environ(found: Installed) -> dict[str, str] | None:
     if found.owner == LOCAL:
         return None
     more = [name.strip() for name in os.environ.get(PASS_VAR, "").split(",")]

@@ -47,7 +47,7 @@ class IsolatedEnv(Environment):
             (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
         start_seconds: for loading the package.
         hang_seconds: most time that the worker may take over one thing without looking up.
-        variables: its environment variables. Default: all of ours.
+        environ: all its environment variables. Default: those of this process.
 
     Raises:
         ConfigError: the package cannot be loaded.
@@ -61,14 +61,14 @@ class IsolatedEnv(Environment):
         python: str | None = None,
         start_seconds: float = 60.0,
         hang_seconds: float = 120.0,
-        variables: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
     ):
         args = {
             "env_id": env_id,
             "env_dir": None if env_dir is None else str(env_dir),
             "env_args": dict(env_args or {}),
         }
-        given = os.environ if variables is None else variables
+        given = os.environ if environ is None else environ
         self.workers = Workers(
             WORKER,
             args,

@@ -4,6 +4,7 @@ for at the other end of the socket."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import random
@@ -32,8 +33,11 @@ class Loaded:
     env: Environment
 
 
-def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
-    """Load the environment; what its owner must know of it."""
+def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: str = "") -> dict[str, Any]:
+    """Load the environment, after a call of the function `prepare` ("module:name"); what its owner must know of it."""
+    if prepare:
+        module, _, name = prepare.partition(":")
+        getattr(importlib.import_module(module), name)()
     env = Loaded.env = load_environment(env_id, env_dir, **env_args)
     return {
         "message_type": env.message_type,

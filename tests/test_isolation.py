@@ -323,6 +323,30 @@ def test_packages_for_v0_are_evaluated_isolated(
     assert (told["failed"], told["scored"]) == (1, 0), done.err  # loaded and played, and nobody answered
 
 
+def test_calls_beside_the_trajectory_stay_beside_it(tmp_path: Path) -> None:
+    """As the users of v0 packages that a model plays, too."""
+    code = "await self.asked(state, messages)"
+    more = """
+async def asked(self, state, messages):
+    aside = vf.State(state)
+    aside["trajectory"] = list(state["trajectory"])
+    said = await self.turn(aside, [vf.UserMessage(f"aside {messages[-1].content}")])
+    state["seats"].setdefault("user", []).append(aside["trajectory"][-1])
+
+async def run(self, state, turn):
+    self.turn = turn
+    await vf.MultiTurnEnv.run(self, state, turn)
+
+Talk.asked, Talk.run = asked, run
+"""
+    plain = vf.load_environment("talk", package(tmp_path, in_response=code, more=more)).generate_sync(Echo())
+    records = played(tmp_path)
+    assert not any(record.error for record in records)
+    assert [len(record.steps) for record in records] == [3] * 6 == [len(record.steps) for record in plain]
+    assert [len(record.seats["user"]) for record in records] == [len(record.seats["user"]) for record in plain]
+    assert list(map(facts, records)) == list(map(facts, plain))
+
+
 def test_rows_that_take_too_long_are_told(tmp_path: Path) -> None:
     slow = "Talk.examples = lambda self, n=-1, train=False: time.sleep(60)"
     env = IsolatedEnv("talk", env_dir=package(tmp_path, more=slow), rows_seconds=0.5)

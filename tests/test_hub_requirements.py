@@ -12,6 +12,7 @@ import rove
 from rove.errors import ConfigError
 from rove.hub.requirements import brought_along, check_python, needed, stand_in
 
+
 def test_rove_and_verifiers_are_here_already() -> None:
     given = [
         "rove>=0.0.1",

@@ -217,7 +217,11 @@ def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool
         except ConfigError as error:
             hint = "" if allow_source else "\nwhat has no wheel is built, which runs its code, with --allow-source only"
             raise ConfigError(f"{error}{hint}") from error
-    run_pip(python, [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)], f"{wheel.name} cannot be installed")
+    run_pip(
+        python,
+        [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
+        f"{wheel.name} cannot be installed",
+    )
 
 
 def _installed(offer: Offer, wheel: Path, folder: str, file: str) -> Installed:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from test_engine_lora import adapter_of, save
 from rove.config import load
 from rove.envs.loading import example_environments
 from rove.errors import RunError
+from rove.hub.reading import declared
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
 from rove.wire import chat, completions, tokens
@@ -157,6 +159,22 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     assert "ended by agent_finished (16)" in said[0]
     metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
+
+
+def test_hub_page_says_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [making] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
+    said = [run(command, tmp_path).stdout for command in commands(making)]
+    assert "rove push environments/my_sums" in said[-1]
+    made = Path("environments/my_sums/dist/my-sums-0.1.0")
+    assert {file.name for file in made.iterdir()} >= set(
+        re.findall(r"^\| `(my_sums\S+|manifest.json)`", (ROOT / "docs/hub.md").read_text(encoding="utf-8"), re.M)
+    )
+    for block in blocks("docs/hub.md", "toml"):
+        table = tomllib.loads(block)
+        assert not (table.keys() - {"tool", "project"})
+        declared(table)
+    prints_what_it_says("docs/hub.md", 10)
 
 
 def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:

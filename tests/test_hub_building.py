@@ -44,9 +44,7 @@ def load_environment(num_examples: int = 4) -> vf.Environment:
     def correct(completion, answer, **kwargs) -> float:
         return float(parser.parse_answer(completion) == answer)
 
-    from datasets import Dataset
-
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), parser=parser, rubric=vf.Rubric(funcs=[correct], parser=parser))
+    return vf.SingleTurnEnv(dataset=rows, parser=parser, rubric=vf.Rubric(funcs=[correct], parser=parser))
 '''
 V0_PROJECT = """
 [project]
@@ -61,7 +59,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [tool.hatch.build]
-include = ["v0_sums.py"]
+include = ["v0_sums.py", "pyproject.toml"]
 """
 
 

@@ -17,7 +17,7 @@ from rove.hub.archives import Wheel
 from rove.hub.backend import OUTPUT, build_archives, write_members
 from rove.hub.facts import SEED, Facts, play
 from rove.hub.folder import MANIFEST, README
-from rove.hub.manifest import File, Manifest, Needs, Player, Source, manifest_bytes
+from rove.hub.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes
 from rove.hub.reading import Declared, arguments, compatibility, data_sources, declared, secrets
 from rove.hub.unpacking import Members
 
@@ -89,7 +89,7 @@ def describe(
     scores = facts.players if facts is not None else {}
     seen = [reward for score in scores.values() for reward in score.rewards]
     tags = said.tags if said.tags is not None else wheel.keywords
-    urls = {name.lower(): url for name, url in wheel.urls.items()}
+    urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[_info(members) + "/WHEEL"], re.MULTILINE)
     manifest = Manifest(
         name=wheel.name,

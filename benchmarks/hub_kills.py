@@ -3,9 +3,9 @@
     python benchmarks/hub_kills.py [--kills 100] [--seed 0]
 
 A hub is started, a package is uploaded to it, and the process is killed at a random instant between the upload's first byte and a
-little after its end. Then it is started again: what the index has must be whole (every file there, of the right size and hash),
-no file or folder may lie in the data folder that the index does not know, a version that was answered with 201 must be there,
-and the same upload must be taken or, where the version is there, be refused as being there.
+little after its end, judged by how long the last ones took. Then it is started again: what the index has must be whole (every
+file there, of the right size and hash), no file or folder may lie in the data folder that the index does not know, a version that
+was answered with 201 must be there, and the same upload must be taken or, where the version is there, be refused as being there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import random
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -133,14 +134,14 @@ def harass(place: Path, kills: int, seed: int, tell: bool = True) -> Outcome:
     answered = whole = 0
     hub = Hub(data)
     try:
-        takes = _measure(hub, place, token, noise)
+        took = [_measure(hub, place, token, noise)]
         for number in range(kills):
             version = f"1.{number}"
             body = _package(place, version, noise)
             answers: list[int] = []
-            uploading = threading.Thread(target=_note, args=(answers, hub.url, token, version, body))
+            uploading = threading.Thread(target=_note, args=(answers, took, hub.url, token, version, body))
             uploading.start()
-            time.sleep(instants.uniform(0.0, 1.3 * takes))
+            time.sleep(instants.uniform(0.0, 1.1 * statistics.median(took[-5:])))
             hub.kill()
             uploading.join()
             hub = Hub(data)
@@ -150,7 +151,10 @@ def harass(place: Path, kills: int, seed: int, tell: bool = True) -> Outcome:
             if answers[0] not in (0, 201):
                 sys.exit(f"{version} was answered with {answers[0]}")
             answered, whole = answered + (answers[0] == 201), whole + there
+            began = time.perf_counter()
             again = upload(hub.url, token, version, body)
+            if again == 201:
+                took.append(time.perf_counter() - began)
             if again != (409 if there else 201):
                 sys.exit(
                     f"{version} is {'' if there else 'not '}there, and uploading it again is answered with {again}"
@@ -166,8 +170,11 @@ def harass(place: Path, kills: int, seed: int, tell: bool = True) -> Outcome:
         hub.kill()
 
 
-def _note(answers: list[int], *asked: Any) -> None:
+def _note(answers: list[int], took: list[float], *asked: Any) -> None:
+    began = time.perf_counter()
     answers.append(upload(*asked))
+    if answers[-1] == 201:
+        took.append(time.perf_counter() - began)
 
 
 def _measure(hub: Hub, place: Path, token: str, noise: bytes) -> float:

@@ -240,6 +240,42 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     )
 
 
+@command.command("mirror")
+@click.argument("source", metavar="URL_OR_FOLDER")
+@click.argument("to", metavar="[DATA]", required=False, type=click.Path(path_type=Path))
+@click.option("--owner", "owners", multiple=True, help="Only this owner's environments; may be repeated.")
+@data_option
+@json_option
+def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as_json: bool) -> None:
+    """Copy the public environments of another hub, or what is new there since the last time.
+
+    Hashes and archives are checked; manifests, signatures, results and what was yanked are kept. DATA is this hub's folder.
+    """
+    from rove.hub.client import Hub
+    from rove.hub.mirror import Mirror, Mirrored, check_source
+
+    console = console_for(as_json)
+    data = to or data
+
+    async def run(store: Any) -> Mirrored:
+        async with Hub(source) as hub:
+            check_source(hub.where, store)
+            return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
+
+    with opened(data, new=True) as store:
+        store.enter()
+        done = run_async(run(store))
+    if as_json:
+        print_json(done._asdict())
+    else:
+        console.print(f"{data}: {done.new} new versions, {done.known} that were there", markup=False, soft_wrap=True)
+        hint(console, f"serve it: rove hub serve{_data(data)}")
+    for problem in done.problems:
+        console.print(problem, style="red", markup=False, soft_wrap=True)
+    if done.problems:
+        raise click.exceptions.Exit(1)
+
+
 def _data(data: Path) -> str:
     return "" if data == DATA else f" --data {data}"
 

@@ -226,6 +226,10 @@ class Hub:
             return []
         return _decoded(content, _Runs, f"{self.where}{_folder(reference)}/runs/index.json").runs
 
+    async def result(self, reference: Reference, id: str, limit: int) -> bytes:
+        """All that was pushed with one of these runs."""
+        return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
+
     async def download(self, reference: Reference, file: HubFile, folder: Path) -> Path:
         """Put a file of a version into a folder, under its own name, its size and hash checked while it comes.
 

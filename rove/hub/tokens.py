@@ -96,8 +96,12 @@ def make_token(
         raise ConfigError(f"a token for {days:g} days cannot be made; expected more than 0, at most 36500")
     if len(note) > NOTE or not note.isprintable():
         raise ConfigError(f"a token's note has at most {NOTE} printable characters")
-    if not database.ask("SELECT 1 FROM owners WHERE owner = ?", [owner]):
-        raise ConfigError(f"there is no owner '{owner}' on this hub; make one: rove hub user {owner}")
+    for needed in [owner, *(scope.removeprefix(UPLOAD).partition("/")[0] for scope in scopes if UPLOAD in scope)]:
+        rows = database.ask("SELECT mirrored FROM owners WHERE owner = ?", [needed])
+        if not rows:
+            raise ConfigError(f"there is no owner '{needed}' on this hub; make one: rove hub user {needed}")
+        if rows[0]["mirrored"]:
+            raise ConfigError(f"'{needed}' is mirrored from {rows[0]['mirrored']}; publish there, and mirror it again")
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).strftime(TIME)
     text = PREFIX + secrets.token_urlsafe(32)
     with database.write() as change:

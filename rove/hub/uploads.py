@@ -15,13 +15,12 @@ import msgspec
 from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rove.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub import catalogue, limits
+from rove.hub.checkers import Checkers
 from rove.hub.folder import MANIFEST
 from rove.hub.manifest import read_manifest
 from rove.hub.refusals import Refused
-from rove.hub.store import Kept, Store
-from rove.workers import Workers
+from rove.hub.store import Store
 
 T = TypeVar("T")
 
@@ -38,11 +37,6 @@ LARGEST = sum(SIZES.values()) + (64 << 10)
 BROKEN = (ValueError, RuntimeError, EOFError, AssertionError, HttpProcessingError, ClientPayloadError)
 """What aiohttp raises of a body that is not well formed."""
 CHUNK = 256 << 10
-CHECK_SECONDS = 60.0
-CHECK_MEMORY = 1 << 30
-"""What one check may take."""
-CHECKS = 2
-"""At once: each can take a core."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -71,12 +65,11 @@ class Uploads:
         self._slots = asyncio.Semaphore(limits.uploads)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(limits.uploads, thread_name_prefix="rove-upload")
-        program = Path(__file__).with_name("checking.py")
-        self._checkers = Workers(program, most=CHECKS, memory=CHECK_MEMORY, name="rove-hub-check")
+        self._checkers = Checkers()
 
     async def close(self) -> None:
         """End the checkers."""
-        await self._checkers.end()
+        await self._checkers.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     async def take(self, request: web.Request, owner: str, name: str, version: str) -> dict[str, Any]:
@@ -91,7 +84,8 @@ class Uploads:
             draft = await self._run(self.store.draft)
             try:
                 await self._receive(request, draft)
-                kept = await self._check(draft, owner, name, version)
+                keys = await self._run(lambda: catalogue.keys(self.store, owner))
+                kept = await self._checkers.check(draft, owner, name, version, keys)
                 manifest = await self._run(lambda: read_manifest((draft / MANIFEST).read_bytes()))
                 await self._run(lambda: self.store.add(owner, manifest, draft, kept))
             finally:
@@ -149,23 +143,6 @@ class Uploads:
         """What is read, if some of it comes soon enough."""
         async with asyncio.timeout(self.limits.idle_seconds):
             return await read()
-
-    async def _check(self, draft: Path, owner: str, name: str, version: str) -> list[Kept]:
-        keys = await self._run(lambda: catalogue.keys(self.store, owner))
-        asked = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": keys}
-        try:
-            async with self._checkers.borrowed() as worker:
-                kept = await worker.call("check", CHECK_SECONDS, **asked)
-        except RemoteError as error:
-            said = str(error).partition(": ")[2].replace(f"{draft}/", "")
-            if error.type == PackageError.__name__:
-                raise Refused(422, said) from error
-            if error.type == ConfigError.__name__:
-                raise Refused(501, f"this hub cannot check it: {said}") from error
-            raise
-        except WorkerError as error:
-            raise Refused(422, "this package cannot be checked: looking at it took too much time or memory") from error
-        return msgspec.convert(kept, list[Kept])
 
     async def _run(self, call: Callable[[], T]) -> T:
         """A call beside the event loop."""

@@ -36,9 +36,7 @@ def load_environment(num_examples=4, **kwargs):
         return 1.0 if completion[-1]["content"] == answer else 0.0
 
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(num_examples)]
-    env = vf.SingleTurnEnv(dataset=vf.utils.data_utils.make(rows) if False else rows, rubric=vf.Rubric(funcs=[correct]))
-    env.players = {"oracle": lambda messages, state, rng: state["answer"]}
-    return env
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[correct]))
 """
 
 

@@ -194,7 +194,9 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
 
 def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
     rove.compat.offer()
-    rove.compat.install(replace=True)
+    assert rove.compat.in_workers() == "rove.compat:offer"
+    rove.compat.replace()
+    assert rove.compat.in_workers() == "rove.compat:replace"
     assert isinstance(importlib.import_module("verifiers"), alias._Alias)
 
 

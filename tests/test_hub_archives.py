@@ -47,6 +47,11 @@ def test_a_wheel_is_read_without_being_run(tmp_path: Path):
     assert wheel.content == digest_content(wheel.files)
 
 
+def test_a_file_beside_the_module_is_let_be(tmp_path: Path):
+    wheel = check_wheel(put_wheel(tmp_path, with_record({**wheel_files(), "pyproject.toml": b""})))
+    assert "pyproject.toml" in wheel.files
+
+
 def test_content_is_the_same_however_it_is_packed(tmp_path: Path):
     files = with_record(wheel_files())
     (tmp_path / "a").mkdir()
@@ -104,7 +109,7 @@ def nested(depth: int) -> bytes:
         ({"MY_SUMS.py": MODULE}, "the same file on some systems"),
         ({"my_sum\u017f.py": b""}, "the same file on some systems"),
         ({"data": b"", "data/a": b""}, "both a file and a folder"),
-        ({"bomb.bin": bytes(60 << 20)}, "times its size: it is a bomb"),
+        ({"data/bomb.bin": bytes(60 << 20)}, "times its size: it is a bomb"),
         ({"a.gz": gzip.compress(ZEROS)}, "it is a bomb"),
         ({"a.bz2": bz2.compress(ZEROS)}, "it is a bomb"),
         ({"a.xz": lzma.compress(ZEROS)}, "it is a bomb"),
@@ -115,6 +120,11 @@ def nested(depth: int) -> bytes:
         ({"sitecustomize.py": b""}, "would hide"),
         ({"rove/__init__.py": b""}, "would hide"),
         ({"json/tool.py": b""}, "would hide"),
+        ({"numpy/__init__.py": b""}, "would hide"),
+        ({"numpy/data": b""}, "would hide"),
+        ({"my-data/rows": b""}, "cannot be a module's name"),
+        ({"evil.cpython-311-x86_64-linux-gnu.so": b""}, "compiled code"),
+        ({"data/__init__.pyc": b""}, "compiled code"),
         ({"my_sums-1.0.data/scripts/pip": b""}, "outside of the modules"),
         ({"my_sums-1.0.dist-info/entry_points.txt": b"[console_scripts]\npip = evil:main\n"}, "would install commands"),
         ({"other-1.0.dist-info/METADATA": b""}, "2 folders"),

@@ -121,6 +121,7 @@ def test_any_other_form_is_refused(content: bytes):
         ({"compatibility": "other"}, "compatibility"),
         ({"reward_range": [2.0, 1.0]}, "lowest, highest"),
         ({"needs": {"secrets": ["sk-123"]}}, "secrets"),
+        ({"source": {"repository": "javascript:alert(1)"}}, "expected https"),
         ({"source": {"commit": "--upload-pack=x"}}, "commit"),
         ({"players": {"a\u0000": {"reward": 1.0, "n": 1}}}, r"U\+0000"),
         ({"content": "0" * 63}, "content"),

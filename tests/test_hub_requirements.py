@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,7 @@ from packages import put_wheel, wheel_files, with_record
 
 import rove
 from rove.errors import ConfigError
-from rove.hub.requirements import SHIM, brought_along, check_python, needed, stand_in
-
-ROOT = Path(__file__).resolve().parents[1]
+from rove.hub.requirements import brought_along, check_python, needed, stand_in
 
 
 def test_rove_and_verifiers_are_here_already() -> None:
@@ -58,25 +54,10 @@ def test_what_verifiers_brought_along(tmp_path: Path) -> None:
         assert brought_along(put_wheel(tmp_path, with_record(wheel_files(modules=module)))) == wanted
 
 
-def test_installers_find_rove_and_v0_code_finds_the_shim(tmp_path: Path) -> None:
-    stand_in(tmp_path, is_v0=True)
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from importlib.metadata import version\nimport verifiers\nfrom verifiers.types import State\n"
-        "print(version('rove'), version('verifiers'), verifiers.__name__, verifiers.SingleTurnEnv.__module__)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    words = done.stdout.split()
-    assert words[:3] == [rove.__version__, "0.3.1+rove1", "verifiers"] and words[3].startswith("rove.compat")
-    other = tmp_path / "other"
-    other.mkdir()
-    stand_in(other, is_v0=False)
-    assert not (other / "verifiers").exists()
-
-
-def test_the_shim_is_that_of_the_distribution() -> None:
-    file = ROOT / "shim/verifiers/__init__.py"
-    assert file.read_text(encoding="utf-8") == SHIM
-    assert importlib.util.find_spec("rove.compat") is not None
+def test_installers_find_rove_and_verifiers(tmp_path: Path) -> None:
+    for is_v0, wanted in ((True, ["0.3.1+rove1", rove.__version__]), (False, [rove.__version__])):
+        folder = tmp_path / str(is_v0)
+        folder.mkdir()
+        stand_in(folder, is_v0)
+        found = {one.name: one.version for one in metadata.distributions(path=[str(folder)])}
+        assert sorted(found.values()) == sorted(wanted) and found["rove"] == rove.__version__

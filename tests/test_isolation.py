@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import environment, in_this_process
 from test_workers import children
 
 import rove as vf
-from rove.errors import ModelError
+from rove.errors import ModelError, WorkerError
 from rove.isolation import IsolatedEnv
 from rove.isolation.venv import dependencies, make_venv, python_for
 from rove.protocols import Request, Response
@@ -301,18 +302,74 @@ def test_the_next_run_in_the_same_environment_starts_anew(tmp_path: Path) -> Non
     assert [len(env.generate_sync(Echo())) for _ in range(2)] == [6, 6]
 
 
+def test_a_worker_is_prepared(tmp_path: Path) -> None:
+    folder = package(tmp_path, at_import="import verifiers; assert os.environ['COLOUR'] == 'red'")
+    with pytest.raises(vf.ConfigError, match="No module named 'verifiers'"):
+        IsolatedEnv("talk", env_dir=folder)
+    env = IsolatedEnv("talk", env_dir=folder, prepare="rove.compat:offer", variables={"COLOUR": "red"})
+    env.workers.close()
+    assert "COLOUR" not in os.environ
+
+
+def test_packages_for_v0_are_evaluated_isolated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rove = in_this_process(tmp_path, monkeypatch, capsys)
+    made = "vf.SingleTurnEnv(dataset=[{'question': 'q', 'answer': 'a'}], rubric=vf.Rubric())"
+    environment(tmp_path, "old", f"import verifiers as vf\n\ndef load_environment():\n    return {made}\n")
+    nobody = ("-m", "nobody", "-b", "http://127.0.0.1:9/v1", "--max-retries", "0")
+    done = rove("eval", "old", "--env-dir", ".", "--isolated", *nobody, "-r1", "--json")
+    told = json.loads(done.out)
+    assert (told["failed"], told["scored"]) == (1, 0), done.err  # loaded and played, and nobody answered
+
+
+def test_calls_beside_the_trajectory_stay_beside_it(tmp_path: Path) -> None:
+    """As the users of v0 packages that a model plays, too."""
+    code = "await self.asked(state, messages)"
+    more = """
+async def asked(self, state, messages):
+    aside = vf.State(state)
+    aside["trajectory"] = list(state["trajectory"])
+    said = await self.turn(aside, [vf.UserMessage(f"aside {messages[-1].content}")])
+    state["seats"].setdefault("user", []).append(aside["trajectory"][-1])
+
+async def run(self, state, turn):
+    self.turn = turn
+    await vf.MultiTurnEnv.run(self, state, turn)
+
+Talk.asked, Talk.run = asked, run
+"""
+    plain = vf.load_environment("talk", package(tmp_path, in_response=code, more=more)).generate_sync(Echo())
+    records = played(tmp_path)
+    assert not any(record.error for record in records)
+    assert [len(record.steps) for record in records] == [3] * 6 == [len(record.steps) for record in plain]
+    assert [len(record.seats["user"]) for record in records] == [len(record.seats["user"]) for record in plain]
+    assert list(map(facts, records)) == list(map(facts, plain))
+
+
+def test_rows_that_take_too_long_are_told(tmp_path: Path) -> None:
+    slow = "Talk.examples = lambda self, n=-1, train=False: time.sleep(60)"
+    env = IsolatedEnv("talk", env_dir=package(tmp_path, more=slow), rows_seconds=0.5)
+    with pytest.raises(WorkerError, match=r"0\.5 s"):
+        env.get_dataset(1)
+    env.workers.close()
+
+
 def test_what_json_cannot_hold_is_told(tmp_path: Path) -> None:
     [record, *_] = played(package(tmp_path, in_setup="state['prompt'] = [*state['prompt'], vf.UserMessage({1, 2})]"))
     assert record.error is not None and "JSON" in record.error.message
 
 
-def wheel(folder: Path, version: str) -> None:
-    """A package `colour` of one module, as a wheel."""
+def wheel(folder: Path, version: str, name: str = "colour", needs: str = "") -> None:
+    """A package of one module, as a wheel."""
     folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"colour-{version}-py3-none-any.whl", "w") as file:
-        file.writestr("colour.py", f"VERSION = {version!r}\n")
-        info = f"colour-{version}.dist-info"
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: colour\nVersion: {version}\n")
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        info = f"{name}-{version}.dist-info"
+        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
+            f"Requires-Dist: {needs}\n" if needs else ""
+        )
+        file.writestr(f"{info}/METADATA", told)
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
 
@@ -357,6 +414,23 @@ def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
     with pytest.raises(vf.ConfigError, match="cannot be made"):
         make_venv(tmp_path / "file" / "other", [])
     assert [one.name for one in (tmp_path / "made").iterdir()] == ["here"]
+
+
+def test_other_distributions_stand_in(tmp_path: Path) -> None:
+    """Also where what is installed asks for them, in whichever version; what is newer than they are cannot be met."""
+    for version in ("1.0", "1.5", "2.0"):
+        wheel(tmp_path / "wheels", version)
+        wheel(tmp_path / "wheels", version, "shade")
+    wheel(tmp_path / "wheels", "1.0", "old", "colour==1.0\nRequires-Dist: shade>=1.0")
+    wheel(tmp_path / "wheels", "1.0", "newer", "colour>=2.0")
+    stand_ins = {"colour": ("1.0", "1.5"), "shade": ("1.0", "1.5")}
+    offline = ["--no-index", "--find-links", str(tmp_path / "wheels")]
+    python = make_venv(tmp_path / "old", [*offline, "old"], stand_ins=stand_ins)
+    asked = "from importlib.metadata import version; print(version('colour'), version('shade')); import colour"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "1.0+rove 1.5+rove" and "No module named 'colour'" in done.stderr
+    with pytest.raises(vf.ConfigError, match="newer 1.0 depends on colour>=2.0"):
+        make_venv(tmp_path / "newer", [*offline, "newer"], stand_ins=stand_ins)
 
 
 def test_what_a_package_needs(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, print_warnings
-from rove.hub.building import Built, build
+from rove.hub.building import build
 from rove.hub.manifest import Manifest
 
 
@@ -34,7 +33,8 @@ def command(folder: Path, output: Path | None, no_play: bool, python: str | None
     console = console_for(False)
     console.print(table(built.manifest))
     print_warnings(console, built.warnings)
-    _tell_next(console, built)
+    console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
+    hint(console, "share it: rove push" + ("" if folder == Path() else f" {folder}"))
 
 
 def table(manifest: Manifest) -> Table:
@@ -78,8 +78,3 @@ def lines(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _argument(name: str, type: str, default: str | None) -> str:
     return name + (f": {type}" if type else "") + ("" if default is None else f" = {default}")
-
-
-def _tell_next(console: Console, built: Built) -> None:
-    console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
-    hint(console, "share it: rove push")

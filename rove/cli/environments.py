@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rove import compat
 from rove.cli.asking import confirmed
 from rove.envs import loading
 from rove.envs.environment import Environment
@@ -38,8 +39,16 @@ def environment_of(config: EvalConfig) -> Environment:
     from rove.isolation import IsolatedEnv
     from rove.isolation.venv import python_for
 
-    python = config.isolated_python or python_for(environment_file(config.env, config.env_dir))
-    return IsolatedEnv(config.env, config.env_args, config.env_dir, python, **limits)
+    python = config.isolated_python or python_for(environment_file(config.env, config.env_dir), compat.STAND_INS)
+    return IsolatedEnv(
+        config.env,
+        config.env_args,
+        config.env_dir,
+        python,
+        start_seconds=config.isolated_start_seconds,
+        hang_seconds=config.isolated_hang_seconds,
+        prepare=compat.in_workers(),
+    )
 
 
 def offer() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rove.cli.common import hint
 from rove.errors import ConfigError
+from rove.hub.names import check_module, normalise_name
 
 TEMPLATES = Path(__file__).with_name("templates")
 """A folder for each kind, and `every`: packages called my-task that work as they are."""
@@ -23,11 +24,13 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
     """Write the package; returns its folder.
 
     Raises:
-        ConfigError: the name cannot be a module's, or the folder exists.
+        ConfigError: the name cannot be a package's or its module's, or the folder exists.
     """
     module = name.replace("-", "_")
-    if not module.isidentifier() or module != module.lower() or not module.isascii():
+    if not module.isidentifier() or module != module.lower():
         raise ConfigError(f"'{name}' cannot be a package name; use lower-case letters, digits and dashes, like my-task")
+    normalise_name(name)
+    check_module(module)
     target = folder / module
     if target.exists():
         raise ConfigError(f"{target} exists already; choose another name or delete it")

@@ -170,6 +170,17 @@ def offer() -> None:
         sys.meta_path.append(_Finder())
 
 
+def replace() -> None:
+    """`install(replace=True)`, for whoever calls functions by name."""
+    install(replace=True)
+
+
+def in_workers() -> str:
+    """Name of the function that does in a worker process what was done here: `offer`, or `replace`."""
+    mine = _mine()
+    return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
+
+
 def uninstall() -> None:
     """Undo `install`; modules that have imported names keep them."""
     mine = _mine()

@@ -28,6 +28,7 @@ from rove.hub.names import check_module, normalise_name, normalise_version
 from rove.hub.unpacking import Members, tar_members, zip_members
 
 LOAD = "load_environment"
+COMPILED = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo")
 
 
 @dataclass(frozen=True)
@@ -315,27 +316,32 @@ def _small(content: bytes, name: str, what: str) -> bytes:
 
 
 def _module(members: Members, info: str, name: str) -> str:
-    """The one top-level module that has a `load_environment`; all of them must be names that hide nothing."""
+    """The one top-level module that has a `load_environment`; what lies beside it must hide nothing, either."""
+    compiled = next((path for path in members if path.lower().endswith(COMPILED)), None)
+    if compiled is not None:
+        raise PackageError(f"{name}: {compiled} is compiled code, which nobody can read; put it into a dependency")
     found = []
-    for top in sorted({path.split("/")[0] for path in members if not path.startswith(f"{info}/")}):
-        module = top.removesuffix(".py")
-        if top.endswith(".py") or any(path.startswith(f"{top}/") and path.endswith(".py") for path in members):
-            try:
-                check_module(module)
-            except ValueError as error:
-                raise PackageError(f"{name}: {error}") from None
-        source = members.get(top if top.endswith(".py") else f"{top}/__init__.py")
-        if source is None:
-            continue
-        file = top if top.endswith(".py") else f"{top}/__init__.py"
-        if len(source) > limits.SOURCE_TEXT:
-            raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.SOURCE_TEXT:,}")
+    for top in sorted({path.split("/")[0] for path in members} - {info}):
+        is_folder = top not in members
+        if not is_folder and not top.endswith(".py"):
+            continue  # packages of verifiers v0 have their pyproject.toml there
         try:
-            if has_load_environment(source):
-                found.append(module)
+            module = check_module(top.removesuffix(".py"))
         except ValueError as error:
-            raise PackageError(f"{name}: {file} is no Python that can be read: {error}") from None
+            raise PackageError(f"{name}: {error}") from None
+        file = f"{top}/__init__.py" if is_folder else top
+        if _loads(members.get(file, b""), file, name):
+            found.append(module)
     if len(found) != 1:
         what = f"the modules {', '.join(found)} have one each" if found else "no module at its top has one"
         raise PackageError(f"{name}: expected exactly one module with a {LOAD}(); {what}")
     return found[0]
+
+
+def _loads(source: bytes, file: str, name: str) -> bool:
+    if len(source) > limits.SOURCE_TEXT:
+        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.SOURCE_TEXT:,}")
+    try:
+        return has_load_environment(source)
+    except ValueError as error:
+        raise PackageError(f"{name}: {file} is no Python that can be read: {error}") from None

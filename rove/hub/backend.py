@@ -23,8 +23,10 @@ from rove.hub.unpacking import Members, zip_members
 OUTPUT = "dist"
 """Where packages are put, in the environment's own folder."""
 NOT_SOURCE = shutil.ignore_patterns(
-    "__pycache__", "*.pyc", "*.egg-info", ".git", ".hg", ".venv", "venv", ".*_cache", ".hypothesis", ".DS_Store"
+    *("__pycache__", "*.pyc", "*.egg-info", ".git", ".hg", ".venv", "venv", ".*_cache", ".hypothesis", ".DS_Store"),
+    *(".env", ".env.*", ".envrc", ".netrc", ".pypirc", "*.pem", "*.key", "id_rsa", "id_ed25519"),
 )
+"""What is no source wherever it lies; the second row holds keys."""
 MADE = frozenset({OUTPUT, "build", "runs"})
 """Folders beside pyproject.toml that commands make."""
 TOLD = 15
@@ -53,16 +55,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
         PackageError: the backend fails, or what it made is no environment's package.
     """
     copy = work / "copy"
-
-    def ignored(path: str, names: list[str]) -> Iterable[str]:
-        return {*NOT_SOURCE(path, names), *(MADE & set(names) if Path(path) == folder else ())}
-
-    try:
-        shutil.copytree(folder, copy, ignore=ignored)
-    except shutil.Error as error:
-        raise PackageError(f"{folder} cannot be copied: {error.args[0][0][2]}") from None
-    for path in copy.rglob("*"):  # what rights a file has is the umask's doing
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    copy_source(folder, copy)
     source = unpack_source(_run(copy, "sdist", work / "sdist").read_bytes())
     write_members(work / "source", {path.partition("/")[2]: content for path, content in source.items()})
     made = _run(work / "source", "wheel", work / "wheel")
@@ -85,6 +78,38 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
         return wheel, zip_members(stream, files[0].filename), files
 
 
+def copy_source(folder: Path, copy: Path) -> None:
+    """Copy what a package is made from: nothing that commands have made, that git ignores, or that holds keys.
+
+    Raises:
+        PackageError: a file cannot be read.
+    """
+    ignored = _ignored_by_git(folder)
+
+    def left_out(path: str, names: list[str]) -> Iterable[str]:
+        made = MADE & set(names) if Path(path) == folder else ()
+        return {*NOT_SOURCE(path, names), *made, *(name for name in names if Path(path) / name in ignored)}
+
+    try:
+        shutil.copytree(folder, copy, ignore=left_out)
+    except shutil.Error as error:
+        raise PackageError(f"{folder} cannot be copied: {error.args[0][0][2]}") from None
+    for path in copy.rglob("*"):  # what rights a file has is the umask's doing
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _ignored_by_git(folder: Path) -> set[Path]:
+    """Files and folders that git ignores there; none where there is no git, or where it ignores the package itself."""
+    command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return set()
+    names = [name.rstrip("/") for name in done.stdout.split("\0")] if done.returncode == 0 else []
+    ignored = {folder / name for name in names if name not in ("", ".")}
+    return set() if folder / "pyproject.toml" in ignored else ignored
+
+
 def write_members(folder: Path, members: Members) -> None:
     """Unpack an archive that was checked, or made here."""
     for path, content in members.items():
@@ -105,8 +130,8 @@ def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:
         import build.env
     except ImportError as error:
         raise ConfigError(f"building needs {error.name}; install rove's hub extra: pip install 'rove[hub]'") from None
-    builder = build.ProjectBuilder(folder, runner=_run_hook)
     try:
+        builder = build.ProjectBuilder(folder, runner=_run_hook)
         if all(map(_is_installed, builder.build_system_requires)) and not builder.check_dependencies(kind):
             return Path(builder.build(kind, output))
         with build.env.DefaultIsolatedEnv() as alone:

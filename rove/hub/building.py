@@ -17,7 +17,7 @@ from rove.hub.archives import Wheel
 from rove.hub.backend import OUTPUT, build_archives, write_members
 from rove.hub.facts import SEED, Facts, play
 from rove.hub.folder import MANIFEST, README
-from rove.hub.manifest import File, Manifest, Needs, Player, Source, manifest_bytes
+from rove.hub.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes
 from rove.hub.reading import Declared, arguments, compatibility, data_sources, declared, secrets
 from rove.hub.unpacking import Members
 
@@ -66,7 +66,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         if playing:
             write_members(work / "installed", members)
             facts = play(work / "installed", wheel.module, python)
-        manifest, warnings = describe(wheel, members, said, facts, files, _commit(folder))
+        manifest, warnings = describe(wheel, members, said, facts, files, commit_of(folder))
         (draft / MANIFEST).write_bytes(manifest_bytes(manifest))
         (draft / README).write_text(wheel.readme, encoding="utf-8")
         target = (output or folder / OUTPUT) / f"{wheel.name}-{wheel.version}"
@@ -89,7 +89,7 @@ def describe(
     scores = facts.players if facts is not None else {}
     seen = [reward for score in scores.values() for reward in score.rewards]
     tags = said.tags if said.tags is not None else wheel.keywords
-    urls = {name.lower(): url for name, url in wheel.urls.items()}
+    urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[_info(members) + "/WHEEL"], re.MULTILINE)
     manifest = Manifest(
         name=wheel.name,
@@ -160,7 +160,7 @@ def _tag(word: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")
 
 
-def _commit(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
     """The commit that a folder is of; "" where there is no git, or nothing of it is in one."""
 
     def git(*words: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from rove.envs import loading
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, HubError
+from rove.hub.manifest import V0
 from rove.hub.names import Reference, parse_reference
 from rove.hub.settings import data_folder
 
@@ -30,6 +31,8 @@ PASSED_ON = (
     *("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_OFFLINE", "ROVE_COMPAT", "DOCKER_HOST"),
 )
 """Environment variables that an installed environment sees, besides those that its manifest names."""
+STANDS_IN = "rove.compat:replace"
+"""Called in the worker of a package of v0: rove answers for `verifiers`, whatever is installed."""
 PASS_VAR = "ROVE_PASS"
 """Names of more of them, separated by commas."""
 
@@ -150,8 +153,10 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
     from rove.isolation import IsolatedEnv
 
     options = {"python": str(found.python)} | {key: value for key, value in options.items() if value is not None}
+    if found.compatibility == V0:
+        options["prepare"] = STANDS_IN
     try:
-        env = IsolatedEnv(found.module, env_args, variables=_variables(found), **options)
+        env = IsolatedEnv(found.module, env_args, environ=_environ(found), **options)
     except ConfigError as error:
         unset = [name for name in found.secrets if not os.environ.get(name)]
         if not unset:
@@ -200,7 +205,7 @@ def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None =
     return loading.Elsewhere(module_file(found), lambda env_args, **options: load(name, env_args, **options))
 
 
-def _variables(found: Installed) -> dict[str, str] | None:
+def _environ(found: Installed) -> dict[str, str] | None:
     if found.owner == LOCAL:
         return None
     more = [name.strip() for name in os.environ.get(PASS_VAR, "").split(",")]

@@ -27,9 +27,9 @@ from rove.hub.lock import LOCK, Locked, check_locked
 from rove.hub.manifest import V0, Manifest, read_manifest
 from rove.hub.names import Reference
 from rove.hub.requirements import brought_along, check_python, needed, stand_in
-from rove.isolation.venv import install, make_venv
+from rove.isolation.venv import make_venv, run_pip
 
-QUIET = ("--no-input",)
+INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
 """Dependencies come as wheels only: building one would run its code."""
 
@@ -213,11 +213,15 @@ def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool
     sources = () if allow_source else (NO_SOURCES,)
     if wanted:
         try:
-            install(python, [*QUIET, *sources, *wanted])
+            run_pip(python, [*INSTALL, *sources, *wanted], f"what it needs cannot be installed ({', '.join(wanted)})")
         except ConfigError as error:
             hint = "" if allow_source else "\nwhat has no wheel is built, which runs its code, with --allow-source only"
             raise ConfigError(f"{error}{hint}") from error
-    install(python, [*QUIET, "--no-deps", "--no-index", "--force-reinstall", str(wheel)])
+    run_pip(
+        python,
+        [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
+        f"{wheel.name} cannot be installed",
+    )
 
 
 def _installed(offer: Offer, wheel: Path, folder: str, file: str) -> Installed:

@@ -18,6 +18,8 @@ from rove.hub.names import check_module, check_name, check_version
 
 SCHEMA = 1
 ROVE, V0 = "rove", "verifiers v0"
+WEB = ("https://", "http://")
+"""How an address begins that may be shown as a link."""
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that show text in another order than it has."""
 
@@ -197,6 +199,8 @@ def check_manifest(manifest: Manifest) -> None:
     numbers = [*(manifest.reward_range or ()), *(player.reward for player in manifest.players.values())]
     if not all(map(math.isfinite, numbers)):
         raise PackageError("the manifest's rewards are not all finite; a reward function gave NaN or infinity")
+    if manifest.source.repository and not manifest.source.repository.startswith(WEB):
+        raise PackageError(f"the manifest's repository is {manifest.source.repository!r}; expected https://…")
     if [file.kind for file in manifest.files] not in (["wheel"], ["wheel", "source"]):
         raise PackageError("the manifest's files are not one wheel, and after it at most one source archive")
     for file in manifest.files:

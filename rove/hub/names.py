@@ -16,7 +16,10 @@ from rove.hub import limits
 RESERVED = frozenset({"simple", "static", "api", "index", "files"})
 """What a hub calls pages of its own; neither an owner nor an environment may be called so."""
 
-OURS = frozenset({"rove", "verifiers", "pip", "setuptools", "packaging", "sitecustomize", "usercustomize"})
+OURS = frozenset(
+    {"aiohttp", "click", "msgspec", "packaging", "pip", "rich", "rove", "setuptools", "simpleeval", "sitecustomize"}
+    | {"datasets", "numpy", "tomli_w", "torch", "transformers", "usercustomize", "uv", "verifiers"}
+)
 """Modules that an environment must not bring, besides those of Python itself: it would stand in for them."""
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")

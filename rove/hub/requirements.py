@@ -22,17 +22,6 @@ STANDS_FOR = Version("0.3.1")
 """The version of `verifiers` whose API rove has."""
 BROUGHT_ALONG = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
 """What came with the real `verifiers`, so that its packages import it without saying so."""
-SHIM = '''"""Makes way for `rove.compat.verifiers`, under this name."""
-
-import importlib
-import sys
-
-import rove.compat
-
-del sys.modules[__name__]
-rove.compat.install(replace=True)
-importlib.import_module(__name__)  # whoever imports this gets what is in sys.modules then
-'''
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
@@ -87,7 +76,7 @@ def check_python(requires: str, who: str) -> None:
 
 
 def stand_in(packages: Path, is_v0: bool) -> None:
-    """Have installers know that rove is there, and for a package of v0 `verifiers`, whose name then leads to rove.
+    """Have installers know that rove is there, and for a package of v0 that `verifiers` is, so that they fetch neither.
 
     Args:
         packages: the `site-packages` of a virtual environment.
@@ -95,8 +84,6 @@ def stand_in(packages: Path, is_v0: bool) -> None:
     _declare(packages, "rove", rove_version())
     if is_v0:
         _declare(packages, VERIFIERS, Version(f"{STANDS_FOR}+rove1"))
-        (packages / VERIFIERS).mkdir()
-        (packages / VERIFIERS / "__init__.py").write_text(SHIM, encoding="utf-8")
 
 
 def rove_version() -> Version:

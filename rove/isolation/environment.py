@@ -47,7 +47,10 @@ class IsolatedEnv(Environment):
             (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
         start_seconds: for loading the package.
         hang_seconds: most time that the worker may take over one thing without looking up.
-        variables: its environment variables. Default: all of ours.
+        environ: all its environment variables. Default: those of this process.
+        rows_seconds: for making some of the dataset's rows.
+        prepare: a function, "module:name", that the worker calls before it loads the package.
+        variables: environment variables beside these.
 
     Raises:
         ConfigError: the package cannot be loaded.
@@ -61,24 +64,29 @@ class IsolatedEnv(Environment):
         python: str | None = None,
         start_seconds: float = 60.0,
         hang_seconds: float = 120.0,
+        environ: Mapping[str, str] | None = None,
+        rows_seconds: float = ROWS_SECONDS,
+        prepare: str = "",
         variables: Mapping[str, str] | None = None,
     ):
         args = {
             "env_id": env_id,
             "env_dir": None if env_dir is None else str(env_dir),
             "env_args": dict(env_args or {}),
+            "prepare": prepare,
         }
-        given = os.environ if variables is None else variables
+        given = os.environ if environ is None else environ
+        inherited = {name: value for name, value in given.items() if python is None or name not in NOT_THEIRS}
         self.workers = Workers(
             WORKER,
             args,
             python=python,
             paths=None if python is None else [rove_alone().name],
-            env={name: value for name, value in given.items() if python is None or name not in NOT_THEIRS},
+            env={**inherited, **(variables or {})},
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
         )
-        self.hang_seconds = hang_seconds
+        self.hang_seconds, self.rows_seconds = hang_seconds, rows_seconds
         try:
             self.workers.start()
         except RemoteError as error:
@@ -105,7 +113,7 @@ class IsolatedEnv(Environment):
         start = 0
         while n < 0 or start < n:
             stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
-            made = self.workers.call_now("examples", ROWS_SECONDS, start=start, stop=stop, train=train)
+            made = self.workers.call_now("examples", self.rows_seconds, start=start, stop=stop, train=train)
             for example in made:
                 if isinstance(example["prompt"], list):
                     example["prompt"] = [Message(message) for message in example["prompt"]]
@@ -116,7 +124,7 @@ class IsolatedEnv(Environment):
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
         """How many `examples` would give; None when only reading them all would tell."""
-        return self.workers.call_now("count_examples", ROWS_SECONDS, n=n, train=train)
+        return self.workers.call_now("count_examples", self.rows_seconds, n=n, train=train)
 
     @property
     def identity(self) -> dict[str, Any]:

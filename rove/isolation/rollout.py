@@ -34,7 +34,7 @@ class Rollout:
         self.room, self.state, self._turn = room, state, turn
         self.worker: Worker | None = None
         self.number = -1
-        self._turns: list[tuple[list[Any], asyncio.Task[Message]]] = []  # what the model was shown, and its answer
+        self._turns: list[tuple[list[Any], asyncio.Task[TrajectoryStep]]] = []  # what the model was shown; its answer
         self._is_over = self._has_moved = False
         self._is_back = asyncio.Event()  # where it was when its worker died
         self._failure: Error | None = None
@@ -152,27 +152,27 @@ class Rollout:
         if self._has_moved and index == len(self._turns) - 1:
             self._is_back.set()
         try:
-            message = await asyncio.shield(task)
+            step = await asyncio.shield(task)
         except LimitReachedError as error:
             return {"limit": str(error), "truncated": error.truncated}
-        step: TrajectoryStep = self.state["trajectory"][index]
         usage = [step.usage.prompt_tokens, step.usage.completion_tokens]
         told = {"finish_reason": step.finish_reason, "usage": usage, "seconds": step.seconds, "attempts": step.attempts}
-        return {"message": message, **told}
+        return {"message": step.completion[-1], **told}
 
-    async def _asked(self, messages: list[Message]) -> Message:
+    async def _asked(self, messages: list[Message]) -> TrajectoryStep:
         worker = self.worker
         try:
             try:
-                return await self._turn(self.state, messages)
+                said = await self._turn(self.state, messages)
             except WorkerError:  # a scripted player that died with the worker: another one will know the rollout
                 if worker is None or not worker.is_gone:
                     raise
                 await self._is_back.wait()
-                return await self._turn(self.state, messages)
+                said = await self._turn(self.state, messages)
         except Error as error:
             self._failure = error
             raise
+        return next(step for step in reversed(self.state["trajectory"]) if step.completion[-1] is said)
 
     async def _give_up(self, error: asyncio.CancelledError) -> None:
         """Cancel what is asked of the model; whoever asks why a rollout took so long is told what its endpoint said."""
@@ -216,6 +216,11 @@ class Rollout:
         state["seats"] = msgspec.convert(told["seats"], dict[str, list[TrajectoryStep]])
         if told["env_id"]:
             state["env_id"] = told["env_id"]
-        for step, reward in zip(state["trajectory"], told["step_rewards"]):
-            if reward is not None:
+        for (_, task), seen in zip(self._turns, told["steps"]):
+            if seen is None:  # not answered, or nobody listened any more
+                continue
+            step, (is_kept, reward) = task.result(), seen
+            if not is_kept:  # a call beside the trajectory, which is in a seat
+                state["trajectory"] = [one for one in state["trajectory"] if one is not step]
+            elif reward is not None:
                 step["reward"] = reward

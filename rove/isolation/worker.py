@@ -4,6 +4,7 @@ for at the other end of the socket."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import random
@@ -32,8 +33,11 @@ class Loaded:
     env: Environment
 
 
-def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
-    """Load the environment; what its owner must know of it."""
+def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: str = "") -> dict[str, Any]:
+    """Load the environment, after a call of the function `prepare` ("module:name"); what its owner must know of it."""
+    if prepare:
+        module, _, name = prepare.partition(":")
+        getattr(importlib.import_module(module), name)()
     env = Loaded.env = load_environment(env_id, env_dir, **env_args)
     return {
         "message_type": env.message_type,
@@ -60,6 +64,8 @@ class _Desk:
     def __init__(self, env: Environment):
         self.env = env
         self.states: dict[int, State] = {}
+        self.steps: dict[int, list[TrajectoryStep | None]] = {}
+        """The steps of each rollout as they were asked for; None: not answered."""
         self.plays: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
         self.waiting: dict[int, asyncio.Future[Any]] = {}
@@ -124,6 +130,7 @@ class _Desk:
         """Play a rollout up to its end; `clean_up` is another call. Forget those that nobody asks for any more."""
         for old in forget:
             self.states.pop(old, None)
+            self.steps.pop(old, None)
         if isinstance(example["prompt"], list):
             example["prompt"] = [Message(one) for one in example["prompt"]]
         state = self.states[number] = State(
@@ -145,6 +152,7 @@ class _Desk:
                 )
             return await self.turn(number, state, messages)
 
+        self.steps[number] = []
         self.plays[number] = asyncio.create_task(self._played(state, turn))
         await asyncio.wait([self.plays[number]])
         play = self.plays.pop(number, None)  # none where it is being cleaned up already
@@ -164,12 +172,14 @@ class _Desk:
         return None
 
     async def turn(self, number: int, state: State, messages: Messages) -> Message:
-        """Have the model asked; keep the step as the owner does."""
-        trajectory: list[TrajectoryStep] = state["trajectory"]
+        """Have the model asked; keep the step as the owner does. The state may be a copy, for a call beside the trajectory."""
+        steps = self.steps[number]
+        index = len(steps)
+        steps.append(None)
         told = await self.ask(
             "turn",
             number=number,
-            index=len(trajectory),
+            index=index,
             messages=messages,
             tools=state.get("tools"),
             prompt=state["prompt"] if isinstance(state["prompt"], str) else None,
@@ -179,16 +189,15 @@ class _Desk:
             reached.truncated = told["truncated"]
             raise reached
         message = as_message(told["message"])
-        trajectory.append(
-            TrajectoryStep(
-                prompt=list(messages),
-                completion=[message],
-                finish_reason=told["finish_reason"],
-                usage=Usage(*told["usage"]),
-                seconds=told["seconds"],
-                attempts=told["attempts"],
-            )
+        step = steps[index] = TrajectoryStep(
+            prompt=list(messages),
+            completion=[message],
+            finish_reason=told["finish_reason"],
+            usage=Usage(*told["usage"]),
+            seconds=told["seconds"],
+            attempts=told["attempts"],
         )
+        state["trajectory"].append(step)
         if told["finish_reason"] == "length":
             state["is_truncated"] = True
         return message
@@ -210,19 +219,35 @@ class _Desk:
             if ends_task(error):
                 raise
             failed = _told(error)
-        return {**_seen(state), "failed": failed}
+        return {**self.seen(number), "failed": failed}
 
     async def score(self, number: int) -> dict[str, Any]:
         """The rubric's scores of a finished rollout, and what scoring it has added."""
         state = self.states[number]
         scores = await self.env.rubric.score_rollout(state)
-        return {"scores": msgspec.to_builtins(scores), **_seen(state)}
+        return {"scores": msgspec.to_builtins(scores), **self.seen(number)}
 
     async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same of siblings, group rewards included."""
         states = [self.states[number] for number in numbers]
         given = await self.env.rubric.score_group(states, msgspec.convert(scores, list[Scores]))
-        return [{"scores": msgspec.to_builtins(one), **_seen(state)} for one, state in zip(given, states, strict=True)]
+        told = zip(given, numbers, strict=True)
+        return [{"scores": msgspec.to_builtins(one), **self.seen(number)} for one, number in told]
+
+    def seen(self, number: int) -> dict[str, Any]:
+        """What of a rollout its owner keeps."""
+        state, steps = self.states[number], self.steps[number]
+        kept = {id(step) for step in state["trajectory"]}
+        return {
+            "prompt": state["prompt"],
+            "completion": state["completion"],
+            "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
+            "is_truncated": bool(state["is_truncated"]),
+            "tools": state.get("tools"),
+            "seats": msgspec.to_builtins(state.get("seats") or {}),
+            "steps": [step if step is None else [id(step) in kept, step.reward] for step in steps],
+            "env_id": state.get("env_id", ""),
+        }
 
     async def player(self, number: int, who: str, messages: list[dict[str, Any]], rng: list[Any]) -> Any:
         """What a scripted player of the environment says."""
@@ -234,21 +259,6 @@ class _Desk:
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods."""
         await self.env.tear_down()
-
-
-def _seen(state: State) -> dict[str, Any]:
-    """What of a rollout its owner keeps."""
-    prompt, completion = state["prompt"], state["completion"]
-    return {
-        "prompt": prompt,
-        "completion": completion,
-        "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
-        "is_truncated": bool(state["is_truncated"]),
-        "tools": state.get("tools"),
-        "seats": msgspec.to_builtins(state.get("seats") or {}),
-        "step_rewards": [step.reward for step in state["trajectory"]],
-        "env_id": state.get("env_id", ""),
-    }
 
 
 def _told(error: BaseException) -> dict[str, Any]:

@@ -161,6 +161,11 @@ class Workers:
         with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
             return thread.submit(asyncio.run, once()).result()
 
+    @property
+    def printed(self) -> list[str]:
+        """The last lines that the host and its workers have printed."""
+        return list(self._host.printed) if self._host is not None else []
+
     async def end(self) -> None:
         """As `close`, beside the event loop."""
         for worker in self._idle:
@@ -203,7 +208,7 @@ class _Host:
         self._count = 0
         self._sending = threading.Lock()
         self._statuses: dict[int, int] = {}
-        self._printed: deque[str] = deque(maxlen=KEPT_LINES)
+        self.printed: deque[str] = deque(maxlen=KEPT_LINES)
         self._first: dict[str, Any] | None = None
         self._spoke = threading.Event()
         # For those who leave without closing: the host ends when this socket does.
@@ -258,7 +263,7 @@ class _Host:
         self._last_resort()
 
     def _last_lines(self) -> str:
-        lines = "\n".join(f"  {line}" for line in self._printed)
+        lines = "\n".join(f"  {line}" for line in self.printed)
         return f"; its last lines:\n{lines}" if lines else ""
 
     def _listen(self, control: socket.socket, output: Any) -> None:
@@ -298,7 +303,7 @@ class _Host:
             line = line[:KEPT_CHARS]
             for one in [*whole, b"" if piece else line]:
                 if text := one[:KEPT_CHARS].decode(errors="replace").strip():
-                    self._printed.append(text)
+                    self.printed.append(text)
             if not piece:
                 return b"", True
 

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import stat
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -76,12 +77,19 @@ def test_a_wheel_that_was_streamed_passes(tmp_path: Path):
             self.content += bytes(data)
             return len(data)
 
+    def put(content: bytes) -> Path:
+        file = tmp_path / "my_sums-1.0-py3-none-any.whl"
+        file.write_bytes(content)
+        return file
+
     pipe = Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[arg-type]
         for path, data in with_record(wheel_files()).items():
             archive.writestr(path, data)
-    (tmp_path / "my_sums-1.0-py3-none-any.whl").write_bytes(pipe.content)
-    assert check_wheel(tmp_path / "my_sums-1.0-py3-none-any.whl").module == "my_sums"
+    assert check_wheel(put(pipe.content)).module == "my_sums"
+    after = pipe.content.index(b"PK\7\x08")
+    with pytest.raises(PackageError, match="another file in its index"):
+        check_wheel(put(pipe.content[: after + 4] + b"\0\0" + pipe.content[after + 6 :]))
 
 
 def nested(depth: int) -> bytes:
@@ -219,6 +227,33 @@ def test_zips_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path, s
         check_wheel(wheel)
 
 
+def extra(zip: bytes) -> bytes:
+    """The first file's name once more, in a field that some programs go by."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(zip)) as old, zipfile.ZipFile(stream, "w") as new:
+        for info in old.infolist():
+            info.extra = b"up\x05\0\1abcd"
+            new.writestr(info, old.read(info))
+    return stream.getvalue()
+
+
+def located(zip: bytes) -> bytes:
+    """With what says that the index is elsewhere."""
+    place = struct.unpack("<L", zip[-6:-2])[0]
+    index = zip[place:-22] + b"PK\6\7" + bytes(16)
+    return zip[:place] + index + zip[-22:-10] + struct.pack("<L", len(index)) + zip[-6:]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(extra, "fields that only some programs read"), (located, "does not fit the file")]
+)
+def test_zips_with_more_than_one_word_for_a_thing_are_refused(tmp_path: Path, spoil: Any, words: str):
+    wheel = put_wheel(tmp_path)
+    wheel.write_bytes(spoil(wheel.read_bytes()))
+    with pytest.raises(PackageError, match=words):
+        check_wheel(wheel)
+
+
 def test_a_file_twice_is_refused(tmp_path: Path):
     wheel = put_wheel(tmp_path)
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(wheel, "a") as archive:
@@ -323,6 +358,7 @@ def test_tars_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path):
         (good[:-9], "cut off"),
         (gzip.compress(gzip.decompress(good) + b"more"), "after its end"),
         (gzip.compress(b"x" * 512), "broken tar"),
+        (tarred(source_files(), form=tarfile.GNU_FORMAT), "another format than ustar"),
         (gzip.compress(gzip.decompress(good)[:600]), "cut off"),
         (b"not a tar", "not a gzipped tar"),
         (good + good, "after its end"),

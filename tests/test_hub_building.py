@@ -170,6 +170,16 @@ def test_what_is_declared_is_added_to_what_was_found(tmp_path: Path):
     assert manifest_bytes(manifest)
 
 
+def test_what_people_wrote_at_length_is_cut_to_a_line(tmp_path: Path):
+    more = "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
+    files = with_record(wheel_files(extra=more))
+    wheel = check_wheel(put_wheel(tmp_path, files))
+    manifest, _ = describe(wheel, files, declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], "")
+    assert manifest.licence == "MIT License"
+    assert manifest.authors == ["Ann", "Bob", "Cy", "d@example.org"]
+    assert manifest_bytes(manifest)
+
+
 def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: Path):
     players = {
         "bad": Score(rewards=[], failed=3, error="ValueError: lost"),

@@ -28,6 +28,13 @@ def test_arguments_are_those_of_the_source():
     assert arguments(package, "m") == expected
 
 
+def test_a_long_default_is_cut():
+    [argument] = arguments({"m.py": f"def load_environment(prompt={'x' * 1000!r}): ...".encode()}, "m")
+    assert argument.default == "'" + "x" * 198 + "…"
+    [argument] = arguments({"m.py": b'def load_environment(prompt="""a\nb"""): ...'}, "m")
+    assert argument.default == r"'a\nb'"
+
+
 def test_arguments_that_nobody_can_read_are_none():
     assert arguments({"m.py": b"load_environment = make()"}, "m") == []
     assert arguments({"m.py": b"from elsewhere import load_environment"}, "m") == []

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import shutil
 import sqlite3
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hubs import add, listing
@@ -165,3 +170,61 @@ def test_tables_of_a_newer_rove_are_refused(store: Store):
     store.database._connection().execute("PRAGMA user_version = 99")
     with pytest.raises(ConfigError, match="of a newer rove"):
         Store(store.folder)
+
+
+def test_an_upload_that_dies_at_any_step_is_there_whole_or_not_at_all(tmp_path: Path):
+    """A process for each step that it takes on the disk or in the tables; that step is its last."""
+    store = Store(tmp_path / "hub")
+    store.add_owner("acme")
+    add(store, version="1.0")
+    store.close()
+    before, step, ended = listing(tmp_path / "hub"), 0, []
+    while not ended or ended[-1] == DIED:
+        child = os.fork()
+        if child == 0:
+            _die_at(step, tmp_path)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        step += 1
+        again = Store(tmp_path / "hub")
+        assert again.enter() == []
+        versions = [release.version for release in catalogue.releases(again, "acme", "my-sums")]
+        if versions != ["1.0"]:
+            for file in catalogue.releases(again, "acme", "my-sums")[-1].files:
+                content = (again.files / "acme/my-sums" / versions[-1] / file.filename).read_bytes()
+                assert hashlib.sha256(content).hexdigest() == file.sha256
+            break
+        again.close()
+        assert listing(tmp_path / "hub") == before
+    again.close()
+    assert step > 20, "the steps are not seen any more"
+
+
+DIED = 9
+
+
+def _die_at(step: int, place: Path) -> None:
+    """Upload, and die when the step of this number begins. Never returns."""
+    try:
+        store = Store(place / "hub")
+        store.enter()
+        steps = itertools.count()
+
+        def die(*_: object) -> None:
+            if next(steps) == step:
+                os._exit(DIED)
+
+        def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                die()
+                return function(*args, **options)
+
+            return call
+
+        store.database._connection().set_trace_callback(die)
+        for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+            setattr(module, name, dying(getattr(module, name)))
+        add(store, version="1.1")
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

@@ -171,7 +171,7 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
 
 @command.command("serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 = any that is free.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8900, show_default=True, help="0 = any that is free.")
 @click.option("--name", default="", help="Of the hub.  [default: the folder's]")
 @click.option(
     "--fallback",
@@ -195,9 +195,15 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
         console.print(f"the hub in {data} is at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
         if not is_loopback(host):
             console.print("tokens are not encrypted on their way; put a web server with TLS before it", style="yellow")
-        hint(console, f"publish: rove hub login {url}; rove push", f"look: rove search --hub {url}")
+        hint(
+            console,
+            f"publish: rove hub login {url}; rove push",
+            f"look: rove search --hub {url}",
+            *([] if owners else [f"nobody can publish yet: rove hub token OWNER{_data(data)}"]),
+        )
 
     with opened(data, new=True) as store:
+        owners = store.database.ask("SELECT 1 FROM owners LIMIT 1")
         for file in store.enter():
             console.print(
                 f"{file} is not there, or not whole; restore it from a backup",

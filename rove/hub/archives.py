@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from email.utils import getaddresses
 from pathlib import Path
 
-from packaging.metadata import Metadata
+from packaging.metadata import Metadata, parse_email
 
 from rove.errors import PackageError
 from rove.hub import limits
@@ -76,6 +76,7 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     _check_record(members, info, hashes, name)
     _check_tags(members, info, name)
     metadata = read_metadata(members[f"{info}/METADATA"], name)
+    raw, _ = parse_email(members[f"{info}/METADATA"])  # versions of packaging write requirements in different ways
     project, version = project_of(metadata)
     if name != filename(project, version, "wheel"):
         raise PackageError(
@@ -85,8 +86,8 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
         raise PackageError(
             f"{name}: its metadata lies in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
         )
-    dependencies = [str(requirement) for requirement in metadata.requires_dist or []]
-    requires_python = str(metadata.requires_python or "")
+    dependencies = raw.get("requires_dist", [])
+    requires_python = raw.get("requires_python", "")
     check_requirements(requires_python, dependencies, name)
     return Wheel(
         name=project,

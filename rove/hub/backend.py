@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from rove.errors import ConfigError, PackageError
 from rove.hub.archives import Wheel, check_source, check_wheel, project_of, read_metadata
 from rove.hub.manifest import File, filename
-from rove.hub.packing import SECONDS, pack_source, pack_wheel, unpack_source
+from rove.hub.packing import SECONDS, pack_source, pack_wheel, unpack_source, unpack_wheel
 from rove.hub.unpacking import Members, zip_members
 
 OUTPUT = "dist"
@@ -59,8 +59,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     source = unpack_source(_run(copy, "sdist", work / "sdist").read_bytes())
     write_members(work / "source", {path.partition("/")[2]: content for path, content in source.items()})
     made = _run(work / "source", "wheel", work / "wheel")
-    with made.open("rb") as stream:
-        members = zip_members(stream, made.name)
+    members = unpack_wheel(made.read_bytes())
     metadata = [content for path, content in members.items() if re.fullmatch(r"[^/]+\.dist-info/METADATA", path)]
     if len(metadata) != 1 or any(re.search(r"\.dist-info/RECORD\.", path) for path in members):
         raise PackageError(f"{made.name}: expected one METADATA and no signature in the wheel")

@@ -13,11 +13,12 @@ import rove
 from rove.config import read_toml
 from rove.errors import ConfigError
 from rove.files import put_in_place
+from rove.hub import limits
 from rove.hub.archives import Wheel
 from rove.hub.backend import OUTPUT, build_archives, write_members
 from rove.hub.facts import SEED, Facts, play
 from rove.hub.folder import MANIFEST, README
-from rove.hub.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes
+from rove.hub.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes, one_line
 from rove.hub.reading import Declared, arguments, compatibility, data_sources, declared, secrets
 from rove.hub.unpacking import Members
 
@@ -95,10 +96,10 @@ def describe(
         name=wheel.name,
         version=wheel.version,
         module=wheel.module,
-        description=" ".join(wheel.summary.split()),
+        description=one_line(wheel.summary, limits.DESCRIPTION),
         tags=sorted({_tag(tag) for tag in tags} - {""}),
-        licence=wheel.licence,
-        authors=wheel.authors,
+        licence=one_line(wheel.licence),
+        authors=[one_line(author) for author in wheel.authors],
         requires_python=wheel.requires_python,
         dependencies=wheel.dependencies,
         compatibility=compatibility(members),  # pyright: ignore[reportArgumentType]

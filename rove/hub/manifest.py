@@ -170,6 +170,12 @@ def read_manifest(content: bytes) -> Manifest:
     return manifest
 
 
+def one_line(text: str, most: int = limits.LINE) -> str:
+    """A text as a manifest may hold it: its first line that is not empty, cut off with "…" beyond `most` characters."""
+    line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
 def canonical(document: Any) -> bytes:
     """JSON in its one form."""
     return msgspec.json.encode(document, order="sorted") + b"\n"

@@ -67,6 +67,12 @@ def pack_source(members: Members, name: str, version: str) -> bytes:
     return _GZIP + packed + struct.pack("<LL", zlib.crc32(content), len(content) & 0xFFFFFFFF)
 
 
+def unpack_wheel(content: bytes) -> Members:
+    """The files of a wheel that a build backend has made here."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
+
+
 def unpack_source(content: bytes) -> Members:
     """The plain files of a source archive that a build backend has made here."""
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(content))) as archive:

@@ -12,7 +12,7 @@ import msgspec
 from rove.config import convert
 from rove.errors import PackageError
 from rove.hub.archives import LOAD
-from rove.hub.manifest import ROVE, V0, Argument, Needs
+from rove.hub.manifest import ROVE, V0, Argument, Needs, one_line
 from rove.hub.unpacking import Members
 
 SECRET = re.compile(r"[A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*")
@@ -134,7 +134,7 @@ def _trees(members: Members) -> Iterator[ast.Module]:
 
 
 def _written(node: ast.expr | None) -> str | None:
-    return None if node is None else ast.unparse(node)
+    return None if node is None else one_line(ast.unparse(node))
 
 
 def _name(node: ast.expr) -> str:

@@ -27,8 +27,13 @@ Members = dict[str, bytes]
 CHUNK = 1 << 16
 _END = struct.Struct("<4s4H2LH")
 """The last record of a zip: signature, two disk numbers, two counts, size and place of the index, length of a comment."""
+_LOCATOR = 20
+"""Bytes of what stands before it in a zip of more than 4 GB, and says that its numbers are elsewhere."""
 _LOCAL = struct.Struct("<4s5H3L2H")
-"""What stands before each file of a zip; the last two are the lengths of the name and of the extra field."""
+"""What stands before each file of a zip; the last are CRC, packed size, size, and lengths of the name and the extra field."""
+_AFTER = struct.Struct("<3L")
+"""What stands after a file that was streamed, perhaps with a signature before it: CRC, packed size, size."""
+_STREAMED = 8
 
 _UNREADABLE = (
     zipfile.BadZipFile,
@@ -173,12 +178,17 @@ def _path_fault(path: str) -> str:
 def _check_end(stream: IO[bytes], name: str) -> int:
     """The last record of a zip is the last thing of the file, and its index ends where that begins. Returns the file's size."""
     size = stream.seek(0, io.SEEK_END)
-    stream.seek(max(0, size - _END.size))
-    tail = stream.read()
+    stream.seek(max(0, size - _END.size - _LOCATOR))
+    before, tail = stream.read(_LOCATOR), stream.read()
     if len(tail) < _END.size or not tail.startswith(b"PK\5\6"):
         raise PackageError(f"{name} is not a zip, or has something after its end")
     _, disk, index_disk, here, count, index, place, comment = _END.unpack(tail)
-    if (disk, index_disk, comment) != (0, 0, 0) or here != count or index + place + _END.size != size:
+    if (
+        (disk, index_disk, comment) != (0, 0, 0)
+        or here != count
+        or index + place + _END.size != size
+        or before.startswith(b"PK\6\7")
+    ):
         raise PackageError(
             f"{name}: its index does not fit the file; something stands before, between or after its parts"
         )
@@ -188,33 +198,46 @@ def _check_end(stream: IO[bytes], name: str) -> int:
 
 
 def _check_layout(stream: IO[bytes], archive: zipfile.ZipFile, name: str) -> None:
-    """What stands before each file says the same as the index, and the files follow each other without gaps or overlaps.
-
-    Where the two differ, one program unpacks another file than the other program.
-    """
+    """The files follow each other, up to the index, without gaps or overlaps."""
     end = 0
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-        stream.seek(info.header_offset)
-        header = stream.read(_LOCAL.size)
-        if info.header_offset != end or len(header) != _LOCAL.size:
+        if info.header_offset != end:
             raise PackageError(
                 f"{name}: there are bytes between its files, or files that overlap, at {info.filename!r}"
             )
-        _, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack(header)
-        streamed = bool(flags & 8)
-        said = (flags, method) if streamed else (flags, method, crc, packed, size)
-        index = (info.flag_bits, info.compress_type, info.CRC, info.compress_size, info.file_size)
-        if (
-            stream.read(name_length).decode("utf-8" if flags & 0x800 else "cp437") != info.orig_filename
-            or said != index[: len(said)]
-        ):
-            raise PackageError(f"{name}: {info.filename!r} is another file in its index than before its content")
-        end = info.header_offset + _LOCAL.size + name_length + extra_length + info.compress_size
-        if streamed:
-            stream.seek(end)
-            end += 16 if stream.read(4) == b"PK\7\x08" else 12
+        end = _end_of(stream, info, name)
     if end != archive.start_dir:
         raise PackageError(f"{name}: there are bytes between its files and its index")
+
+
+def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
+    """Where a file of a zip ends. What stands before its content, and after it where it was streamed, says what the index says:
+    where these differ, one program unpacks another file than the other program."""
+    stream.seek(info.header_offset)
+    header = stream.read(_LOCAL.size)
+    if len(header) != _LOCAL.size:
+        raise PackageError(f"{name}: {info.filename!r} is cut off")
+    _, _, flags, method, _, _, *told, name_length, extra_length = _LOCAL.unpack(header)
+    sizes = [info.CRC, info.compress_size, info.file_size]
+    path = stream.read(name_length).decode("utf-8" if flags & 0x800 else "cp437")
+    is_same = (path, flags, method) == (info.orig_filename, info.flag_bits, info.compress_type)
+    end = info.header_offset + _LOCAL.size + name_length + extra_length + info.compress_size
+    if flags & _STREAMED:
+        stream.seek(end)
+        after = stream.read(_AFTER.size + 4)
+        skipped = 4 if after.startswith(b"PK\7\x08") else 0
+        after = after[skipped : skipped + _AFTER.size]
+        is_same = is_same and told in ([0, 0, 0], sizes) and after == _AFTER.pack(*sizes)
+        end += skipped + _AFTER.size
+    else:
+        is_same = is_same and told == sizes
+    if not is_same:
+        raise PackageError(f"{name}: {info.filename!r} is another file in its index than beside its content")
+    if extra_length or info.extra:
+        raise PackageError(
+            f"{name}: {info.filename!r} has fields that only some programs read; build it with rove build"
+        )
+    return end
 
 
 def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
@@ -224,6 +247,10 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise PackageError(
             f"{name}: {info.filename!r} is packed by method {info.compress_type}; expected stored or deflated"
         )
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        raise PackageError(f"{name}: {info.filename!r} has two sizes")
+    if not (info.orig_filename.isascii() or info.flag_bits & 0x800):
+        raise PackageError(f"{name}: the path {info.orig_filename!r} is not in UTF-8")
     if info.orig_filename != info.filename:
         raise PackageError(f"{name}: the path {info.orig_filename!r} has a part that some programs do not read")
     kind = stat.S_IFMT(info.external_attr >> 16)
@@ -268,6 +295,8 @@ def _headers(unpacked: IO[bytes], name: str) -> Iterator[tarfile.TarInfo]:
     Not tarfile.open: it reads extended headers, of any size and with regular expressions, before anybody can look at them.
     """
     while any(block := unpacked.read(tarfile.BLOCKSIZE)):
+        if len(block) == tarfile.BLOCKSIZE and block[257:265] != tarfile.POSIX_MAGIC:
+            raise PackageError(f"{name} is a broken tar, or one of another format than ustar; build it with rove build")
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         except (tarfile.HeaderError, UnicodeError, ValueError) as error:

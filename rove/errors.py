@@ -19,7 +19,10 @@ Error
 ├── SandboxFileError        a file of a sandbox cannot be read or written as asked
 ├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
 ├── TooManyErrorsError      so many rollouts failed that going on makes no sense
-└── RunError                a run folder cannot be used as asked
+├── RunError                a run folder cannot be used as asked
+├── PackageError            an environment package, its manifest or its signature is not what it should be
+└── HubError                a hub refuses, or does not have what is asked for
+    └── TrustError          a package is not what its hash, its signature or the lock file promises
 """
 
 from __future__ import annotations
@@ -133,8 +136,23 @@ class TooManyErrorsError(Error):
     """So many rollouts failed that going on makes no sense; what is finished is kept."""
 
 
+class HubError(Error):
+    """A hub refuses, or does not have what is asked for; the message has its words."""
+
+    status: int | None = None
+    """Of its answer, where that was one over HTTP."""
+
+
+class TrustError(HubError):
+    """A package is not what its hash, its owner's signature or the lock file promises; nothing of it was installed."""
+
+
 class RunError(Error):
     """A run folder cannot be used as asked."""
+
+
+class PackageError(Error):
+    """An environment package, its manifest or its signature is not what it should be: refused before anything of it is used."""
 
 
 def in_json(value: object) -> str:

@@ -137,6 +137,8 @@ def test_version(rove: Rove):
         (["play", "tictactoe", "--watch"], "--watch needs a model to watch"),
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
+        (["init", "json"], "would hide the one that Python or rove needs"),
+        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp were given; choose one"),
     ],
 )
 def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
@@ -387,24 +389,35 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(rove: Rove, tmp_path: Pat
     assert "[bold]0[/red]?" in done.out
 
 
-@pytest.mark.parametrize("kind", [[], ["--multi-turn"]], ids=["single-turn", "multi-turn"])
-def test_a_new_environment_works_at_once(rove: Rove, kind: list[str]):
-    made = rove("init", "my-task", *kind)
+@pytest.mark.parametrize(
+    ("kind", "rows", "tools"),
+    [
+        ("", (100, 100), set()),
+        ("--multi-turn", (80, 20), set()),
+        ("--tools", (100, 100), {"price_calls", "multiply_calls"}),
+        ("--mcp", (100, 100), {"find_calls"}),
+    ],
+)
+def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int, int], tools: set[str]):
+    made = rove("init", "my-task", *[kind][: len(kind)])
     assert made.status == 0
     assert "rove eval my_task -m scripted:oracle" in made.out
-    assert Path("environments/my_task/my_task.py").is_file()
+    assert "rove build environments/my_task" in made.out
+    project = tomllib.loads(Path("environments/my_task/pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["rove.environments"] == {"my-task": "my_task"}
     summary = json.loads(rove("eval", "my-task", "-m", "scripted:oracle", "-n", "4", "--json").out)
     assert (summary["scored"], summary["failed"]) == (12, 0)
     assert summary["reward"]["mean"] >= 1.0
+    assert {name for name, told in summary["functions"].items() if told["mean"] and "calls" in name} >= tools
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
     tested = subprocess.run(pytest_run, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout
     assert "3 passed" in tested.stdout
     games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
-    assert games["scored"] == (240 if kind else 300)
+    assert games["scored"] == 3 * rows[0]
     env = load_environment("my-task")
     trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
-    assert (len(trained), len(held_out)) == ((80, 20) if kind else (100, 100))
+    assert (len(trained), len(held_out)) == rows
     assert not trained & held_out
     again = rove("init", "my-task")
     assert again.status == 2

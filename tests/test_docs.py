@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +26,7 @@ from test_engine_lora import adapter_of, save
 from rove.config import load
 from rove.envs.loading import example_environments
 from rove.errors import RunError
+from rove.hub.reading import declared
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
 from rove.wire import chat, completions, tokens
@@ -157,6 +160,47 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     assert "ended by agent_finished (16)" in said[0]
     metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
+
+
+def test_hub_page_says_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [making] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
+    said = [run(command, tmp_path).stdout for command in commands(making)]
+    assert "rove push environments/my_sums" in said[-1]
+    made = Path("environments/my_sums/dist/my-sums-0.1.0")
+    assert {file.name for file in made.iterdir()} >= set(
+        re.findall(r"^\| `(my_sums\S+|manifest.json)`", (ROOT / "docs/hub.md").read_text(encoding="utf-8"), re.M)
+    )
+    for block in blocks("docs/hub.md", "toml"):
+        table = tomllib.loads(block)
+        assert not (table.keys() - {"tool", "project"})
+        declared(table)
+    prints_what_it_says("docs/hub.md", 10)
+
+
+@pytest.mark.slow
+def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
+    env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    page = blocks("docs/hub.md", "bash")
+    first = next(number for number, block in enumerate(page) if "rove push" in block)
+    run(commands(next(block for block in page if "rove init" in block))[0], tmp_path, env=env)
+    made = run(["rove", "hub", "token", "ada", "--json"], tmp_path, env=env)
+    hub = subprocess.Popen(
+        [str(ROVE), "hub", "serve", "--port", "0"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert hub.stdout is not None
+        url = next(line for line in hub.stdout if " is at http" in line).split(" is at ")[1].split()[0]
+        env |= {"ROVE_HUB": url, "ROVE_HUB_TOKEN": json.loads(made.stdout)["token"]}
+        said = [run(command, tmp_path, env=env).stdout for block in page[first:] for command in commands(block)]
+    finally:
+        hub.terminate()
+        hub.communicate()
+    for number, words in enumerate(
+        ("published", "scored", "there already", "ada/my-sums", "1.2", "installed", "5 of 5")
+    ):
+        assert words in said[number], said[number]
 
 
 def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:

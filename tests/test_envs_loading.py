@@ -270,3 +270,48 @@ def test_a_load_environment_that_fails_is_told_with_its_line(tmp_path: Path):
         ConfigError, match=r"load_environment\(\) of 'broken' failed: KeyError: 'x' \(.*broken.py, line 2\)"
     ):
         load_environment("broken", tmp_path)
+
+
+def claim(folder: Path, package: str, name: str, module: str) -> None:
+    """An installed package whose entry point gives a module for an environment's name."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rove.environments]\n{name} = {module}\n")
+
+
+def test_an_entry_point_says_where_an_environment_is(workplace):
+    install(workplace / "site", "toy", "a module of that name")
+    with pytest.raises(ConfigError, match="no environment 'toy_game'"):
+        load_environment("toy-game")
+    install(workplace / "other", "toys_inside", "an entry point")
+    claim(workplace / "other", "toys", "toy-game", "toys_inside")
+    env = load_environment("ann/toy-game@1.0")
+    assert (origin(env), env.env_id) == ("an entry point", "toy_game")
+    assert environment_file("toy_game") == workplace / "other" / "toys_inside.py"
+
+
+def test_an_entry_point_goes_before_a_module_of_that_name(workplace):
+    install(workplace / "site", "toy", "a module of that name")
+    install(workplace / "other", "toys_inside", "an entry point")
+    claim(workplace / "other", "toys", "toy", "toys_inside")
+    assert origin(load_environment("toy")) == "an entry point"
+    put(workplace / "given", "toy", "--env-dir")
+    assert origin(load_environment("toy", env_dir=workplace / "given")) == "--env-dir"
+
+
+def test_two_packages_that_bring_one_environment_are_told(workplace):
+    for package in ("toys", "games"):
+        install(workplace / package, f"{package}_inside", package)
+        claim(workplace / package, package, "toy", f"{package}_inside")
+    with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both bring an environment 'toy'; uninstall one"):
+        load_environment("toy")
+
+
+def test_an_entry_point_without_its_module_is_told(workplace):
+    install(workplace / "site", "unrelated", "-")
+    claim(workplace / "site", "toys", "toy", "toys_inside")
+    with pytest.raises(ConfigError, match="names the module 'toys_inside' for 'toy', which is not there"):
+        load_environment("toy")
+    with pytest.raises(ConfigError, match="did you mean 'toy'"):
+        load_environment("tooy")

@@ -69,6 +69,14 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names
     assert {"rove/_environments/tictactoe/demo.toml", "rove/_environments/lookup/rl.toml"} <= set(names)
     assert {f"rove/viewer/static/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
+    templates = (
+        "every/README.md",
+        "every/checks.py",
+        "tools/my_task.py",
+        "mcp/my_task/server.py",
+        "single_turn/pyproject.toml",
+    )
+    assert {f"rove/cli/templates/{name}" for name in templates} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

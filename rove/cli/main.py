@@ -11,10 +11,12 @@ from typing import Any
 import click
 
 from rove import compat
+from rove.cli import asking, environments
 from rove.errors import ConfigError, Error, nearest
 
 COMMANDS = {
     "init": ("rove.cli.init", "Scaffold a new environment package."),
+    "build": ("rove.cli.build", "Make a package of an environment."),
     "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
     "compare": ("rove.cli.compare", "Say whether one run is better than another."),
     "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),
@@ -28,6 +30,13 @@ COMMANDS = {
     "check": ("rove.cli.check", "Say whether environment packages run here, and what they need."),
     "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
     "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
+    "hub": ("rove.cli.hub", "Run a hub, where environments are shared as packages; log in to one."),
+    "push": ("rove.cli.push", "Publish an environment on a hub, and results in it."),
+    "search": ("rove.cli.search", "Find environments on a hub."),
+    "info": ("rove.cli.info", "Show what an environment on a hub is."),
+    "install": ("rove.cli.install", "Install environments, each in a virtual environment of its own."),
+    "list": ("rove.cli.list", "List the environments that are installed."),
+    "uninstall": ("rove.cli.uninstall", "Take environments away."),
     "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),
 }
 
@@ -57,12 +66,14 @@ class LazyGroup(click.Group):
         return importlib.import_module(COMMANDS[cmd_name][0]).command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take --compat out, wherever it stands: it is of all commands."""
+        """Take --compat and --yes out, wherever they stand: they are of all commands."""
+        asking.answer_all(asking.FLAG in args)
+        environments.offer()
         if COMPAT in args:
             compat.install(replace=True)
         else:
             compat.offer()
-        return super().parse_args(ctx, [word for word in args if word != COMPAT])
+        return super().parse_args(ctx, [word for word in args if word not in (COMPAT, asking.FLAG)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find a command, or say which was probably meant."""
@@ -91,6 +102,7 @@ def cli(ctx: click.Context) -> None:
     Start with: rove eval tictactoe -m scripted:teacher
 
     Environments written for the library verifiers v0 run as they are where it is not installed; with --compat also where it is.
+    OWNER/NAME is an environment of a hub, installed when it is first used, after a question; --yes answers it.
     """
     for variable, number in KERNELS.items():  # read once, by the import of torch, which no command has made yet
         os.environ.setdefault(variable, number)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,22 +23,42 @@ from rove.digest import digest_files
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, Error, nearest
 
+GROUP = "rove.environments"
+"""Entry points of packages that bring environments: the name of one = its top-level module."""
 _ROVE = Path(__file__).resolve().parents[1]
 PLAIN = {int, float, bool, str, NoneType}
 """Types of environment arguments that are checked."""
 
 
+class Elsewhere(NamedTuple):
+    """An environment that is not one of this interpreter's modules."""
+
+    file: Path
+    """Of its module."""
+    load: Callable[..., Environment]
+    """Called with its arguments as one mapping, and keywords of `rove.IsolatedEnv`."""
+
+
+finders: list[Callable[[str], Elsewhere | None]] = []
+"""Asked about names like "owner/name" and "owner/name@version" first; see `rove.hub.finding.offer`."""
+
+
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
     """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
 
-    Searched in this order: `env_dir` if given, installed modules, `./environments`, the examples shipped with rove. The
-    last part of "owner/name@version" is the module's name, "-" read as "_". An environment of another library's may come with
-    a method `__rove_environment__` that returns it as one of rove's.
+    Searched in this order: `env_dir` if given, entry points of the group `rove.environments` of installed packages, installed
+    modules, `./environments`, the examples shipped with rove. The last part of "owner/name@version" is the name of one of these
+    entry points, or the module's own, "-" read as "_", unless one of the `finders` knows the whole: then it is an environment
+    installed from a hub. An environment of another library's may come with a method `__rove_environment__` that
+    returns it as one of rove's.
 
     Raises:
-        ConfigError: nothing has that name, it cannot be imported, it has no `load_environment` or that fails, or an argument is
-            unknown or, where it is annotated with int, float, bool or str, something else.
+        ConfigError: nothing has that name, or two installed packages do; it cannot be imported, it has no `load_environment` or
+            that fails; or an argument is unknown or, where it is annotated with int, float, bool or str, something else.
     """
+    away = elsewhere(env_id, env_dir)
+    if away is not None:
+        return away.load(env_args)
     name = _module_name(env_id)
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
@@ -51,6 +73,13 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
     return env
+
+
+def elsewhere(env_id: str, env_dir: str | Path | None = None) -> Elsewhere | None:
+    """What the `finders` know of a name; None where it is a module's, or a folder is given to look in."""
+    if env_dir is not None or "/" not in env_id:
+        return None
+    return next((found for finder in finders if (found := finder(env_id)) is not None), None)
 
 
 def as_environment(value: Any, said: str = "this is") -> Environment:
@@ -119,7 +148,8 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     Raises:
         ConfigError: nothing has that name.
     """
-    return _found(_module_name(env_id), env_dir)[0]
+    away = elsewhere(env_id, env_dir)
+    return _found(_module_name(env_id), env_dir)[0] if away is None else away.file
 
 
 def _module_name(env_id: str) -> str:
@@ -145,29 +175,55 @@ def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _import(name: str, env_dir: str | Path | None) -> ModuleType:
-    file, is_installed = _found(name, env_dir)
-    if not is_installed:
+    file, module = _found(name, env_dir)
+    if module is None:
         return _import_file(name, file)
-    if getattr(sys.modules.get(name), "__file__", str(file)) != str(file):
-        _forget(name)
-    with _importing(name, file):
-        return importlib.import_module(name)
+    if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
+        _forget(module)
+    with _importing(module, file):
+        return importlib.import_module(module)
 
 
-def _found(name: str, env_dir: str | Path | None) -> tuple[Path, bool]:
-    """The file of an environment, and whether it is an installed module."""
+def _found(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
+    """The file of an environment, and the name of its module if that is installed."""
     given = [Path(env_dir)] if env_dir is not None else []
     usual = [Path("environments"), _shipped()]
-    installed = None
+    module = None
     file = _file_in(given, name)
     if file is None:
-        file = installed = _installed(name)
-    file = file or _file_in(usual, name)
+        module = _claimed(name) or name
+        file = _installed(module)
+        if file is None and module != name:
+            raise ConfigError(
+                f"an installed package names the module '{module}' for '{name}', which is not there; install that package again"
+            )
     if file is None:
-        known = {found for folder in given + usual for found, _ in _modules_in(folder)}
+        module, file = None, _file_in(usual, name)
+    if file is None:
+        known = {found for folder in given + usual for found, _ in _modules_in(folder)} | {*_entry_points()}
         where = ", ".join(str(folder) for folder in given + usual)
         raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
-    return file, installed is not None
+    return file, module
+
+
+def _claimed(name: str) -> str | None:
+    """The module that an installed package's entry point gives for a name; None where there is none."""
+    points = _entry_points().get(name, [])
+    modules = {point.module for point in points}
+    if len(modules) > 1:
+        who = " and ".join(sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points))
+        raise ConfigError(
+            f"{who} both bring an environment '{name}'; uninstall one of them, or name its folder with --env-dir"
+        )
+    return next(iter(modules), None)
+
+
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """Those of the group of environments, by name."""
+    points: dict[str, list[EntryPoint]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        points.setdefault(point.name.replace("-", "_"), []).append(point)
+    return points
 
 
 def _installed(name: str) -> Path | None:

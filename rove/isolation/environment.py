@@ -48,9 +48,10 @@ class IsolatedEnv(Environment):
             (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
         start_seconds: for loading the package.
         hang_seconds: most time that the worker may take over one thing without looking up.
+        environ: all its environment variables. Default: those of this process.
         rows_seconds: for making some of the dataset's rows.
         prepare: a function, "module:name", that the worker calls before it loads the package.
-        variables: environment variables of the worker beside those of this process.
+        variables: environment variables beside these.
 
     Raises:
         ConfigError: the package cannot be loaded.
@@ -64,6 +65,7 @@ class IsolatedEnv(Environment):
         python: str | None = None,
         start_seconds: float = 60.0,
         hang_seconds: float = 120.0,
+        environ: Mapping[str, str] | None = None,
         rows_seconds: float = ROWS_SECONDS,
         prepare: str = "",
         variables: Mapping[str, str] | None = None,
@@ -74,12 +76,13 @@ class IsolatedEnv(Environment):
             "env_args": dict(env_args or {}),
             "prepare": prepare,
         }
-        inherited = {name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS}
+        given = os.environ if environ is None else environ
+        inherited = {name: value for name, value in given.items() if python is None or name not in NOT_THEIRS}
         self.workers = Workers(
             WORKER,
             args,
             python=python,
-            paths=None if python is None else [_rove_alone().name],
+            paths=None if python is None else [rove_alone().name],
             env={**inherited, **(variables or {})},
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
@@ -185,7 +188,9 @@ class _IsolatedRubric(Rubric):
         scores = await rollout.score()
         if not self.env.told["has_group_rewards"]:
             rollout.leave()
-        return merge_scores([scores, await super().score_rollout(state)])
+        own = await super().score_rollout(state)
+        # Merged only with something: an environment of v0 adds rewards up in its own way, which can differ in the last bit.
+        return merge_scores([scores, own]) if own.rewards or own.metrics or own.extras else scores
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """The scores of siblings, brought together in one worker if they are not; see `Rubric.score_group`."""
@@ -204,7 +209,7 @@ class _IsolatedRubric(Rubric):
 
 
 @functools.cache
-def _rove_alone() -> tempfile.TemporaryDirectory[str]:
+def rove_alone() -> tempfile.TemporaryDirectory[str]:
     """A folder that holds rove and nothing else of where it is installed, for another interpreter's path."""
     folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
     (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])

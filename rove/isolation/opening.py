@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.envs.environment import Environment
-from rove.envs.loading import environment_file, load_environment
+from rove.envs.loading import elsewhere, environment_file, load_environment
 from rove.isolation.environment import IsolatedEnv
 from rove.isolation.venv import StandIns, python_for
 
@@ -47,12 +47,15 @@ def open_environment(
     Raises:
         ConfigError: it cannot be loaded, or what it needs cannot be installed.
     """
+    limits: dict[str, Any] = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
+    away = elsewhere(env_id, env_dir)
+    if away is not None:
+        return away.load(env_args or {}, python=isolation.python, **limits)
     if not isolation.on:
         return load_environment(env_id, env_dir, **(env_args or {}))
     prepare, stand_ins = _answered_for()
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
-    limits = isolation.start_seconds, isolation.hang_seconds
-    return IsolatedEnv(env_id, env_args, env_dir, python, *limits, prepare=prepare)
+    return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
 
 
 def _answered_for() -> tuple[str, StandIns]:

@@ -1,0 +1,133 @@
+"""What the commands about a hub share: which hub, tables, and a package's card."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rove.cli.common import run_async
+from rove.hub.client import Hub
+from rove.hub.listings import Listed, Release
+from rove.hub.manifest import Manifest
+from rove.hub.settings import needed_hub
+
+T = TypeVar("T")
+
+hub_option = click.option("--hub", help="URL or folder of the hub.  [default: $ROVE_HUB, else that of rove hub login]")
+SHOWN_ARGUMENTS = 12
+
+
+def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
+    """What a hub answers.
+
+    Raises:
+        ConfigError: it is not known which hub.
+    """
+
+    async def asked() -> T:
+        async with Hub(needed_hub(where)) as hub:
+            return await ask(hub)
+
+    return run_async(asked())
+
+
+def plain(text: str) -> Text:
+    """Words of somebody else for a terminal: without colours, links and commands to it."""
+    return Text("".join(c if c.isprintable() else "�" for c in text))
+
+
+def listing(found: Iterable[Listed]) -> Table:
+    """A table of environments."""
+    table = Table(width=100)
+    table.add_column("environment", overflow="fold", ratio=3)
+    table.add_column("version", overflow="fold", max_width=12)
+    table.add_column("what", overflow="fold", ratio=4)
+    table.add_column("tags", overflow="fold", ratio=2)
+    table.add_column("written for", overflow="fold", width=12)
+    table.add_column("got", justify="right", no_wrap=True)
+    for one in found:
+        words = (one.reference, one.version, one.description, ", ".join(one.tags), one.compatibility)
+        table.add_row(*map(plain, words), str(one.downloads))
+    return table
+
+
+def card(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -> Table:
+    """What people look at before they install: what it rewards, how players score, what it needs."""
+    table = Table(title=plain(title), show_header=False, width=100, title_justify="left")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    rows = [
+        ("what", manifest.description),
+        ("tags", ", ".join(manifest.tags)),
+        ("by", ", ".join(manifest.authors) + (f" ({manifest.licence})" if manifest.licence else "")),
+        ("written for", manifest.compatibility),
+        ("reward", _reward(manifest)),
+        ("metrics", ", ".join(manifest.metrics)),
+        ("players", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.players.items())),
+        ("tools", ", ".join(manifest.tools)),
+        ("needs", needs_of(manifest)),
+        ("data", ", ".join(manifest.data_sources)),
+        ("arguments", _arguments(manifest)),
+        ("depends on", ", ".join(manifest.dependencies)),
+        ("python", manifest.requires_python),
+        ("from", " ".join(part for part in (manifest.source.repository, manifest.source.commit) if part)),
+        (
+            "built by",
+            ", ".join(part for part in (manifest.source.builder, manifest.rove and f"rove {manifest.rove}") if part),
+        ),
+        *more,
+    ]
+    for name, words in rows:
+        if words.strip():
+            table.add_row(name, plain(words))
+    return table
+
+
+def needs_of(manifest: Manifest) -> str:
+    """What it needs of the machine, in words."""
+    needs = manifest.needs
+    parts = ["network"] * needs.network + ["a sandbox"] * needs.sandbox + [f"key {name}" for name in needs.secrets]
+    return ", ".join(parts) or "no network, no key, no sandbox"
+
+
+def versions(releases: Iterable[Release]) -> Table:
+    """A table of versions, newest first."""
+    table = Table(width=100)
+    for name in ("version", "uploaded", "manifest"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("yanked", overflow="fold", ratio=1)
+    for one in reversed(list(releases)):
+        size = sum(file.size for file in one.files)
+        table.add_row(
+            plain(one.version),
+            plain(one.uploaded),
+            one.manifest[:16],
+            f"{size:,}",
+            plain(one.yanked or ""),
+            style="dim" if one.yanked else "",
+        )
+    return table
+
+
+def _reward(manifest: Manifest) -> str:
+    return "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)
+
+
+def _arguments(manifest: Manifest) -> str:
+    shown = [
+        one.name + (f": {one.type}" if one.type else "") + (f" = {one.default}" if one.default is not None else "")
+        for one in manifest.arguments
+    ]
+    return ", ".join([*shown[:SHOWN_ARGUMENTS], *["…"] * (len(shown) > SHOWN_ARGUMENTS)])
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """What is to be known before something is installed."""
+    for note in notes:
+        console.print(plain(f"note: {note}"), style="yellow", soft_wrap=True)

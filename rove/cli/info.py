@@ -1,0 +1,86 @@
+"""`rove info`: what an environment on a hub is, before it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.hubs import card, hub_option, plain, versions
+from rove.hub import keys
+from rove.hub.client import Hub
+from rove.hub.finding import find
+from rove.hub.installing import Offer, look_up
+from rove.hub.listings import Releases
+from rove.hub.names import Reference, parse_reference
+from rove.hub.settings import needed_hub
+from rove.viewer.tables import number
+
+
+async def _asked(where: str, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
+    async with Hub(where) as hub:
+        offer = await look_up(hub, reference)
+        return offer, await hub.releases(reference), await hub.results(offer.reference)
+
+
+def _results(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="results", width=100, title_justify="left")
+    table.add_column("model", overflow="fold", ratio=3)
+    for name in ("rollouts", "reward", "± 95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("pushed", no_wrap=True)
+    for one in results:
+        summary = one.get("summary") or {}
+        reward = summary.get("reward")
+        reward = reward if isinstance(reward, dict) else {}
+        figures = [_figure(reward.get(name)) for name in ("mean", "half_width")]
+        words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
+        table.add_row(*(plain(str(word)) for word in words))
+    return table
+
+
+def _figure(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float)) else "–"
+
+
+@click.command()
+@click.argument("name", metavar="OWNER/NAME[@VERSION]")
+@hub_option
+@click.option("--readme", is_flag=True, help="Print its README, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
+    """Show what an environment is: what it rewards, how players score, what it needs, its versions and results."""
+    console = console_for(as_json)
+    reference, where = parse_reference(name), needed_hub(hub)
+    offer, releases, results = run_async(_asked(where, reference))
+    there = find(offer.reference._replace(version=None))
+    if as_json:
+        told = {
+            "manifest": msgspec.json.decode(offer.content),
+            "index": msgspec.to_builtins(releases),
+            "results": results,
+        }
+        print_json({**told, "hub": where, "key": offer.key, "installed": there and there.version})
+        return
+    more = [("hub", where), ("signed", f"by {keys.short(offer.key)}" if offer.key else "no")]
+    more.append(("installed", there.version if there else "no"))
+    console.print(card(offer.manifest, str(offer.reference), more))
+    console.print(versions(releases.versions))
+    if results:
+        console.print(_results(results))
+    if readme:
+        lines = run_async(_readme(where, offer.reference)).splitlines()
+        console.print(Text("\n").join(map(plain, lines)), soft_wrap=True)
+    short = f"{reference.owner}/{reference.name}"
+    hint(
+        console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else f"install it: rove install {short}"
+    )
+
+
+async def _readme(where: str, reference: Reference) -> str:
+    async with Hub(where) as hub:
+        return await hub.readme(reference) or "it has no README"

@@ -1,0 +1,136 @@
+"""`rove push`: publish an environment on a hub, and what models came to in it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from rove.cli.asking import confirmed
+from rove.cli.common import console_for, hint, print_json, print_warnings, run_async
+from rove.cli.hubs import card, hub_option
+from rove.errors import ConfigError, HubError
+from rove.hub import signing
+from rove.hub.building import build
+from rove.hub.client import Hub
+from rove.hub.folder import MANIFEST, README, SIGNATURE, verify
+from rove.hub.manifest import Manifest
+from rove.hub.names import Reference, check_owner
+from rove.hub.run_results import results_of
+from rove.hub.settings import is_url, needed_hub
+
+PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
+"""Parts of an upload whose files have one name in every package."""
+
+
+def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
+    """The package that `rove build` has put into a folder: its manifest, and its files by part of an upload.
+
+    Raises:
+        PackageError: there is none, or its files are not what the manifest promises.
+    """
+    manifest = verify(folder).manifest
+    parts = {part: folder / name for part, name in PARTS.items() if (folder / name).is_file()}
+    return manifest, parts | {entry.kind: folder / entry.filename for entry in manifest.files}
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False), default=".", metavar="[FOLDER]")
+@hub_option
+@click.option("--owner", help="Publish as this owner.  [default: the token's]")
+@click.option(
+    "--no-build", is_flag=True, help="FOLDER, or its dist, has what `rove build` made; publish that as it is."
+)
+@click.option("--sign", is_flag=True, help="Sign the manifest with your key.")
+@click.option("--with-run", "runs", multiple=True, metavar="RUN", help="Also publish what this evaluation came to.")
+@click.option("--private", is_flag=True, help="Show it to nobody but those who have a token for it.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was published as JSON.")
+def command(
+    folder: str,
+    hub: str | None,
+    owner: str | None,
+    no_build: bool,
+    sign: bool,
+    runs: tuple[str, ...],
+    private: bool,
+    as_json: bool,
+) -> None:
+    """Build the environment in FOLDER and publish it; --yes answers the question.
+
+    A version never changes once it is published: raise `version` in pyproject.toml for the next. With --with-run a run's
+    figures, its settings and three of its rollouts go along, keys masked; also for a version that is there already.
+    """
+    console = console_for(as_json)
+    where = needed_hub(hub)
+    if not is_url(where):
+        raise ConfigError(
+            f"the hub {where} is a folder, which takes nothing: start `rove hub serve`, and give --hub URL"
+        )
+    with tempfile.TemporaryDirectory(prefix="rove-push-") as built:
+        place = _taken(Path(folder)) if no_build else _built(Path(folder), Path(built), console)
+        if sign:
+            (place / SIGNATURE).write_bytes(signing.sign((place / MANIFEST).read_bytes(), signing.load_key()))
+        manifest, parts = package_in(place)
+        results = [results_of(run, manifest, parts["wheel"]) for run in runs]
+        who = check_owner(owner) if owner else run_async(_owner(where))
+        reference = Reference(who, manifest.name, manifest.version)
+        console.print(
+            card(manifest, str(reference), [("to", where), ("signed", "yes" if "signature" in parts else "no")])
+        )
+        if not confirmed(f"Publish {reference}?", "give --yes to agree"):
+            raise click.Abort
+        is_new = run_async(_publish(where, reference, parts, results, private))
+    if as_json:
+        print_json({"environment": f"{who}/{manifest.name}", "version": manifest.version, "new": is_new, "hub": where})
+    said = "published" if is_new else "there already, the same:"
+    console.print(f"[green]{said}[/green] {reference}" + f", with {len(results)} runs" * bool(results), soft_wrap=True)
+    hint(console, f"install it anywhere: rove install {who}/{manifest.name} --hub {where}")
+
+
+def _taken(folder: Path) -> Path:
+    """Where `rove build` has put a package: the folder itself, or the only one in its `dist`.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if (folder / "manifest.json").is_file():
+        return folder
+    found = sorted(file.parent for file in (folder / "dist").glob("*/manifest.json"))
+    if len(found) != 1:
+        has = f"{len(found)} packages ({', '.join(one.name for one in found)}); name one" if found else "no package"
+        raise ConfigError(f"{folder / 'dist'} has {has}; `rove build` makes one, and `rove push` alone builds it anew")
+    return found[0]
+
+
+def _built(folder: Path, output: Path, console: Console) -> Path:
+    package = build(folder, output)
+    print_warnings(console, package.warnings)
+    return package.folder
+
+
+async def _owner(where: str) -> str:
+    """Whom the hub takes us for.
+
+    Raises:
+        ConfigError: nobody, or somebody who owns nothing.
+    """
+    async with Hub(where) as hub:
+        told = await hub.me()
+    if not isinstance(told.get("owner"), str):
+        raise HubError(f"{where} does not say whose token this is; give --owner")
+    return check_owner(told["owner"])
+
+
+async def _publish(
+    where: str, reference: Reference, parts: dict[str, Path], results: list[dict[str, Any]], private: bool
+) -> bool:
+    async with Hub(where) as hub:
+        if private:
+            await hub.set_visibility(reference, "private")
+        is_new = await hub.upload(reference, parts)
+        for one in results:
+            await hub.push_run(reference, one)
+    return is_new

@@ -1,0 +1,29 @@
+"""The environment keeps its promises."""
+
+import asyncio
+from pathlib import Path
+
+from rove import ScriptedClient, evaluate, load_environment
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def test_the_oracle_gets_full_marks() -> None:
+    env = load_environment("my_task", env_dir=HERE.parent, num_examples=20)
+    summary = asyncio.run(evaluate(env, ScriptedClient(env.players["oracle"])))
+    assert summary["failed"] == 0
+    assert summary["reward"]["mean"] >= 1.0
+
+
+def test_the_same_seed_gives_the_same_examples() -> None:
+    first, second = (load_environment("my_task", env_dir=HERE.parent, num_examples=5, seed=3) for _ in range(2))
+    assert first.get_dataset() == second.get_dataset()
+
+
+def test_what_is_measured_is_not_trained_on() -> None:
+    env = load_environment("my_task", env_dir=HERE.parent)
+    trained = {(str(row["prompt"]), row["answer"]) for row in env.get_dataset()}
+    held_out = {(str(row["prompt"]), row["answer"]) for row in env.get_eval_dataset()}
+    assert trained
+    assert held_out
+    assert not trained & held_out

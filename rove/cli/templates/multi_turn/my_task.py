@@ -1,0 +1,64 @@
+"""My task: a guessing game; say here what yours is."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import rove as vf
+
+
+def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A player that halves the range every turn: rove eval my_task -m scripted:oracle."""
+    return f"<guess>{(state['low'] + state['high']) // 2}</guess>"
+
+
+class GuessEnv(vf.MultiTurnEnv):
+    """The model guesses a number; the environment answers "higher" or "lower"."""
+
+    async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+        state.update(low=1, high=100, solved=False)
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str | None:
+        guess = self.parser.parse_answer(messages) or ""
+        if not guess.isdigit():
+            return "Write <guess>number</guess>."
+        number, secret = int(guess), int(state["answer"])
+        if number == secret:
+            state["solved"] = True
+            state["final_env_response"] = "Right."
+            return None
+        if number < secret:
+            state["low"] = number + 1
+            return "Higher."
+        state["high"] = number - 1
+        return "Lower."
+
+
+def solved(state: vf.State) -> float:
+    """1 when the number was found in time."""
+    return float(state["solved"])
+
+
+# No number is in both: what is measured must not have been trained on.
+NUMBERS = random.Random("split").sample(range(1, 101), k=100)
+HELD_OUT, TRAINED = NUMBERS[:20], NUMBERS[20:]
+
+
+def _rows(numbers: list[int], count: int, seed: int) -> list[dict[str, Any]]:
+    chosen = random.Random(seed).sample(numbers, min(count, len(numbers)))
+    return [{"question": "Guess my number between 1 and 100.", "answer": str(number)} for number in chosen]
+
+
+def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8) -> vf.Environment:
+    """Numbers to guess: at most 80 to train on, and 20 others to evaluate on."""
+    parser = vf.XMLParser(["guess"], answer_field="guess")
+    return GuessEnv(
+        dataset=lambda: _rows(TRAINED, num_examples, seed),
+        eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
+        system_prompt="Guess the number. Answer <guess>number</guess>",
+        parser=parser,
+        rubric=vf.Rubric([solved], [1.0], parser=parser),
+        players={"oracle": oracle},
+        max_turns=max_turns,
+    )

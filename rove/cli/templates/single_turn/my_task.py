@@ -1,0 +1,41 @@
+"""My task: say here what the model is asked to do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import rove as vf
+
+
+def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A player that always answers right: rove eval my_task -m scripted:oracle."""
+    return f"<answer>{state['answer']}</answer>"
+
+
+# No sum is in both: what is measured must not have been trained on.
+PAIRS = random.Random("split").sample([(a, b) for a in range(100) for b in range(100)], k=10_000)
+HELD_OUT, TRAINED = PAIRS[:2_000], PAIRS[2_000:]
+
+
+def _rows(pairs: list[tuple[int, int]], count: int, seed: int) -> list[dict[str, Any]]:
+    chosen = random.Random(seed).sample(pairs, min(count, len(pairs)))
+    return [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in chosen]
+
+
+def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
+    """Questions with one right answer: at most 8,000 to train on, and 2,000 others to evaluate on."""
+    parser = vf.XMLParser(["answer"])
+
+    def correct(completion: vf.Messages, answer: str) -> float:
+        return float(parser.parse_answer(completion) == answer)
+
+    rubric = vf.Rubric([correct], [1.0], parser=parser)
+    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
+    return vf.SingleTurnEnv(
+        dataset=lambda: _rows(TRAINED, num_examples, seed),
+        eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
+        system_prompt=f"Answer the question. Write it as\n{parser.get_format_str()}",
+        rubric=rubric,
+        players={"oracle": oracle},
+    )

@@ -1,0 +1,94 @@
+"""My task: a shop whose prices only a tool knows; say here what yours is."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import rove as vf
+
+CENTS = {"apple": 40, "cherry": 5, "lemon": 65, "melon": 250, "pear": 75, "plum": 30}
+
+
+def price(fruit: str) -> int:
+    """What one piece costs.
+
+    Args:
+        fruit: such as apple
+
+    Returns:
+        Cents.
+    """
+    if fruit not in CENTS:
+        raise ValueError(f"no {fruit} here; there are {', '.join(CENTS)}")  # the model is told
+    return CENTS[fruit]
+
+
+def multiply(a: int, b: int) -> int:
+    """The product of two numbers."""
+    return a * b
+
+
+def correct(completion: vf.Messages, answer: str) -> float:
+    """1 when the last message is the right number."""
+    last = completion[-1]  # a tool's, where the rollout ended at max_turns
+    return float(last.role == "assistant" and str(last.content).strip() == answer)
+
+
+def looked_up(completion: vf.Messages, info: dict[str, Any]) -> float:
+    """1 when a tool has said the price."""
+    return float(any(m.role == "tool" and m.content == str(CENTS[info["fruit"]]) for m in completion))
+
+
+def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
+    """A player that asks both tools, then answers: rove eval my_task -m scripted:oracle."""
+    said = messages[-1].content
+    if len(state["trajectory"]) == 0:
+        return _call("price", fruit=state["info"]["fruit"])
+    if len(state["trajectory"]) == 1:
+        return _call("multiply", a=int(said), b=state["info"]["count"])
+    return said
+
+
+def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return vf.AssistantMessage(None, tool_calls=[{"id": f"call_{tool}", "type": "function", "function": function}])
+
+
+# No question is in both: what is measured must not have been trained on.
+PAIRS = [(fruit, count) for fruit in CENTS for count in range(2, 100)]
+random.Random("split").shuffle(PAIRS)
+HELD_OUT, TRAINED = PAIRS[:100], PAIRS[100:]
+
+
+def _rows(pairs: list[tuple[str, int]], count: int, seed: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": f"What do {n} pieces of {fruit} cost?",
+            "answer": str(CENTS[fruit] * n),
+            "info": {"fruit": fruit, "count": n},
+        }
+        for fruit, n in random.Random(seed).sample(pairs, min(count, len(pairs)))
+    ]
+
+
+def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6) -> vf.Environment:
+    """Questions that take two tools: at most 488 to train on, and 100 others to evaluate on.
+
+    Args:
+        num_examples: questions in the dataset.
+        seed: which of them.
+        max_turns: most model turns.
+    """
+    rubric = vf.Rubric([correct])
+    rubric.add_metric(looked_up)
+    return vf.ToolEnv(
+        tools=[price, multiply],
+        dataset=lambda: _rows(TRAINED, num_examples, seed),
+        eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
+        system_prompt="Use the tools, then answer with the number of cents alone.",
+        rubric=rubric,
+        players={"oracle": oracle},
+        max_turns=max_turns,
+    )

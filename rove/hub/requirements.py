@@ -1,0 +1,119 @@
+"""What a package needs to be installed beside rove: rove itself, and `verifiers`, are met by the rove that is here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import rove
+from rove.errors import ConfigError
+
+VERIFIERS = "verifiers"
+STANDS_FOR = Version("0.3.1")
+"""The version of `verifiers` whose API rove has."""
+BROUGHT_ALONG = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
+"""What came with the real `verifiers`, so that its packages import it without saying so."""
+_METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+
+def needed(dependencies: Iterable[str], who: str) -> list[str]:
+    """The dependencies that have to be installed: without rove and verifiers, those of rove's extras in place of `rove[…]`.
+
+    Args:
+        who: needs them.
+
+    Raises:
+        ConfigError: it needs another rove than this one.
+    """
+    found: list[str] = []
+    for text in dependencies:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if name == "rove":
+            _check(
+                requirement, rove_version(), f"{who} needs {requirement}; here is rove {rove_version()}: upgrade rove"
+            )
+            found += _of_extras(requirement.extras)
+        elif name == VERIFIERS:
+            words = f"{who} needs {requirement}; rove stands for the API that verifiers had until {STANDS_FOR}"
+            _check(requirement, STANDS_FOR, words)
+        else:
+            found.append(text)
+    return found
+
+
+def brought_along(wheel: Path) -> list[str]:
+    """Requirements of a package of v0 that it does not declare: it imports what the real `verifiers` has brought with it."""
+    with zipfile.ZipFile(wheel) as archive:
+        code = "\n".join(
+            archive.read(name).decode(errors="replace") for name in archive.namelist() if name.endswith(".py")
+        )
+    return [
+        text for name, text in BROUGHT_ALONG.items() if re.search(rf"^\s*(from|import) {name}\b", code, re.MULTILINE)
+    ]
+
+
+def check_python(requires: str, who: str) -> None:
+    """See that a package runs on this Python.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    here = ".".join(map(str, sys.version_info[:3]))
+    if requires and not SpecifierSet(requires).contains(here, prereleases=True):
+        raise ConfigError(f"{who} needs Python {requires}; this is {here}")
+
+
+def stand_in(packages: Path, is_v0: bool) -> None:
+    """Have installers know that rove is there, and for a package of v0 that `verifiers` is, so that they fetch neither.
+
+    Args:
+        packages: the `site-packages` of a virtual environment.
+    """
+    _declare(packages, "rove", rove_version())
+    if is_v0:
+        _declare(packages, VERIFIERS, Version(f"{STANDS_FOR}+rove1"))
+
+
+def rove_version() -> Version:
+    """Of the rove that is here."""
+    return Version(rove.__version__)
+
+
+def _check(requirement: Requirement, version: Version, words: str) -> None:
+    if not requirement.specifier.contains(version, prereleases=True):
+        raise ConfigError(words)
+
+
+def _of_extras(extras: Iterable[str]) -> list[str]:
+    try:
+        declared = [Requirement(text) for text in metadata.requires("rove") or []]
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for one in declared:
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            continue
+        if any(one.marker.evaluate({"extra": extra}) for extra in extras):
+            one.marker = None
+            found += _of_extras(one.extras) if canonicalize_name(one.name) == "rove" else [str(one)]
+    return found
+
+
+def _declare(packages: Path, name: str, version: Version) -> None:
+    folder = packages / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(_METADATA.format(name=name, version=version), encoding="utf-8")
+    (folder / "INSTALLER").write_text("rove\n", encoding="utf-8")
+    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/INSTALLER,,\n{folder.name}/RECORD,,\n")

@@ -1,0 +1,173 @@
+"""Hubs for tests: a data folder with owners and packages, and a server to ask over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import ClientSession, FormData
+from multidict import CIMultiDictProxy
+from packages import put_package
+from yarl import URL
+
+from rove.hub.checking import Session
+from rove.hub.manifest import Manifest
+from rove.hub.server import make_hub, serving
+from rove.hub.store import Kept, Store
+from rove.hub.tokens import make_token
+
+
+def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str = "1.0", **fields: Any) -> Manifest:
+    """Put a package on a hub, checked as an upload is; `fields` are more of its manifest's, but for `private`."""
+    private = fields.pop("private", False)
+    folder = store.folder.parent / "made" / owner / name / version
+    manifest = put_package(folder, name, version, **fields)
+    draft = store.draft()
+    for part, content in parts_of(folder, manifest).items():
+        (draft / part).write_bytes(content)
+    kept = [Kept(**file) for file in Session().check(str(draft), owner, name, version, [])]
+    store.add(owner, manifest, draft, kept, private=private)
+    return manifest
+
+
+def parts_of(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The parts of an upload of a package in a folder."""
+    files = {"manifest": "manifest.json", "readme": "README.md", "signature": "manifest.sig"}
+    files |= {file.kind: file.filename for file in manifest.files}
+    return {part: (folder / name).read_bytes() for part, name in files.items() if (folder / name).exists()}
+
+
+def package(folder: Path, name: str = "my-sums", version: str = "1.0", **fields: Any) -> dict[str, bytes]:
+    """The parts of an upload of a new package."""
+    return parts_of(folder, put_package(folder, name, version, **fields))
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Every file and folder of a hub, with what is in it; of its tables what they say, as SQLite moves bytes around."""
+    store = Store(folder)
+    try:
+        tables = [
+            row[0] for row in store.database.ask("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        ]
+        rows = {table: str([tuple(row) for row in store.database.ask(f"SELECT * FROM {table}")]) for table in tables}
+    finally:
+        store.close()
+    files = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+        if not path.name.startswith("hub.sqlite")
+    }
+    return files | rows
+
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """What a hub has answered."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body, as text."""
+        return self.body.decode()
+
+    @property
+    def error(self) -> str:
+        """Why it was refused."""
+        return msgspec.json.decode(self.body)["error"]
+
+
+class Asking:
+    """A client of a hub.
+
+    Args:
+        url: of the hub.
+        session: to ask with.
+        tokens: by name.
+    """
+
+    def __init__(self, url: str, session: ClientSession, tokens: Mapping[str, str]):
+        self.url, self.session, self.tokens = url, session, tokens
+
+    async def ask(self, method: str, path: str | URL, token: str | None = None, **options: Any) -> Answer:
+        """A request, with a token of `tokens` or any other; its answer has been read."""
+        headers = {**options.pop("headers", {})}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {self.tokens.get(token, token)}"
+        async with self.session.request(
+            method,
+            self.url + path if isinstance(path, str) else path,
+            headers=headers,
+            allow_redirects=False,
+            **options,
+        ) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async def get(self, path: str, token: str | None = None, **options: Any) -> Any:
+        """JSON that must be there."""
+        answer = await self.ask("GET", path, token, **options)
+        assert answer.status == 200, answer.text
+        return msgspec.json.decode(answer.body)
+
+    async def upload(self, place: str, parts: Mapping[str, bytes], token: str | None = "acme") -> Answer:
+        """Upload parts to OWNER/NAME/VERSION."""
+        return await self.ask("PUT", f"/api/environments/{place}", token, data=form(parts))
+
+
+class InThread:
+    """A hub at work in a thread of its own, for tests that wait for sockets themselves; arguments are those of `hub`."""
+
+    def __init__(self, folder: Path, **options: Any):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._hub = hub(folder, **options)
+        self.asking = self.run(self._hub.__aenter__())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns, in the thread of the hub."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self) -> None:
+        """End it."""
+        try:
+            self.run(self._hub.__aexit__(None, None, None))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+def form(parts: Mapping[str, bytes]) -> FormData:
+    """A body of multipart/form-data."""
+    made = FormData()
+    for part, content in parts.items():
+        made.add_field(part, content, filename=part, content_type="application/octet-stream")
+    return made
+
+
+@asynccontextmanager
+async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **options: Any) -> AsyncIterator[Asking]:
+    """A hub at work with owners, each of which has a token of its name, and one to do everything: "acme-admin"."""
+    store = Store(folder)
+    try:
+        store.enter()
+        tokens = {}
+        for owner in owners:
+            store.add_owner(owner)
+            tokens[owner] = make_token(store.database, owner)
+            tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
+        async with serving(make_hub(store, "test", **options)) as url, ClientSession() as session:
+            yield Asking(url, session, tokens)
+    finally:
+        store.close()

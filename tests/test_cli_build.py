@@ -1,0 +1,60 @@
+"""`rove build` and `rove hub key`, as people type them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from commands import Rove, in_this_process
+
+from rove.cli.hub_key import command as key_command
+from rove.cli.init import scaffold
+from rove.hub.folder import verify
+from rove.hub.signing import load_key, public_key
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
+    scaffold("my_task", tmp_path)
+    done = rove("build", "my_task", "--no-play")
+    assert done.status == 0, done.err
+    for words in ("my-task 0.1.0, module my_task", "MIT", "my_task-0.1.0-py3-none-any.whl", "rove push my_task"):
+        assert words in done.out
+    assert verify(tmp_path / "my_task/dist/my-task-0.1.0").manifest.name == "my-task"
+
+
+def test_as_json_it_is_a_manifest(rove: Rove, tmp_path: Path):
+    scaffold("my_task", tmp_path)
+    said = json.loads(rove("build", "my_task", "-o", "out", "--python", sys.executable, "--json").out)
+    assert said["folder"] == "out/my-task-0.1.0"
+    assert said["warnings"] == []
+    assert said["manifest"]["players"] == {"oracle": {"n": 5, "reward": 1.2}}
+    assert json.loads(Path("out/my-task-0.1.0/manifest.json").read_text()) == said["manifest"]
+
+
+def test_what_cannot_be_built_is_one_line(rove: Rove):
+    done = rove("build", "nowhere")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "nowhere has no pyproject.toml" in done.err
+
+
+def test_the_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    run: Callable[..., object] = key_command.main
+    run([], standalone_mode=False)
+    made = capsys.readouterr().out
+    assert public_key(load_key()) in made
+    assert "made the key of" in made
+    run(["--json"], standalone_mode=False)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["key"] in made, said["new"]) == (True, False)
+    with pytest.raises(click.UsageError):
+        run(["--force"], standalone_mode=False)

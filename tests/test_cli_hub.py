@@ -1,0 +1,139 @@
+"""`rove hub` as people type it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from commands import Rove, in_its_own, in_this_process
+from hubs import add
+
+from rove.hub.signing import make_key
+from rove.hub.store import Store
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/hub_server.md"
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    monkeypatch.delenv("ROVE_HUB_DATA", raising=False)
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def filled(folder: Path) -> None:
+    store = Store(folder)
+    store.add_owner("acme")
+    for version in ("1.0", "1.1"):
+        add(store, version=version)
+    store.close()
+
+
+def served(folder: Path, *words: str) -> tuple[str, str]:
+    """Start a hub, ask for its index, stop it with Ctrl-C: its address and the index."""
+    with in_its_own(folder, "hub", "serve", "--port", "0", *words) as process:
+        try:
+            assert process.stdout is not None
+            said = line = ""
+            while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
+                line = process.stdout.readline()
+                said += line
+                assert line, (said, process.communicate(timeout=30))
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{found[0]}/index.json") as answer:
+                index = answer.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+        said += rest
+        assert (process.returncode, "stopped" in said, errors) == (0, True, ""), errors
+    return said, index
+
+
+def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
+    made = rove("hub", "token", "acme", "--note", "laptop")
+    assert made.status == 0 and "acme: new owner" in made.out
+    [text] = re.findall(r"^rove_\S{43}$", made.out, flags=re.MULTILINE)
+    told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
+    assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
+    listed = rove("hub", "token", "--list")
+    assert "laptop" in listed.out and text not in listed.out
+    assert "was revoked" in rove("hub", "token", "--revoke", "1").out
+    [first, second] = json.loads(rove("hub", "token", "--list", "--json").out)
+    assert first["revoked"] and not second["revoked"]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path: Path):
+    for words, message in (
+        (["export", "site"], "there is no hub in hub"),
+        (["token", "--list"], "there is no hub in hub"),
+        (["token"], "whose token?"),
+        (["user", "acme", "--key", "abc"], "is no public key"),
+        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "say opposite things"),
+        (["serve", "--fallback", "pypi.org"], "expected an address"),
+    ):
+        done = rove("hub", *words)
+        assert (done.status, message in done.err) == (2, True), done
+        assert list(tmp_path.iterdir()) == []
+    assert "cannot be an owner's name" in rove("hub", "token", "A_B").err
+    assert "there is no scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
+
+
+def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
+    key = make_key(tmp_path / "key")
+    assert "new owner" in rove("hub", "user", "acme", "--key", key).out
+    store = Store(tmp_path / "hub")
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert "an owner" in rove("hub", "user", "acme").out
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert rove("hub", "user", "acme", "--no-keys").status == 0
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == []
+    store.close()
+
+
+def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
+    filled(tmp_path / "hub")
+    assert "site: 1 environments, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
+    first = rove("hub", "mirror", "site", "copy")
+    assert (first.status, "copy: 2 new versions, 0 that were there" in first.out) == (0, True), first
+    assert json.loads(rove("hub", "mirror", "site", "copy", "--json").out)["known"] == 2
+    assert rove("hub", "export", "again", "--data", "copy", "--name", "ours").status == 0
+    for file in (tmp_path / "site").rglob("*"):
+        if file.is_file():
+            assert (tmp_path / "again" / file.relative_to(tmp_path / "site")).read_bytes() == file.read_bytes()
+    (tmp_path / "copy/files/acme/my-sums/1.0/README.md").unlink()
+    said, index = served(tmp_path, "--data", "copy", "--name", "theirs")
+    assert "README.md is not there, or not whole" in said
+    assert json.loads(index)["hub"] == "theirs"
+
+
+def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
+    filled(tmp_path / "hub")
+    rove("hub", "export", "site")
+    (tmp_path / "site/acme/my-sums/1.0/manifest.json").write_text("{}")
+    done = rove("hub", "mirror", "site", "copy")
+    assert (done.status, "1 new versions" in done.out, "acme/my-sums@1.0" in done.out) == (1, True, True)
+
+
+def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):
+    text = PAGE.read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line, comments=True)
+        for block in re.findall(r"^```bash\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if line.strip()
+    ]
+    filled(tmp_path / "hub")
+    served_here = 0
+    for command in commands:
+        assert command[0] == "rove"
+        if command[1:3] == ["hub", "serve"]:
+            served(tmp_path, *command[3:])
+            served_here += 1
+        else:
+            done = rove(*command[1:])
+            assert done.status == 0, (command, done)
+    assert served_here >= 1 and len(commands) > 6

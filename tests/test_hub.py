@@ -1,0 +1,24 @@
+"""What holds for the hub as a whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rove.hub import limits
+
+
+def test_limits_fit_each_other():
+    assert limits.FILE <= limits.UNPACKED
+    assert limits.ARCHIVE <= limits.UNPACKED
+    assert limits.RATIO_FREE < limits.UNPACKED
+    assert limits.MANIFEST > limits.ITEMS * limits.LINE
+    assert limits.METADATA < limits.FILE
+
+
+def test_rove_and_its_help_load_nothing_of_the_hub():
+    code = "import sys, rove, rove.cli.main; print([m for m in sys.modules if m.startswith(('rove.hub', 'packaging'))])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "[]"

@@ -13,7 +13,8 @@ from aiohttp.test_utils import TestServer
 from hub_folders import code, list_again, publish, tampered
 
 from rove.errors import ConfigError, HubError, InfraError, TrustError
-from rove.hub.client import Hub, HubFile, check_filename
+from rove.hub.client import Hub
+from rove.hub.listings import HubFile, check_filename
 from rove.hub.names import Reference
 from rove.hub.transport import AbsentError
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.errors import ConfigError, TrustError
-from rove.hub.client import HubFile
+from rove.hub.listings import HubFile
 from rove.hub.lock import Locked, check_locked, read_lock, write_lock
 from rove.hub.names import RESERVED
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import run_async
-from rove.hub.client import Hub, Listed, Release
+from rove.hub.client import Hub
+from rove.hub.listings import Listed, Release
 from rove.hub.manifest import Manifest
 from rove.hub.settings import needed_hub
 

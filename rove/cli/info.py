@@ -12,9 +12,10 @@ from rich.text import Text
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hubs import card, hub_option, plain, versions
 from rove.hub import keys
-from rove.hub.client import Hub, Releases
+from rove.hub.client import Hub
 from rove.hub.finding import find
 from rove.hub.installing import Offer, look_up
+from rove.hub.listings import Releases
 from rove.hub.names import Reference, parse_reference
 from rove.hub.settings import needed_hub
 from rove.viewer.tables import number

@@ -21,8 +21,9 @@ from rove.errors import ConfigError, HubError, TrustError
 from rove.files import write_whole
 from rove.hub import finding, keys
 from rove.hub.archives import check_package
-from rove.hub.client import Hub, HubFile, Release
+from rove.hub.client import Hub
 from rove.hub.finding import LOCAL, RECORD, Installed, being_changed, home
+from rove.hub.listings import HubFile, Release
 from rove.hub.lock import LOCK, Locked, check_locked
 from rove.hub.manifest import V0, Manifest, read_manifest
 from rove.hub.names import Reference

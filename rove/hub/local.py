@@ -11,9 +11,9 @@ import msgspec
 from rove.errors import ConfigError
 from rove.hub.archives import check_package, check_wheel
 from rove.hub.building import build
-from rove.hub.client import HubFile
 from rove.hub.finding import LOCAL
 from rove.hub.installing import Offer
+from rove.hub.listings import HubFile
 from rove.hub.manifest import ROVE, V0, File, Manifest, filename, read_manifest
 from rove.hub.names import Reference
 from rove.hub.requirements import VERIFIERS

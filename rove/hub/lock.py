@@ -11,7 +11,7 @@ import tomli_w
 from rove.config import read_toml
 from rove.errors import ConfigError, TrustError
 from rove.files import write_whole
-from rove.hub.client import HubFile, check_filename
+from rove.hub.listings import HubFile, check_filename
 from rove.hub.names import Reference, check_name, check_owner, check_version
 
 LOCK = "rove.lock"

@@ -23,7 +23,8 @@ def setup(offline: bool = True) -> dict[str, str]:
         for name in ("connect", "connect_ex"):
             setattr(socket.socket, name, _refuse)
         socket.getaddrinfo = _refuse
-    return {name: str(spec.entry_point) for name, spec in sorted(ENV_REGISTRY.items())}
+    known: dict[str, Any] = ENV_REGISTRY
+    return {name: str(spec.entry_point) for name, spec in sorted(known.items())}
 
 
 class Session:

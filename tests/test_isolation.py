@@ -20,7 +20,7 @@ from test_workers import children
 
 import rove as vf
 from rove.errors import ModelError, WorkerError
-from rove.isolation import IsolatedEnv
+from rove.isolation import IsolatedEnv, venv
 from rove.isolation.venv import dependencies, make_venv, python_for
 from rove.protocols import Request, Response
 
@@ -381,6 +381,19 @@ def wheel(folder: Path, version: str, name: str = "colour", needs: str = "") -> 
         file.writestr(f"{info}/METADATA", told)
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
+
+
+def test_what_a_package_in_a_folder_of_its_name_declares_counts(tmp_path: Path) -> None:
+    """The layout NAME/NAME/__init__.py, whose pyproject.toml lies above the module's folder."""
+    asked = []
+    package = tmp_path / "wiki" / "wiki"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "wiki" / "pyproject.toml").write_text('[project]\nname = "wiki"\ndependencies = ["bm25s"]\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(venv, "make_venv", lambda folder, needed, **rest: asked.append(needed) or "python")
+        assert venv.python_for(package / "__init__.py") == "python"
+    assert asked == [["bm25s"]]
 
 
 def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,11 @@ from test_envs_tool import call, calls
 from toys import Quiz, Talk, says
 
 import rove as vf
+from rove.errors import WorkerError
 from rove.integrations.environments.open_env import OpenEnvEnv, show_fields
 from rove.integrations.environments.open_env_wire import RefusedError, Session
+from rove.integrations.open_env_episode import Room
+from rove.integrations.open_env_rest import Rest
 from rove.integrations.open_env_server import OpenEnvServer
 from rove.server.listen import base_url_of, listening
 
@@ -545,3 +548,29 @@ def test_the_official_client_plays_our_server() -> None:
     assert done.returncode == 0, done.stderr
     games = json.loads(done.stdout.replace("(", "[").replace(")", "]"))
     assert len(games) == 128 and all(0 <= reward <= 1.2 and 1 <= turns <= 8 for reward, turns in games)
+
+
+async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
+    class Episode:
+        def __init__(self) -> None:
+            self.state: dict[str, Any] = {}
+            self.is_over = asyncio.Event()
+
+        async def observe(self) -> dict[str, Any]:
+            return {"done": False}
+
+        async def act(self, action: Any) -> dict[str, Any]:
+            await self.is_over.wait()
+            raise WorkerError("the episode has ended")
+
+        async def close(self) -> None:
+            self.is_over.set()
+
+    rest = Rest(lambda data: Episode(), Room(5))  # pyright: ignore[reportArgumentType]
+    await rest.reset({"episode_id": "one"})
+    step = asyncio.create_task(rest.step({"episode_id": "one", "action": {}}))
+    await asyncio.sleep(0)
+    await rest.reset({"episode_id": "one"})
+    with pytest.raises(WorkerError, match="has ended"):
+        await step
+    assert await rest.state({"episode_id": "one"}) == {}

@@ -329,3 +329,20 @@ def test_many_may_ask_before_it_has_started(workers: Workers) -> None:
         return await asyncio.gather(*(one() for _ in range(8)))
 
     assert asyncio.run(go()) == [1] * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans find their parent's parent on Linux alone")
+def test_a_daemon_ends_with_the_worker_that_started_it_and_with_no_other(workers: Workers) -> None:
+    async def go() -> None:
+        first, second = await workers.open(), await workers.open()
+        daemon = await first.call("daemon")
+        gone = await second.call("pid")
+        second.close()
+        assert ends(gone)
+        third = await workers.open()  # made after the host has seen the end of the second
+        assert await third.call("add", number=1) == 1
+        assert is_running(daemon)
+        first.close()
+        assert ends(daemon)
+
+    asyncio.run(go())

@@ -44,6 +44,11 @@ class Session:
     def child(self):
         return subprocess.Popen(["sleep", "600"]).pid
 
+    def daemon(self):
+        """A program whose parent has ended, in a session of its own."""
+        shell = ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]
+        return int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
+
     def draw(self, seed):
         random.seed(seed)
         return random.random()

@@ -101,13 +101,13 @@ def as_environment(value: Any, said: str = "this is") -> Environment:
 def _source(file: Path) -> str:
     """Version and hash of a package: scores of an older one are not its scores."""
     digest = digest_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
-    project = _project_file(file)
+    project = project_file(file)
     if not project.is_file():
         return digest
     return f"{read_toml(project).get('project', {}).get('version', '')}#{digest}"
 
 
-def _project_file(file: Path) -> Path:
+def project_file(file: Path) -> Path:
     """Where the `pyproject.toml` of a module belongs: beside it, or beside its folder in the layout NAME/NAME/__init__.py."""
     folder = file.parent
     nested = file.name == "__init__.py" and folder.name == folder.parent.name
@@ -124,7 +124,7 @@ def environment_defaults(
     Raises:
         ConfigError: nothing has that name, or the file is not TOML or has something else than a table there.
     """
-    file = _project_file(environment_file(env_id, env_dir))
+    file = project_file(environment_file(env_id, env_dir))
     table: Any = read_toml(file) if file.is_file() else {}
     for name in ("tool", tool, "eval"):
         table = table.get(name, {})

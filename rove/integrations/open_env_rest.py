@@ -72,7 +72,7 @@ class Rest:
             self.room.leave()
             raise
         self._held[name] = held
-        return await self._observed(name, held.episode.observe())
+        return await self._observed(name, held, held.episode.observe())
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Act in an episode: observation, reward, done.
@@ -86,7 +86,7 @@ class Rest:
             raise RefusedError('a step is {"action": {…}}, and optionally "episode_id"', "VALIDATION_ERROR")
         async with held.one_at_a_time:
             held.used = asyncio.get_running_loop().time()
-            return await self._observed(name, held.episode.act(action))
+            return await self._observed(name, held, held.episode.act(action))
 
     async def state(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """What is known of an episode."""
@@ -97,16 +97,16 @@ class Rest:
         for name in list(self._held):
             await self._end(name)
 
-    async def _observed(self, name: str, observing: Any) -> dict[str, Any]:
+    async def _observed(self, name: str, held: _Held, observing: Any) -> dict[str, Any]:
         try:
             told = await observing
         except RefusedError:
             raise
         except BaseException:
-            await self._end(name)
+            await self._end(name, held)
             raise
         if told["done"]:
-            await self._end(name)
+            await self._end(name, held)
         return {**told, "metadata": {**told.get("metadata", {}), "episode_id": name}}
 
     def _found(self, data: Mapping[str, Any]) -> tuple[str, _Held]:
@@ -116,9 +116,11 @@ class Rest:
             raise RefusedError(f"no {which} is under way: it is over, or reset has not begun it", "NOT_FOUND")
         return name, self._held[name]
 
-    async def _end(self, name: str) -> None:
-        held = self._held.pop(name, None)
-        if held is not None:
+    async def _end(self, name: str, ended: _Held | None = None) -> None:
+        """End an episode; `ended` alone if it is given: another one may have its name by now."""
+        held = self._held.get(name)
+        if held is not None and ended in (None, held):
+            del self._held[name]
             self.room.leave()
             await held.episode.close()
 

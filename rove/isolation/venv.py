@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rove.config import read_toml
 from rove.digest import fingerprint
+from rove.envs.loading import project_file
 from rove.errors import ConfigError
 
 SECONDS = 1800.0
@@ -40,13 +41,13 @@ def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
     made anew when that, or the interpreter, changes. Kept in the cache folder (`$XDG_CACHE_HOME/rove/venvs`).
 
     Args:
-        file: of the environment's module; its `pyproject.toml` lies beside it.
+        file: of the environment's module; see `project_file`.
         stand_ins: see `make_venv`.
 
     Raises:
         ConfigError: what it needs cannot be installed.
     """
-    needed = dependencies(file.with_name("pyproject.toml"))
+    needed = dependencies(project_file(file))
     if not needed:
         return None
     told = {"needs": needed, "python": sys.version, "at": sys.prefix, "behind": _behind(), **(stand_ins or {})}

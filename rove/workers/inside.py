@@ -103,6 +103,7 @@ class _Host:
             with contextlib.suppress(OSError):
                 os.setpgid(0, 0)
             die_with_parent()
+            inherit_orphans()  # what it has started is its own while it lives, and the host's after it
             self.host.close()
             if self.memory:
                 limit_memory(self.memory)

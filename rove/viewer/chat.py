@@ -27,6 +27,12 @@ _THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 def rollout_html(record: RolloutRecord, anchor: str) -> str:
     """A rollout, folded under one line: its reward or its error, how it ended, how long it was."""
+    title, told = _title(record), told_html(record)
+    return f'<details class="rollout" id="{text(anchor)}"><summary>{title}</summary>{told}</details>'
+
+
+def told_html(record: RolloutRecord) -> str:
+    """What is under that line: what it scored or why it failed, and who said what."""
     said = [*record.prompt, *record.completion]
     limit = max(LEAST, min(MESSAGE_LIMIT, ROLLOUT_LIMIT // max(1, len(said))))
     parts = [_scores(record.scores) if record.scores else "", _error(record.error, limit) if record.error else ""]
@@ -39,7 +45,7 @@ def rollout_html(record: RolloutRecord, anchor: str) -> str:
     parts += [_message(message, limit) for message in record.prompt]
     parts.append(tag("p", "the rollout starts here" if record.completion else "the model said nothing", "line"))
     parts += [_message(message, limit) for message in record.completion]
-    return f'<details class="rollout" id="{text(anchor)}"><summary>{_title(record)}</summary>{"".join(parts)}</details>'
+    return "".join(parts)
 
 
 def _title(record: RolloutRecord) -> str:

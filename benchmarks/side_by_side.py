@@ -33,6 +33,7 @@ from rove.hub.names import Reference
 from rove.isolation import IsolatedEnv
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVER = ROOT / "tests" / "mcp_server.py"
 CODE = """
 from importlib.metadata import version
 
@@ -59,7 +60,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [tool.hatch.build.targets.wheel]
-only-include = ["{module}.py"]
+only-include = {files}
 """
 CLASHING = {"pins-old": "23.2.0", "pins-new": "24.2.0"}
 """Versions of attrs that two packages insist on."""
@@ -73,11 +74,15 @@ def seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def project(folder: Path, name: str, code: str, needs: list[str], module: str = "") -> Path:
-    """A package's folder of one module."""
-    module = module or name.replace("-", "_")
+def project(folder: Path, name: str, code: str, needs: list[str], beside: Path | None = None) -> Path:
+    """A package's folder of one module, and perhaps a script beside it."""
+    module = name.replace("-", "_")
     folder.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PROJECT.format(name=name, module=module, needs=json.dumps(needs)))
+    files = [f"{module}.py"]
+    if beside is not None:
+        files.append(beside.name)
+        (folder / beside.name).write_text(beside.read_text(encoding="utf-8"))
+    (folder / "pyproject.toml").write_text(PROJECT.format(name=name, files=json.dumps(files), needs=json.dumps(needs)))
     (folder / f"{module}.py").write_text(code)
     (folder / "README.md").write_text(f"# {name}\n")
     return folder
@@ -93,7 +98,9 @@ def folders(work: Path) -> dict[str, Path]:
     for file in sorted(compat_runner.FOLDER.glob("*.py")):
         name = file.stem.replace("_", "-")
         code = file.read_text(encoding="utf-8")
-        found[f"compat/{name}"] = project(work / "compat" / name, name, code, ["verifiers>=0.1.5,<0.4"])
+        beside = SERVER if "mcp_server.py" in code else None  # as an author would ship it: in the package
+        code = code.replace("__file__).parents[1] /", "__file__).parent /")
+        found[f"compat/{name}"] = project(work / "compat" / name, name, code, ["verifiers>=0.1.5,<0.4"], beside)
     for name, version in CLASHING.items():
         code = CODE.format(reward=f'float(version("attrs") == "{version}")')
         found[f"ada/{name}"] = project(work / "ada" / name, name, code, ["rove", f"attrs=={version}"])

@@ -135,7 +135,7 @@ def text(**fields: Any) -> tuple[Callable[[Parts], Parts], int, str]:
     return (
         lambda parts: manifest(parts, **fields),
         422,
-        r"browser would act on|not one|cannot be|not normalised|requires Python",
+        r"browser would act on|not one|cannot be|not normalised|requires Python|expected https",
     )
 
 

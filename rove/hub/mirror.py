@@ -10,8 +10,9 @@ from typing import NamedTuple
 from rove.errors import ConfigError, Error
 from rove.hub import catalogue
 from rove.hub.checkers import Checkers
-from rove.hub.client import Hub, Release, Releases
+from rove.hub.client import Hub
 from rove.hub.folder import MANIFEST
+from rove.hub.listings import Release, Releases
 from rove.hub.manifest import filename, read_manifest
 from rove.hub.names import Reference
 from rove.hub.refusals import Refused

@@ -198,12 +198,13 @@ class Store:
             Refused: they may not, or see `check_new`.
         """
         with self.database.write() as change:
-            sql = "SELECT 1 FROM environments WHERE owner = ? AND name = ?"
-            if change.execute(sql, [owner, name]).fetchall():
-                access.check_admin(owner, f"show or hide {owner}/{name}")
-            else:
-                access.check_upload(owner, name)
+            access.check_upload(owner, name)
+            sql = "SELECT private FROM environments WHERE owner = ? AND name = ?"
+            now_private = [bool(row[0]) for row in change.execute(sql, [owner, name])]
+            if not now_private:
                 self.check_new(owner, name, "0", change)
+            elif now_private != [private]:
+                access.check_admin(owner, f"show or hide {owner}/{name}")
             id = _environment(change, owner, name, private)
             change.execute("UPDATE environments SET private = ? WHERE id = ?", [private, id])
 

@@ -87,9 +87,11 @@ class Uploads:
                 keys = await self._run(lambda: catalogue.keys(self.store, owner))
                 kept = await self._checkers.check(draft, owner, name, version, keys)
                 manifest = await self._run(lambda: read_manifest((draft / MANIFEST).read_bytes()))
-                await self._run(lambda: self.store.add(owner, manifest, draft, kept))
-            finally:
+            except BaseException:
                 await self._run(lambda: shutil.rmtree(draft, ignore_errors=True))
+                raise
+            # From here on the draft is the store's: nobody else may touch what it is moving, also not who is cancelled.
+            await self._run(lambda: self.store.add(owner, manifest, draft, kept))
         return {"owner": owner, "name": name, "version": version, "files": kept}
 
     @asynccontextmanager

@@ -185,7 +185,9 @@ class _IsolatedRubric(Rubric):
         scores = await rollout.score()
         if not self.env.told["has_group_rewards"]:
             rollout.leave()
-        return merge_scores([scores, await super().score_rollout(state)])
+        own = await super().score_rollout(state)
+        # Merged only with something: an environment of v0 adds rewards up in its own way, which can differ in the last bit.
+        return merge_scores([scores, own]) if own.rewards or own.metrics or own.extras else scores
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """The scores of siblings, brought together in one worker if they are not; see `Rubric.score_group`."""

@@ -127,7 +127,7 @@ def _versions(card: Card, place: Place) -> Iterator[str]:
             (text(release.version), text(release.uploaded[:10]), told, "<br>".join([*files, " · ".join(about)]))
         )
     yield tag("h2", "Versions")
-    yield table(("version", "published", "", "files"), rows, "versions")
+    yield table(("version", "published", "state", "files"), rows, "versions")
 
 
 def _size(size: int) -> str:

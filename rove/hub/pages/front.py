@@ -56,15 +56,17 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: Place)
     for name in ("tag", "owner", "compatibility"):
         chosen = getattr(query, name)
         options = ['<option value="">any</option>']
-        for value in dict.fromkeys([*facets[name], *([chosen] if chosen else [])]):
+        counts = dict(facets[name])
+        if chosen:
+            counts.setdefault(chosen, 0)
+        for value, count in counts.items():
             mark = " selected" if value == chosen else ""
-            count = f" ({facets[name][value]:,})" if value in facets[name] else ""
-            options.append(f'<option value="{text(value)}"{mark}>{text(value)}{count}</option>')
+            options.append(f'<option value="{text(value)}"{mark}>{text(value)} ({count:,})</option>')
         fields.append(
             f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{"".join(options)}</select>'
         )
     asked = "".join(tag("div", field) for field in fields)
-    button = tag("div", '<button type="submit">Search</button>' + link(place.front(), "all"), "act")
+    button = tag("div", '<button type="submit">Search</button>' + link(place.front(), "Show all"), "act")
     chips = [link(place.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:TAGS]]
     tags = f'<p class="chips" aria-label="frequent tags" role="group">{" ".join(chips)}</p>' if chips else ""
     return f'<form role="search" method="get" action="{text(place.front())}">{asked}{button}</form>{tags}'

@@ -338,8 +338,9 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     assert '"verdict":"optimal is better than teacher' in answers[-1]
 
 
-def test_viewer_page_shows_pictures_that_are_there() -> None:
-    shown = re.findall(r"!\[.*?\]\((viewer/.*?)\)", (ROOT / "docs/viewer.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("page", "folder"), [("viewer", "viewer"), ("hub_server", "hub")])
+def test_a_page_shows_pictures_that_are_there(page: str, folder: str) -> None:
+    shown = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
     assert shown
     assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
 

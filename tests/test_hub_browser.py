@@ -75,12 +75,12 @@ def test_every_page_is_whole_readable_and_asks_nobody_else(
         assert tab.page.evaluate("document.querySelectorAll('script, img, iframe, form form').length") == 1, path
         back = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (back == "rgb(22, 22, 21)") == (scheme == "dark"), back
-        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+        assert tab.trouble == [], path
+        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "preload": False}
         found[path] = [
             f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
             for one in axe.Axe().run(tab.page, options=options).response["violations"]
         ]
-        assert tab.trouble == [], path
         tab.context.close()
     assert not any(found.values()), found
 
@@ -121,7 +121,7 @@ def test_from_the_list_to_a_run_and_back_with_the_keyboard(browser: Any, address
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="acme/my-sums").wait_for()
     first = page.locator(".board").first.locator("tbody tr").first
-    assert [cell.inner_text() for cell in first.locator("td").all()][:4] == ["1", "lab/large", "1.050", "± 0.030"]
+    assert [cell.inner_text() for cell in first.locator("td").all()][:3] == ["1", "lab/large", "1.050 ± 0.030"]
     assert first.get_by_role("img", name="reward 1.050, 95 % interval 1.020 to 1.080").is_visible()
     first.get_by_role("link").focus()
     page.keyboard.press("Enter")

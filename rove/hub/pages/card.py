@@ -30,8 +30,8 @@ class Card(NamedTuple):
     """Newest last."""
     rows: Sequence[Row]
     """Of the leaderboard, newest version first."""
-    examples: Any
-    """Rollouts of the first row, as they were pushed; None where there are none."""
+    examples: tuple[Row | None, Any]
+    """A row and the rollouts that were pushed with it; None where there are none."""
 
     @property
     def release(self) -> Released:
@@ -51,20 +51,21 @@ def card_page(hub: str, card: Card, leaf: str) -> bytes:
     owner, name = listed["owner"], listed["name"]
     title = link(place.front(owner=owner), text(owner)) + "/" + text(name)
     main = [*_readme(card, place), *_results(card), *_versions(card, place)]
-    aside = [*_install(owner, name), *_manifest(card.manifest)]
+    beside = [("install", _install(owner, name)), ("manifest", _manifest(card.manifest))]
+    install, manifest = (tag("section", "\n".join(parts), kind) for kind, parts in beside)
     body = [
         tag("h1", f"{title} {tag('small', text(listed['version']))}"),
         tag("p", text(listed["description"])),
         tag("p", "".join(facts(listed, place)), "facts"),
-        _yanked(card.release.yanked, "This version was yanked"),
-        tag("div", tag("div", "\n".join(main), "story") + tag("aside", "\n".join(aside)), "split"),
+        tag("p", _yanked(card.release.yanked, "This version was yanked")),
+        tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
     trail = [(f"{owner}/{name}", "")]
     return frame(f"{owner}/{name} · {hub}", hub, place, trail, filter(None, body))
 
 
 def _yanked(reason: str | None, what: str = "yanked") -> str:
-    return "" if reason is None else tag("p", text(f"{what}: {reason}" if reason else what), "bad")
+    return "" if reason is None else tag("span", text(f"{what}: {reason}" if reason else what), "bad")
 
 
 def _readme(card: Card, place: Place) -> Iterator[str]:
@@ -91,11 +92,12 @@ def _results(card: Card) -> Iterator[str]:
     if players:
         yield tag("h3", "Its scripted players")
         yield _players(card.manifest, scale)
-    examples = examples_html(card.examples)
-    if examples:
+    best, pushed = card.examples
+    examples = examples_html(pushed)
+    if best and examples:
         yield tag("h2", "Rollouts")
-        run = link(rows[0].address, text(rows[0].model))
-        yield tag("p", f"Of {run} in version {text(rows[0].version)}, from its lowest reward to its highest.", "note")
+        run = link(best.address, text(best.model))
+        yield tag("p", f"Of {run} in version {text(best.version)}, from its lowest reward to its highest.", "note")
         yield "\n".join(examples)
 
 
@@ -153,7 +155,7 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
     lowest_highest = manifest.reward_range and f"{shown(manifest.reward_range[0])} to {shown(manifest.reward_range[1])}"
     lines: dict[str, str] = {
         "rewards": text(lowest_highest or "not told"),
-        "metrics": text(", ".join(manifest.metrics)),
+        "scores": text(", ".join(manifest.metrics)),
         "tools": text(", ".join(manifest.tools)),
         "needs": text(", ".join(wanted) or "nothing besides"),
         "data": text(", ".join(manifest.data_sources)),
@@ -180,4 +182,4 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
         ]
         yield tag("h3", "Arguments") + table(("name", "type", "default"), arguments, "arguments")
     if manifest.dependencies:
-        yield fold(f"{len(manifest.dependencies)} dependencies", block("\n".join(manifest.dependencies)))
+        yield fold(f"Dependencies ({len(manifest.dependencies)})", block("\n".join(manifest.dependencies)))

@@ -61,7 +61,7 @@ def frame(title: str, hub: str, place: Place, trail: Sequence[tuple[str, str]], 
         trail: where it is in words, from the hub down: texts and addresses, of the page itself "".
         body: HTML.
     """
-    steps = [(hub, place.front()), *trail]
+    steps = [(hub, place.front() if trail else ""), *trail]
     way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)
     policy = POLICY.rpartition("; ")[0]  # frame-ancestors is for a header alone
     content = "\n".join(body)

@@ -76,9 +76,9 @@ def scale_of(estimates: Iterable[Estimate], more: Iterable[float] = ()) -> Scale
     return Scale(low, high) if high > low else Scale(low - 0.5, low + 0.5)
 
 
-def plus_minus(one: Estimate) -> str:
-    """The half-width of an interval, for a table."""
-    return "–" if one.half_width is None else f"± {shown(one.half_width)}"
+def measured(one: Estimate) -> str:
+    """A mean with the half-width of its interval."""
+    return shown(one.mean) if one.half_width is None else f"{shown(one.mean)} ± {shown(one.half_width)}"
 
 
 def drawn(name: str, one: Estimate, scale: Scale) -> str:
@@ -121,14 +121,13 @@ def _board(rows: Sequence[Row], scale: Scale) -> str:
             (
                 str(place),
                 link(row.address, text(row.model)),
-                shown(seen.reward.mean),
-                plus_minus(seen.reward),
+                measured(seen.reward),
                 drawn("reward", seen.reward, scale),
                 shown(seen.scored),
                 shown(seen.examples),
                 text(row.uploaded[:10]),
             )
         )
-    head = ("place", "model and its run", "mean reward", "95 %", scale.ends, "rollouts", "examples", "pushed")
+    head = ("place", "model and its run", "mean reward ± 95 %", scale.ends, "rollouts", "examples", "pushed")
     left_out = tag("p", f"{len(rows) - ROWS:,} of lower rewards are left out.", "note") if len(rows) > ROWS else ""
     return table(head, cells, "board") + left_out

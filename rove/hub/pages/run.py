@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rove.hub.pages.frame import Place, frame, link
-from rove.hub.pages.leaderboard import Row, drawn, plus_minus, scale_of
+from rove.hub.pages.leaderboard import Row, drawn, measured, scale_of
 from rove.hub.pages.summaries import Estimate, Summary, read_example
 from rove.viewer.chat import told_html
 from rove.viewer.html import block, cut, shown, table, tag, text
@@ -87,7 +87,7 @@ def _json(told: Any) -> str:
 def figures(summary: Summary) -> Iterator[str]:
     """The numbers of a summary: what was scored, reward and reward functions with their intervals, how rollouts ended."""
     numbers = [
-        (f"{shown(summary.reward.mean)} {plus_minus(summary.reward)}", "reward, 95 %"),
+        (measured(summary.reward), "reward ± 95 %"),
         (f"{shown(summary.scored)} / {shown(summary.rollouts)}", "rollouts scored"),
         (shown(summary.examples), "examples"),
         (shown(summary.prompt_tokens), "prompt tokens"),
@@ -104,7 +104,7 @@ def figures(summary: Summary) -> Iterator[str]:
         _line(f"{kind}{k}", one, "") for kind, found in chances.items() for k, one in list(found.items())[:FUNCTIONS]
     ]
     rows += [_line(n, one, "") for n, one in list(summary.functions.items())[:FUNCTIONS] if not one.weight]
-    yield table(("score", "mean", "95 %", scale.ends, "weight"), rows, "scores")
+    yield table(("score", "mean ± 95 %", scale.ends, "weight"), rows, "scores")
     for title, found in (("Ended by", summary.stops), ("Failed with", summary.errors)):
         if found:
             counts = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:FUNCTIONS])
@@ -113,4 +113,4 @@ def figures(summary: Summary) -> Iterator[str]:
 
 def _line(name: str, one: Estimate, picture: str) -> tuple[str, ...]:
     weight = "" if one.weight is None else f"{one.weight:g}" if one.weight else "metric"
-    return text(name), shown(one.mean), plus_minus(one), picture, weight
+    return text(name), measured(one), picture, weight

@@ -18,6 +18,9 @@ from rove.hub.pages.leaderboard import Row, rows_of
 from rove.hub.pages.run import run_page
 from rove.hub.store import Store
 
+TRIED = 5
+"""So many of the best rows are asked for rollouts to show."""
+
 
 class Site:
     """The pages; `reader` is as in `catalogue`.
@@ -61,7 +64,10 @@ class Site:
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,
-            self._pushed(owner, name, rows[0]).get("examples") if rows else None,
+            next(
+                ((row, told) for row in rows[:TRIED] if (told := self._pushed(owner, name, row).get("examples"))),
+                (None, None),
+            ),
         )
         return card_page(self.hub, card, self.leaf)
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-mcp test-integrations check settings-page compat-matrix viewer-pictures wheel shim clean
+.PHONY: demo test test-slow test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -29,6 +29,9 @@ compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and 
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
 	$(BIN)/python tests/viewer_pictures.py $(or $(RUNS),runs)
+
+hub-pictures: $(STAMP)  ## docs/hub/*.png, of a hub that it makes
+	$(BIN)/python tests/hub_pictures.py
 
 test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 	for sdk in "mcp==1.24.*" "mcp<2" "mcp<3"; do \

@@ -20,12 +20,16 @@ README = "# Sums\n\nAdd two numbers.\n"
 
 
 def wheel_files(
-    name: str = "my-sums", version: str = "1.0", modules: Mapping[str, bytes] | None = None, extra: str = ""
+    name: str = "my-sums",
+    version: str = "1.0",
+    modules: Mapping[str, bytes] | None = None,
+    extra: str = "",
+    readme: str = README,
 ) -> dict[str, bytes]:
     """The files of a wheel but RECORD."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.3\nName: {name}\nVersion: {version}\nSummary: Sums\nRequires-Python: >=3.11\n"
-    metadata += f"Requires-Dist: rove>=0.1\n{extra}Description-Content-Type: text/markdown\n\n{README}"
+    metadata += f"Requires-Dist: rove>=0.1\n{extra}Description-Content-Type: text/markdown\n\n{readme}"
     return {
         **(modules or {f"{name.replace('-', '_')}.py": MODULE}),
         f"{info}/METADATA": metadata.encode(),
@@ -100,13 +104,17 @@ def described(file: Path, kind: Any = "wheel") -> File:
 
 
 def put_package(
-    folder: Path, name: str = "my-sums", version: str = "1.0", more: Mapping[str, bytes] | None = None, **fields: Any
+    folder: Path,
+    name: str = "my-sums",
+    version: str = "1.0",
+    more: Mapping[str, bytes] | None = None,
+    readme: str = README,
+    **fields: Any,
 ) -> Manifest:
     """A whole package in a folder: wheel (with `more` files), source archive and manifest.json; `fields` are the manifest's."""
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = put_wheel(
-        folder, with_record({**wheel_files(name, version), **(more or {})}), filename(name, version, "wheel")
-    )
+    files = {**wheel_files(name, version, readme=readme), **(more or {})}
+    wheel = put_wheel(folder, with_record(files), filename(name, version, "wheel"))
     source = put_source(folder, tarred(source_files(name, version)), filename(name, version, "source"))
     checked = check_wheel(wheel)
     known: dict[str, Any] = {

@@ -343,8 +343,9 @@ def test_viewer_page_prints_what_it_says() -> None:
     prints_what_it_says("docs/viewer.md", 4)
 
 
-def test_viewer_page_shows_pictures_that_are_there() -> None:
-    shown = re.findall(r"!\[.*?\]\((viewer/.*?)\)", (ROOT / "docs/viewer.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("page", "folder"), [("viewer", "viewer"), ("hub_server", "hub")])
+def test_a_page_shows_pictures_that_are_there(page: str, folder: str) -> None:
+    shown = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
     assert shown
     assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
 

@@ -49,8 +49,11 @@ async def test_each_file_is_the_server_s_answer(store: Store, tmp_path: Path):
             if "/simple/" in path:
                 headers["Accept"] = "text/html" if file.suffix == ".html" else "application/vnd.pypi.simple.v1+json"
                 path = path.removesuffix(file.name)
+            path = path.removesuffix("index.html")
             answer = await asking.ask("GET", path, headers=headers)
             served, written = answer.body, file.read_bytes()
+            if file.suffix == ".html":  # nobody finds the page of a folder on a disk, so that links there name it
+                written = written.replace(b'index.html"', b'"').replace(b"index.html?", b"?")
             if path == "/index.json":
                 served, written = msgspec.json.decode(served), msgspec.json.decode(written)
                 assert (served.pop("search"), written.pop("search")) == ("/api/search", None)

@@ -63,14 +63,22 @@ def redirect(where: str, status: int = 301) -> web.Response:
     return web.Response(status=status, headers={"Location": where})
 
 
-def page(request: web.Request, body: bytes, kind: str) -> web.Response:
-    """What changes with every upload: asked for again each time, sent again only if it is another."""
+def page(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
+    """What changes with every upload: asked for again each time, sent again only if it is another.
+
+    Args:
+        request: what is answered.
+        body: the page.
+        kind: its content type.
+        policy: what a browser may do with it. Default: nothing.
+    """
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
     headers = {
         "Content-Type": f"{kind}; charset=utf-8" if kind.startswith("text/") else kind,
         "Cache-Control": "no-cache" if request[ACCESS].owner is None else "private, no-cache",
         "Vary": "Accept, Authorization",
         "ETag": f'"{tag}"',
+        **({"Content-Security-Policy": policy} if policy else {}),
     }
     if tag in {known.value for known in request.if_none_match or ()}:
         return web.Response(status=304, headers=headers)
@@ -106,7 +114,8 @@ def doorkeeper(store: Store) -> Middleware:
         except Exception as error:
             answer = refusal(request, error)
         if not answer.prepared:
-            answer.headers.update(HEADERS)
+            for name, value in HEADERS.items():
+                answer.headers.setdefault(name, value)
         return answer
 
     return keeper

@@ -6,6 +6,7 @@ What may not be seen is not there, in any answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +119,28 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
     return {"schema": SCHEMA, "owner": owner, "name": name, "versions": versions, "keys": keys(store, owner)}
 
 
+def card(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
+    """An environment as the list tells it.
+
+    Raises:
+        Refused: there is none of this name, for this reader.
+    """
+    rows = store.database.ask(f"SELECT {SHOWN} AND owner = ? AND name = ?", [reader, owner, name])
+    if not rows:
+        raise _no_environment(owner, name)
+    return _card(rows[0])
+
+
+def facets(store: Store, reader: str | None = None) -> dict[str, dict[str, int]]:
+    """What environments can be chosen by: each tag, owner and kind with how many have it, the most frequent first."""
+    counts: dict[str, Counter[str]] = {"tag": Counter(), "owner": Counter(), "compatibility": Counter()}
+    for row in store.database.ask(f"SELECT {SHOWN} ORDER BY owner, name", [reader]):
+        counts["tag"].update(msgspec.json.decode(row["tags"], type=list[str]))
+        counts["owner"][row["owner"]] += 1
+        counts["compatibility"][row["compatibility"]] += 1
+    return {name: dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))) for name, found in counts.items()}
+
+
 def keys(store: Store, owner: str) -> list[str]:
     """An owner's public keys."""
     rows = store.database.ask("SELECT keys FROM owners WHERE owner = ?", [owner])
@@ -157,7 +180,7 @@ def releases(store: Store, owner: str, name: str, reader: str | None = None) -> 
         [owner, name, reader],
     )
     if not rows:
-        raise Refused(404, f"there is no environment '{owner[:80]}/{name[:80]}' on this hub")
+        raise _no_environment(owner, name)
     found: dict[str, Released] = {}
     for version, requires_python, uploaded, yanked, *file in rows:
         release = found.setdefault(version, Released(version, requires_python, uploaded, yanked, []))
@@ -215,6 +238,10 @@ def find_run(store: Store, owner: str, name: str, version: str, id: str, reader:
             path = store.files / owner / name / version / "runs" / f"{id}.json"
             return Found(path, "run", run["sha256"], True)
     raise Refused(404, "there are no such results on this hub")
+
+
+def _no_environment(owner: str, name: str) -> Refused:
+    return Refused(404, f"there is no environment '{owner[:80]}/{name[:80]}' on this hub")
 
 
 def _card(row: Any) -> dict[str, Any]:

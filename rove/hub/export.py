@@ -14,7 +14,11 @@ import msgspec
 from rove.errors import ConfigError, PackageError
 from rove.files import put_in_place
 from rove.hub import catalogue, simple
+from rove.hub.pages.frame import static_files
+from rove.hub.pages.site import Site
 from rove.hub.store import Store
+
+INDEX = "index.html"
 
 
 class Exported(NamedTuple):
@@ -65,13 +69,14 @@ def _check(target: Path, store: Store) -> None:
 
 
 def _write(store: Store, draft: Path, hub: str) -> Exported:
-    listing = catalogue.listing(store, hub)
+    listing, site = catalogue.listing(store, hub), Site(store, hub, INDEX)
     versions = size = 0
     owners: dict[str, list[str]] = {}
     for card in listing["environments"]:
         owner, name = card["owner"], card["name"]
         owners.setdefault(owner, []).append(name)
         _json(draft / owner / name / "index.json", catalogue.environment(store, owner, name))
+        (draft / owner / name / INDEX).write_bytes(site.environment(owner, name))
         releases = catalogue.releases(store, owner, name)
         _page(draft / owner / "simple" / name, partial(simple.project, name=name, releases=releases))
         for release in releases:
@@ -82,9 +87,15 @@ def _write(store: Store, draft: Path, hub: str) -> Exported:
             _json(place / "runs" / "index.json", runs)
             for run in runs["runs"]:
                 _copy(store, draft, place / "runs" / f"{run['id']}.json", run["sha256"])
+            for row in site.rows(owner, name, release.version):
+                (place / "runs" / f"{row.id}.html").write_bytes(site.run(owner, name, row))
     for owner, names in owners.items():
         _page(draft / owner / "simple", partial(simple.project_list, names=names))
     _json(draft / "index.json", listing)
+    (draft / INDEX).write_bytes(site.everything())
+    (draft / "static").mkdir()
+    for filename, content in static_files().items():
+        (draft / "static" / filename).write_bytes(content)
     return Exported(len(listing["environments"]), versions, size)
 
 
@@ -108,5 +119,5 @@ def _json(file: Path, told: Mapping[str, Any]) -> None:
 
 def _page(folder: Path, write: Callable[[str], bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "index.html").write_bytes(write(simple.HTML))
+    (folder / INDEX).write_bytes(write(simple.HTML))
     (folder / "index.json").write_bytes(write(simple.JSON_V1))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,8 @@ from rove.hub.answers import ACCESS, ARCHIVE, decoded, doorkeeper, file_answer, 
 from rove.hub.catalogue import Query
 from rove.hub.checking import active
 from rove.hub.names import normalise_name
+from rove.hub.pages.frame import KINDS, POLICY, static_files
+from rove.hub.pages.site import Site
 from rove.hub.refusals import Refused
 from rove.hub.results import LARGEST_RUN, read_run
 from rove.hub.store import Store
@@ -77,9 +80,13 @@ def make_hub(
             web.get("/{owner}/simple/", hub.projects),
             web.get("/{owner}/simple/{name}", hub.with_slash),
             web.get("/{owner}/simple/{name}/", hub.project),
+            web.get("/static/{file}", hub.static),
+            web.get(there, hub.with_slash),
+            web.get(f"{there}/", hub.environment_page),
             web.get(f"{there}/index.json", hub.environment),
             web.get(f"{there}/{{version}}/runs/index.json", hub.runs),
             web.get(f"{there}/{{version}}/runs/{{id}}.json", hub.run),
+            web.get(f"{there}/{{version}}/runs/{{id}}.html", hub.run_page),
             web.get(f"{there}/{{version}}/{{filename}}", hub.file),
         ]
     )
@@ -94,6 +101,7 @@ class _Hub:
         self.store, self.name, self.limits = store, name, limits
         self.fallback = fallback.rstrip("/") if fallback else None
         self.uploads = Uploads(store, limits)
+        self.site, self.static_files = Site(store, name), static_files()
         self.downloads: Counter[tuple[str, str]] = Counter()
 
     async def working(self, app: web.Application) -> AsyncIterator[None]:
@@ -118,20 +126,17 @@ class _Hub:
 
     # reading
 
-    async def front(self, request: web.Request) -> web.StreamResponse:
-        """What this is."""
-        return web.Response(
-            text=f"{self.name}: a hub of rove. See /index.json, or rove search --hub {request.url.origin()}\n"
-        )
-
     async def index(self, request: web.Request) -> web.StreamResponse:
         """All that is public."""
         return await self._told(request, lambda reader: catalogue.listing(self.store, self.name, "/api/search"))
 
     async def search(self, request: web.Request) -> web.StreamResponse:
         """What a query finds."""
-        query = decoded(lambda: msgspec.convert(dict(request.query), Query, strict=False), "the parameters")
+        query = self._query(request)
         return await self._told(request, lambda reader: catalogue.search(self.store, query, reader))
+
+    def _query(self, request: web.Request) -> Query:
+        return decoded(lambda: msgspec.convert(dict(request.query), Query, strict=False), "the parameters")
 
     async def environment(self, request: web.Request) -> web.StreamResponse:
         """An environment's versions."""
@@ -161,11 +166,47 @@ class _Hub:
         body = await asyncio.to_thread(lambda: msgspec.json.encode(tell(request[ACCESS].reads)))
         return page(request, body, "application/json")
 
+    # for people
+
+    async def front(self, request: web.Request) -> web.StreamResponse:
+        """The list of environments, or what a query finds of it."""
+        query = self._query(request)
+        return await self._shown(request, lambda reader: self.site.found(query, reader))
+
+    async def environment_page(self, request: web.Request) -> web.StreamResponse:
+        """An environment's page."""
+        place = _place(request)
+        return await self._shown(request, lambda reader: self.site.environment(*place, reader))
+
+    async def run_page(self, request: web.Request) -> web.StreamResponse:
+        """The page of a run."""
+        owner, name = _place(request)
+        version, id = request.match_info["version"], request.match_info["id"]
+
+        def show(reader: str | None) -> bytes:
+            for row in self.site.rows(owner, name, version, reader):
+                if row.id == id:
+                    return self.site.run(owner, name, row)
+            raise Refused(404, "there are no such results on this hub")
+
+        return await self._shown(request, show)
+
+    async def static(self, request: web.Request) -> web.StreamResponse:
+        """A file that pages load."""
+        name = request.match_info["file"]
+        if name not in self.static_files:
+            raise Refused(404, "there is no such file")
+        return page(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
+
+    async def _shown(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
+        body = await asyncio.to_thread(lambda: show(request[ACCESS].reads))
+        return page(request, body, "text/html", POLICY)
+
     # for installers
 
     async def with_slash(self, request: web.Request) -> web.StreamResponse:
         """The same with the slash that relative links need."""
-        return redirect(request.match_info.get("name", "simple") + "/")
+        return redirect(quote(request.match_info.get("name", "simple"), safe="") + "/")
 
     async def projects(self, request: web.Request) -> web.StreamResponse:
         """The projects of an owner's index."""

@@ -11,6 +11,9 @@ from commands import Rove, environment, in_this_process
 from test_check import env, wheel
 from test_docs import blocks, commands
 
+from rove.check.sources import Package
+from rove.cli.check import _next
+
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
@@ -70,3 +73,11 @@ def test_commands_of_the_page(rove: Rove, tmp_path: Path, monkeypatch: pytest.Mo
         done = rove(*command[1:])
         assert done.status == 0, f"{shlex.join(command)}\n{done.out}\n{done.err}"
     assert "| old | G3 | runs unchanged |" in (tmp_path / "matrix.md").read_text()
+
+
+def test_the_next_step_works_where_the_package_was_checked(tmp_path: Path) -> None:
+    (tmp_path / "quiz.py").touch()
+    module = Package("quiz", "module", tmp_path / "quiz.py", tmp_path)
+    assert f"--isolated quiz --env-dir {tmp_path} -m MODEL" in _next(str(tmp_path / "quiz.py"), module)
+    assert f"rove install {tmp_path}" in _next(str(tmp_path), Package("quiz", "project", tmp_path))
+    assert "--isolated tictactoe -m MODEL" in _next("tictactoe", Package("tictactoe", "project", tmp_path))

@@ -16,6 +16,7 @@ import pytest
 from hub_folders import code, publish
 
 import rove
+from rove.check.sources import packages_in
 from rove.envs import loading
 from rove.errors import ConfigError, HubError
 from rove.hub import finding
@@ -100,6 +101,12 @@ def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: 
         loading.environment_file("alice/doubling@2.0")
     with pytest.raises(ConfigError, match="no environment 'doubling'"):
         loading.environment_file("alice/doubling", shelf)
+
+
+def test_one_is_checked_by_its_wheel(shelf: Path) -> None:
+    [package] = packages_in("alice/doubling")
+    assert package.kind == "wheel" and package.path.suffix == ".whl"
+    assert package.path.is_relative_to(home(parse_reference("alice/doubling")))
 
 
 def test_wrong_arguments_are_told_as_ever(shelf: Path, finders: None) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from rove.check.matrix import as_json, as_markdown, told_of
 from rove.check.package import Report, check
 from rove.check.play import Limited
-from rove.check.sources import packages_in
+from rove.check.sources import Package, packages_in
 from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
 from rove.errors import ConfigError
 from rove.files import write_whole
@@ -129,15 +129,29 @@ def command(
     else:
         print_summary(reports, console)
     if not as_json_:
-        _hints(reports, output, console)
+        _hints(packages, found, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
 
 
-def _hints(reports: Sequence[Report], output: tuple[str, ...], console: Console) -> None:
+def _hints(
+    given: Sequence[str],
+    packages: Sequence[Package],
+    reports: Sequence[Report],
+    output: tuple[str, ...],
+    console: Console,
+) -> None:
     steps = [f"the matrix: {', '.join(output)}"] if output else []
     if len(reports) > 1 and not output:
         steps.append("the matrix with all that was found: the same command with -o matrix.md")
     if len(reports) == 1 and reports[0].runs:
-        steps.append(f"evaluate it in a process of its own: rove eval --isolated {reports[0].package} -m MODEL")
+        steps.append(_next(given[0], packages[0]))
     if steps:
         hint(console, *map(escape, steps))
+
+
+def _next(given: str, package: Package) -> str:
+    """What to do with a package that runs, so that it works where it was checked."""
+    if Path(given).exists() and package.kind != "module":
+        return f"install it, in a virtual environment of its own: rove install {given}"
+    where = f" --env-dir {package.env_dir}" if package.env_dir is not None else ""
+    return f"evaluate it in a process of its own: rove eval --isolated {package.name}{where} -m MODEL"

@@ -85,6 +85,8 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
             print_warnings(console, warnings_of(config, env))
         loaded = load_model(config.model)
         ranks.agree()
+        if ranks.size > 1:
+            console.print(f"{ranks.size} processes train together")
         if last is None and config.max_tokens >= loaded.context:
             cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
             print_warnings(console, [f"{cut}; answers are cut there"])

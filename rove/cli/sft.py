@@ -71,6 +71,8 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
             print_warnings(console, warnings_of(config, data))
         loaded = load_model(config.model)
         ranks.agree()
+        if ranks.size > 1:
+            console.print(f"{ranks.size} processes train together")
         words = {"loss": "–", "validation_loss": "–"}
         with progress(console, "sft") as tell:
 

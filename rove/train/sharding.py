@@ -105,6 +105,7 @@ def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) 
 def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
     """Put back what any number of processes has written, into a model in any number of parts, or a whole one."""
     state = _state(model, optimizer, reference)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     load(state, checkpoint_id=path / FOLDER, no_dist=not is_sharded(model))
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_option, show_notes
+from rove.cli.hubs import card, hub_at, hub_option, show_notes
 from rove.errors import ConfigError
 from rove.hub import keys, local
-from rove.hub.client import Hub
 from rove.hub.finding import Installed, find
 from rove.hub.installing import Offer, check_runs, fetch, look_up, place, place_here
 from rove.hub.lock import LOCK, Locked, read_lock, write_lock
@@ -57,7 +56,7 @@ class Installer:
         where = needed_hub(self.hub or (locked.hub if locked else None))
 
         async def get(folder: Path) -> tuple[Offer, Path] | None:
-            async with Hub(where) as hub:
+            async with hub_at(where, self.hub) as hub:
                 offer = await look_up(hub, reference, locked, self.lock, self.trusted)
                 if not self._agreed(offer):
                     return None

@@ -86,7 +86,7 @@ class Installer:
         """Get a repository, build and install it."""
         with tempfile.TemporaryDirectory(prefix="rove-clone-") as parent:
             folder, commit = local.clone(target, Path(parent) / "repository")
-            return self.from_folder(folder, f"{target} ({commit[:12]})")
+            return self.from_folder(folder, f"{local.masked(target)} ({commit[:12]})")
 
     def of_lock(self) -> list[Installed | Offer]:
         """Install what the lock file has, where it is not installed already."""

@@ -12,7 +12,7 @@ from hub_folders import V0, code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 from test_cli import endpoint
 
-from rove.cli import hubs
+from rove.cli import hubs, install
 from rove.hub.client import Hub
 from rove.hub.finding import all_installed
 from rove.hub.listings import HubFile
@@ -116,6 +116,16 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     rove("uninstall", "alice/doubling", "--yes")
     status, _, err = rove("install", "--yes")
     assert status == 1 and "alice/doubling@1.0 is not what rove.lock says: its manifest differs" in err
+
+
+def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
+    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "place_here", lambda *words: None)
+    assert rove("install", "alice/doubling", "--yes", "--lock", "--into-current")[0] == 0
+    assert 'name = "doubling"' in Path("rove.lock").read_text()
+    monkeypatch.setattr(install, "confirmed", lambda *words: False)
+    assert rove("install")[0] == 1
 
 
 def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:

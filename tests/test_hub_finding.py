@@ -181,3 +181,19 @@ def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_pa
     kept = {child.name for child in here.iterdir() if child.is_dir()}
     assert made.folder in kept and len(kept) <= 2  # the one before may be in use; what was cut off is gone
     assert json.loads((here / finding.RECORD).read_bytes())["version"] == "2.0"
+
+
+def test_a_damaged_record_hides_no_other_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    good = {"owner": "b", "name": "y", "version": "1.0", "module": "y", "folder": "f", "file": "y.py", "origin": "h"}
+    for where, content in {
+        "a/x": "{",
+        "b/y": json.dumps(good | {"manifest": "", "wheel": "", "installed": ""}),
+    }.items():
+        record = tmp_path / "rove/environments" / where / finding.RECORD
+        record.parent.mkdir(parents=True)
+        record.write_text(content)
+    assert [one.name for one in all_installed()] == ["y"]
+    assert "a/x and install it again" in caplog.text

@@ -17,7 +17,7 @@ from hub_folders import code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 
 from rove.errors import ConfigError, HubError, PackageError, TrustError
-from rove.hub import keys
+from rove.hub import installing, keys
 from rove.hub.client import Hub
 from rove.hub.installing import Offer, check_runs, fetch, look_up, place
 from rove.hub.lock import Locked
@@ -201,6 +201,18 @@ def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> 
     assert got(hub)[0].key == first
     publish(hub, owner="bob")
     assert got(hub, "bob/doubling")[0].key is None  # another owner
+
+
+def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "mine.key"
+    make_key(key)
+    signed(hub / "alice/doubling/1.0", key)
+    monkeypatch.setattr(installing, "run_pip", lambda *words: None)
+    offer, wheel = got(hub)
+    installing.place_here(offer, wheel)
+    assert keys.known_key(str(hub), "alice") == offer.key is not None
 
 
 def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:

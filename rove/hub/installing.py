@@ -177,8 +177,7 @@ def place(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
         for other in here.iterdir():
             if other.is_dir() and other.name not in (folder.name, before and before.folder):
                 shutil.rmtree(other, ignore_errors=True)
-    if offer.key is not None:
-        keys.remember(offer.origin, offer.reference.owner, offer.key)
+    _remember(offer)
     return made
 
 
@@ -209,6 +208,13 @@ def place_here(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     is_v0 = offer.manifest.compatibility == V0
     wanted = needed(offer.manifest.dependencies, str(offer.reference))
     _install(sys.executable, [*wanted, *(brought_along(wheel) if is_v0 else [])], wheel, allow_source)
+    _remember(offer)
+
+
+def _remember(offer: Offer) -> None:
+    """Note who signed what was installed: from now on no other key of the owner's will do."""
+    if offer.key is not None:
+        keys.remember(offer.origin, offer.reference.owner, offer.key)
 
 
 def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool, answered: Sequence[str] = ()) -> None:

@@ -70,7 +70,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def finders() -> Iterator[None]:
     before = list(loading.finders)
-    finding.offer()
+    loading.finders[:] = [finding.finder]
     yield
     loading.finders[:] = before
 
@@ -197,3 +197,19 @@ def test_a_damaged_record_hides_no_other_environment(
         record.write_text(content)
     assert [one.name for one in all_installed()] == ["y"]
     assert "a/x and install it again" in caplog.text
+
+
+def test_python_finds_what_is_installed_and_takes_no_other_version_for_it(shelf: Path) -> None:
+    code = """
+import rove
+env = rove.load_environment("bob/doubling", num_examples=2)
+print(env.env_id, len(env.get_dataset()))
+try:
+    rove.load_environment("alice/word-game@9.9")
+except rove.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == "bob/doubling 2", done.stderr
+    assert "alice/word-game@9.9 is not installed; 'word_game' in " in second and "(rove install alice" in second

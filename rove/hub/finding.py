@@ -193,11 +193,6 @@ def module_file(found: Installed) -> Path:
     return file
 
 
-def offer() -> None:
-    """Let `load_environment` know of environments that are installed, by names like OWNER/NAME."""
-    loading.finders[:] = [finder]
-
-
 def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None = None) -> loading.Elsewhere | None:
     """One of `rove.envs.loading.finders`.
 

@@ -15,14 +15,12 @@ from rove.cli.hubs import card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
 from rove.hub import signing
 from rove.hub.building import build
-from rove.hub.folder import MANIFEST, README, SIGNATURE, verify
+from rove.hub.checking import PARTS
+from rove.hub.folder import MANIFEST, SIGNATURE, verify
 from rove.hub.manifest import Manifest
 from rove.hub.names import Reference, check_owner
 from rove.hub.run_results import results_of
 from rove.hub.settings import is_url, needed_hub
-
-PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
-"""Parts of an upload whose files have one name in every package."""
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:

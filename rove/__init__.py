@@ -20,7 +20,7 @@ from rove.envs import (
     stop,
     teardown,
 )
-from rove.envs.loading import load_environment
+from rove.envs.loading import Elsewhere, finders, load_environment
 from rove.errors import (
     AgentError,
     ConfigError,
@@ -105,6 +105,16 @@ _LAZY = {
     "load_model": "rove.models.load",
 }
 """Names that cost an import most users of the core do not need."""
+
+
+def _installed_from_hub(env_id: str) -> Elsewhere | None:
+    """What `load_environment` asks about names like OWNER/NAME."""
+    from rove.hub.finding import finder
+
+    return finder(env_id)
+
+
+finders.append(_installed_from_hub)
 
 
 def __getattr__(name: str) -> Any:

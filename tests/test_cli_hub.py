@@ -60,6 +60,7 @@ def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
     told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
     assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
     listed = rove("hub", "token", "--list")
+    assert "for ever" in listed.out and "revoked" not in listed.out
     assert "laptop" in listed.out and text not in listed.out
     assert "was revoked" in rove("hub", "token", "--revoke", "1").out
     [first, second] = json.loads(rove("hub", "token", "--list", "--json").out)

@@ -12,7 +12,12 @@ from hub_folders import V0, code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 from test_cli import endpoint
 
+from rove.cli import hubs, install
+from rove.hub.client import Hub
 from rove.hub.finding import all_installed
+from rove.hub.listings import HubFile
+from rove.hub.lock import Locked, write_lock
+from rove.hub.settings import token_for
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +116,35 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     rove("uninstall", "alice/doubling", "--yes")
     status, _, err = rove("install", "--yes")
     assert status == 1 and "alice/doubling@1.0 is not what rove.lock says: its manifest differs" in err
+
+
+def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
+    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "place_here", lambda *words: None)
+    assert rove("install", "alice/doubling", "--yes", "--lock", "--into-current")[0] == 0
+    assert 'name = "doubling"' in Path("rove.lock").read_text()
+    monkeypatch.setattr(install, "confirmed", lambda *words: False)
+    assert rove("install")[0] == 1
+
+
+def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str | None]] = []
+
+    class Watched(Hub):
+        def __init__(self, where: str, token: str | None = None):
+            shown.append((where, token or token_for(where)))
+            super().__init__("nowhere")
+
+    monkeypatch.setattr(hubs, "Hub", Watched)
+    monkeypatch.delenv("ROVE_HUB", raising=False)
+    monkeypatch.setenv("ROVE_HUB_TOKEN", "rove_mine")
+    files = [HubFile(filename="a-1.0-py3-none-any.whl", sha256="0" * 64, size=1)]
+    locked = Locked(owner="a", name="b", version="1.0", hub="https://evil", manifest="0" * 64, files=files)
+    write_lock(Path("rove.lock"), [locked])
+    for words in (["install", "--yes"], ["install", "--yes", "a/b", "--hub", "https://mine"]):
+        assert rove(*words)[0] != 0
+    assert shown == [("https://evil", None), ("https://mine", "rove_mine")]
 
 
 def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_path: Path) -> None:

@@ -244,10 +244,10 @@ async def test_too_much_is_not_read(static: tuple[Static, str], monkeypatch: pyt
             await one.releases(DOUBLING)
 
 
-async def test_search_asks_the_api_that_the_index_names(static: tuple[Static, str], hub: Path) -> None:
+async def test_search_asks_the_api_first(static: tuple[Static, str], hub: Path) -> None:
     server, url = static
     index = (hub / "index.json").read_bytes()
-    (hub / "index.json").write_bytes(index.replace(b'"search":null', b'"search":"/api/search"'))
+    (hub / "index.json").write_bytes(index.replace(b'"search":null', b'"search":"/find"'))
     line = {"owner": "bob", "name": "tripling", "version": "1.0"}
 
     def found(request: web.Request) -> web.Response:
@@ -255,9 +255,20 @@ async def test_search_asks_the_api_that_the_index_names(static: tuple[Static, st
         return web.json_response({"environments": [line], "total": 9})
 
     async with Hub(url) as one:
-        server.otherwise = [lambda r: web.FileResponse(hub / "index.json"), found]
+        server.otherwise = [found]
+        await one.search("triple it", tag="math", limit=7)
+        assert [path for path, _ in server.asked] == ["/api/search"]
+        server.otherwise = [
+            lambda _: web.Response(text="<html>", status=403),
+            lambda _: web.FileResponse(hub / "index.json"),
+            found,
+        ]
         some, total = await one.search("triple it", tag="math", limit=7)
         assert ([listed.reference for listed in some], total) == (["bob/tripling"], 9)
+        assert [path for path, _ in server.asked[1:]] == ["/api/search", "/index.json", "/find"]
+        server.otherwise = [lambda _: web.json_response({"error": "no such token"}, status=401)]
+        with pytest.raises(HubError, match="no such token"):
+            await one.search("x")
     (hub / "index.json").write_bytes(index.replace(b'"search":null', b'"search":"//evil.example/"'))
     async with Hub(url) as one:
         with pytest.raises(HubError, match="expected a path"):

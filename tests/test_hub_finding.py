@@ -16,7 +16,7 @@ import pytest
 from hub_folders import code, publish
 
 import rove
-from rove.check.sources import packages_in
+from rove.cli.check import _packages
 from rove.envs import loading
 from rove.errors import ConfigError, HubError
 from rove.hub import finding
@@ -71,7 +71,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def finders() -> Iterator[None]:
     before = list(loading.finders)
-    finding.offer()
+    loading.finders[:] = [finding.finder]
     yield
     loading.finders[:] = before
 
@@ -104,7 +104,7 @@ def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: 
 
 
 def test_one_is_checked_by_its_wheel(shelf: Path) -> None:
-    [package] = packages_in("alice/doubling")
+    [package] = _packages("alice/doubling")
     assert package.kind == "wheel" and package.path.suffix == ".whl"
     assert package.path.is_relative_to(home(parse_reference("alice/doubling")))
 
@@ -188,3 +188,35 @@ def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_pa
     kept = {child.name for child in here.iterdir() if child.is_dir()}
     assert made.folder in kept and len(kept) <= 2  # the one before may be in use; what was cut off is gone
     assert json.loads((here / finding.RECORD).read_bytes())["version"] == "2.0"
+
+
+def test_a_damaged_record_hides_no_other_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    good = {"owner": "b", "name": "y", "version": "1.0", "module": "y", "folder": "f", "file": "y.py", "origin": "h"}
+    for where, content in {
+        "a/x": "{",
+        "b/y": json.dumps(good | {"manifest": "", "wheel": "", "installed": ""}),
+    }.items():
+        record = tmp_path / "rove/environments" / where / finding.RECORD
+        record.parent.mkdir(parents=True)
+        record.write_text(content)
+    assert [one.name for one in all_installed()] == ["y"]
+    assert "a/x and install it again" in caplog.text
+
+
+def test_python_finds_what_is_installed_and_takes_no_other_version_for_it(shelf: Path) -> None:
+    code = """
+import rove
+env = rove.load_environment("bob/doubling", num_examples=2)
+print(env.env_id, len(env.get_dataset()))
+try:
+    rove.load_environment("alice/word-game@9.9")
+except rove.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == "bob/doubling 2", done.stderr
+    assert "alice/word-game@9.9 is not installed; 'word_game' in " in second and "(rove install alice" in second

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hub_folders import V0 as V0_CODE
 from hub_folders import code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 
 from rove.errors import ConfigError, HubError, PackageError, TrustError
-from rove.hub import keys
+from rove.hub import installing, keys
 from rove.hub.client import Hub
-from rove.hub.installing import Offer, check_runs, fetch, look_up
+from rove.hub.installing import Offer, check_runs, fetch, look_up, place
 from rove.hub.lock import Locked
 from rove.hub.manifest import V0
 from rove.hub.names import Reference, parse_reference
@@ -201,6 +203,18 @@ def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> 
     assert got(hub, "bob/doubling")[0].key is None  # another owner
 
 
+def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "mine.key"
+    make_key(key)
+    signed(hub / "alice/doubling/1.0", key)
+    monkeypatch.setattr(installing, "run_pip", lambda *words: None)
+    offer, wheel = got(hub)
+    installing.place_here(offer, wheel)
+    assert keys.known_key(str(hub), "alice") == offer.key is not None
+
+
 def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:
     make_key(tmp_path / "mine.key")
     folder = hub / "alice/doubling/1.0"
@@ -248,6 +262,20 @@ def test_what_cannot_run_here_is_told_before_anything_is_fetched(hub: Path, fiel
     manifest = msgspec.structs.replace(got(hub)[0].manifest, **fields)
     with pytest.raises(ConfigError, match=said):
         check_runs(manifest, "alice/doubling@1.0")
+
+
+def test_rove_answers_for_verifiers_to_dependencies_too(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = wheel_files("helper", "1.0", {"helper.py": b""}, "Requires-Dist: verifiers==0.1.5\nRequires-Dist: rove\n")
+    put_wheel(tmp_path, with_record(helper), "helper-1.0-py3-none-any.whl")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    publish(hub, name="old", module=V0_CODE.encode(), dependencies=("verifiers<0.2", "helper"), compatibility=V0)
+    made = place(*got(hub, "alice/old"))
+    asked = "from importlib.metadata import version; print(version('verifiers'))"
+    done = subprocess.run([str(made.python), "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.5+rove"
 
 
 def test_no_such_environment(hub: Path) -> None:

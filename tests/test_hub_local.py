@@ -9,7 +9,8 @@ import pytest
 from packages import MODULE, put_package, put_wheel, wheel_files, with_record
 
 from rove.errors import ConfigError, PackageError
-from rove.hub.local import clone, is_git, offer_of_wheel
+from rove.hub import local
+from rove.hub.local import clone, is_git, masked, offer_of_wheel
 from rove.hub.manifest import ROVE, V0
 from rove.hub.names import Reference
 
@@ -22,6 +23,9 @@ from rove.hub.names import Reference
         "https://host/a/b.git",
         "git@host:a/b.git",
         "git+file:///a",
+        "git+ssh://git@host/a/b.git",
+        "ssh://git@host/a/b",
+        "me@host:a/b.git",
     ],
 )
 def test_addresses_of_repositories(target: str) -> None:
@@ -33,6 +37,27 @@ def test_addresses_of_repositories(target: str) -> None:
 )
 def test_other_targets(target: str) -> None:
     assert not is_git(target)
+
+
+@pytest.mark.parametrize(
+    "url", ["ssh://git@host/a/b.git", "https://me:pw@host/a/b", "git@host:a/b.git", "ssh://h:22/a"]
+)
+def test_a_revision_stands_behind_the_path(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(local, "_git", lambda *words: asked.append(words) or "")
+    for target in (f"git+{url}", f"git+{url}@v1/x"):
+        with pytest.raises(ConfigError, match="has no pyproject") as raised:
+            clone(target, tmp_path / "new")
+        assert "pw" not in str(raised.value)
+    assert [words[3] for words in asked if words[0] == "clone"] == [url, url]
+    assert [words[-2] for words in asked if "checkout" in words] == ["v1/x"]
+
+
+def test_a_token_in_an_address_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="git clone") as raised:
+        clone("git+http://me:tok-en@127.0.0.1:9/a/b", tmp_path / "new")
+    assert "tok-en" not in str(raised.value)
+    assert masked("git+https://x@h/a@v1 and ssh://git@h/b") == "git+https://h/a@v1 and ssh://h/b"
 
 
 def repository(folder: Path) -> str:

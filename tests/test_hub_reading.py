@@ -6,7 +6,7 @@ import pytest
 
 from rove.errors import ConfigError, PackageError
 from rove.hub.manifest import ROVE, V0, Argument
-from rove.hub.reading import arguments, compatibility, data_sources, declared, secrets
+from rove.hub.reading import arguments, check_api, compatibility, data_sources, declared, secrets
 
 LOADER = b"""
 def load_environment(a, b: int = 3, *, level: "str | None" = None, names=("x", "y"), **more):
@@ -60,6 +60,18 @@ def test_arguments_that_nobody_can_read_are_none():
 )
 def test_which_api_it_is_written_for(source: bytes, api: str):
     assert compatibility({"m/__init__.py": b"", "m/a.py": source}) == api
+
+
+@pytest.mark.parametrize(
+    "source", [b"import verifiers.v1 as vf", b"from verifiers import v1", b"from verifiers.v1 import Task"]
+)
+def test_verifiers_v1_is_another_api(source: bytes):
+    with pytest.raises(
+        PackageError, match=r"written for verifiers v1, which has another API: rove answers for 0\.1\.0"
+    ):
+        check_api({"m/a.py": source})
+    check_api({"m/a.py": source, "m/b.py": b"from rove import TasksetEnv"})
+    check_api({"m/a.py": b"from verifiers import v10, types"})
 
 
 def test_names_of_secrets_are_found_and_other_variables_left():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from hubs import Asking, add, hub, listing, package
 
-from rove.hub import catalogue
+from rove.hub import catalogue, server
 from rove.hub.store import Store
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -184,6 +186,49 @@ async def test_downloads_are_there_after_a_restart(tmp_path: Path):
             await asking.ask("GET", "/acme/my-sums/1.0/my_sums-1.0.tar.gz")
     async with hub(tmp_path / "hub") as asking:
         assert (await asking.get("/index.json"))["environments"][0]["downloads"] == 3
+
+
+async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    counted: list[int] = []
+    count, loop, done = Store.count, asyncio.get_running_loop(), asyncio.Event()
+
+    def failing(store: Store, downloads: Counter[tuple[str, str]]) -> None:
+        counted.append(downloads.total())
+        if len(counted) == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        count(store, downloads)
+        loop.call_soon_threadsafe(done.set)
+
+    monkeypatch.setattr(Store, "count", failing)
+    monkeypatch.setattr(server, "FLUSH_SECONDS", 0.02)
+    async with hub(tmp_path / "hub") as asking:
+        await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
+        await asking.ask("GET", "/acme/my-sums/1.0/my_sums-1.0.tar.gz")
+        await done.wait()
+    async with hub(tmp_path / "hub") as asking:
+        assert (await asking.get("/index.json"))["environments"][0]["downloads"] == 1
+
+
+async def test_uploads_are_closed_whatever_counting_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(store: Store, downloads: object) -> None:
+        raise RuntimeError("count")
+
+    closed: list[bool] = []
+    monkeypatch.setattr(Store, "count", broken)
+    monkeypatch.setattr(server.Uploads, "close", closing(closed, server.Uploads.close))
+    with pytest.raises(RuntimeError, match="count"):
+        async with hub(tmp_path / "hub") as asking:
+            await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
+            await asking.ask("GET", "/acme/my-sums/1.0/my_sums-1.0.tar.gz")
+    assert closed == [True]
+
+
+def closing(closed: list[bool], close: Callable[[server.Uploads], Awaitable[None]]) -> object:
+    async def noted(uploads: server.Uploads) -> None:
+        await close(uploads)
+        closed.append(True)
+
+    return noted
 
 
 async def test_a_token_says_whose_it_is(asking: Asking):

@@ -47,7 +47,8 @@ def test_tokens_are_kept_for_their_hub_alone_where_nobody_else_reads_them(tmp_pa
 def test_the_variables_token_goes_to_the_variables_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     keep("https://kept", "rove_kept")
     monkeypatch.setenv("ROVE_HUB_TOKEN", "rove_variable")
-    assert token_for("https://any") == "rove_variable"
+    assert token_for("https://any") is None and token_for("https://any", "https://any/") == "rove_variable"
+    assert token_for("https://kept") == "rove_variable"
     monkeypatch.setenv("ROVE_HUB", "https://mine")
     assert (token_for("https://mine/"), token_for("https://other"), token_for("https://kept")) == (
         "rove_variable",

@@ -94,6 +94,8 @@ def test_a_start_throws_away_what_was_on_its_way(store: Store):
     shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/my-sums/2.0")
     shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/others/1.0")
     (store.files / "acme/my-sums/1.0/runs/abc.json").write_bytes(b"{}")
+    (store.files / "acme/my-sums/notes.txt").write_bytes(b"no version")
+    (store.drafts / ".DS_Store").write_bytes(b"no draft")
     other = Store(store.folder)
     assert other.enter() == []
     assert listing(store.folder) != before  # somebody is at work: nothing is thrown away

@@ -19,7 +19,7 @@ import msgspec
 from rove import compat
 from rove.check.play import Limited, Played, play
 from rove.check.reading import Reading, read
-from rove.check.rules import V1, Deviation, deviations, generation
+from rove.check.rules import ANSWERED, OTHER_API, V1, Deviation, deviations, generation
 from rove.check.sources import Package, as_wheel, module_of, texts_of
 from rove.compat.verifiers import errors as v0_errors
 from rove.errors import ConfigError
@@ -27,7 +27,6 @@ from rove.isolation.venv import make_venv
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
-ANSWERED = "0.1.0 to 0.3.1"
 PLACEHOLDER = "rove-check"
 """The value of a key that is not set, to see what else there is."""
 FIND_SECONDS = 60.0
@@ -126,7 +125,7 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
     reading = read(texts_of(package))
     _note(report, reading)
     if report.generation == V1:
-        return _judge(report, f"it is written for {V1}, which has another API: rove answers for {ANSWERED}")
+        return _judge(report, OTHER_API)
     python = None
     if package.kind != "module":
         tell("building")

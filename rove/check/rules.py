@@ -12,6 +12,10 @@ import msgspec
 
 G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
 V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"
+ANSWERED = "0.1.0 to 0.3.1"
+"""The versions of `verifiers` that rove answers for."""
+OTHER_API = f"it is written for {V1}, which has another API: rove answers for {ANSWERED}"
+"""Said of packages of that generation."""
 GENERATIONS = {
     G0: "verifiers 0.1.0",
     G1: "verifiers 0.1.2 to 0.1.7",

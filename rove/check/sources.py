@@ -15,8 +15,6 @@ import msgspec
 
 from rove.envs.loading import environment_file
 from rove.errors import ConfigError
-from rove.hub.finding import find
-from rove.hub.names import parse_reference
 from rove.isolation.venv import run_pip
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
@@ -63,10 +61,6 @@ def packages_in(given: str) -> list[Package]:
 
 
 def _known(name: str) -> Package:
-    installed = find(parse_reference(name)) if "/" in name else None
-    if installed is not None:  # from a hub: its wheel lies beside its virtual environment
-        [wheel] = installed.path.glob("*.whl")
-        return Package(name, "wheel", wheel)
     try:
         file = environment_file(name)
     except ConfigError as error:

@@ -20,6 +20,8 @@ from rove.check.sources import Package, packages_in
 from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
 from rove.errors import ConfigError
 from rove.files import write_whole
+from rove.hub.finding import find
+from rove.hub.names import parse_reference
 
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
@@ -110,7 +112,7 @@ def command(
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, Limited(**limits)
     check_outputs(output)
-    found = [one for given in packages for one in packages_in(given)]
+    found = [one for given in packages for one in _packages(given)]
     reports: list[Report] = []
     with progress(console, "check", len(found)) as tell:
         for package in found:
@@ -131,6 +133,15 @@ def command(
     if not as_json_:
         _hints(packages, found, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
+
+
+def _packages(given: str) -> list[Package]:
+    """What a word of the command line means; an environment of a hub is its wheel, beside its virtual environment."""
+    installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
+    if installed is None:
+        return packages_in(given)
+    [wheel] = installed.path.glob("*.whl")
+    return [Package(given, "wheel", wheel)]
 
 
 def _hints(

@@ -164,7 +164,7 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
         return
     table = Table("id", "owner", "scopes", "note", "until", box=None)
     for token in found:
-        until = f"revoked {token.revoked}" if token.revoked else token.expires or "revoked"
+        until = f"revoked {token.revoked}" if token.revoked else token.expires or "for ever"
         table.add_row(str(token.id), token.owner, ", ".join(token.scopes), token.note, until)
     console_for(False).print(table)
 

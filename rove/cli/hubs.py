@@ -14,7 +14,7 @@ from rove.cli.common import run_async
 from rove.hub.client import Hub
 from rove.hub.listings import Listed, Release
 from rove.hub.manifest import Manifest
-from rove.hub.settings import needed_hub
+from rove.hub.settings import needed_hub, token_for
 
 T = TypeVar("T")
 
@@ -30,10 +30,19 @@ def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
     """
 
     async def asked() -> T:
-        async with Hub(needed_hub(where)) as hub:
+        async with hub_at(needed_hub(where), where) as hub:
             return await ask(hub)
 
     return run_async(asked())
+
+
+def hub_at(where: str, given: str | None) -> Hub:
+    """A hub, which is shown the user's token.
+
+    Args:
+        given: what --hub says, which may be another: see `token_for`.
+    """
+    return Hub(where, token_for(where, given))
 
 
 def plain(text: str) -> Text:

@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_option, plain, versions
+from rove.cli.hubs import card, hub_at, hub_option, plain, versions
 from rove.hub import keys
-from rove.hub.client import Hub
 from rove.hub.finding import find
 from rove.hub.installing import Offer, look_up
 from rove.hub.listings import Releases
@@ -21,8 +20,8 @@ from rove.hub.settings import needed_hub
 from rove.viewer.tables import number
 
 
-async def _asked(where: str, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
-    async with Hub(where) as hub:
+async def _asked(where: str, given: str | None, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
+    async with hub_at(where, given) as hub:
         offer = await look_up(hub, reference)
         return offer, await hub.releases(reference), await hub.results(offer.reference)
 
@@ -56,7 +55,7 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
     """Show what an environment is: what it rewards, how players score, what it needs, its versions and results."""
     console = console_for(as_json)
     reference, where = parse_reference(name), needed_hub(hub)
-    offer, releases, results = run_async(_asked(where, reference))
+    offer, releases, results = run_async(_asked(where, hub, reference))
     there = find(offer.reference._replace(version=None))
     if as_json:
         told = {
@@ -73,7 +72,7 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
     if results:
         console.print(_results(results))
     if readme:
-        lines = run_async(_readme(where, offer.reference)).splitlines()
+        lines = run_async(_readme(where, hub, offer.reference)).splitlines()
         console.print(Text("\n").join(map(plain, lines)), soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
     hint(
@@ -81,6 +80,6 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
     )
 
 
-async def _readme(where: str, reference: Reference) -> str:
-    async with Hub(where) as hub:
+async def _readme(where: str, given: str | None, reference: Reference) -> str:
+    async with hub_at(where, given) as hub:
         return await hub.readme(reference) or "it has no README"

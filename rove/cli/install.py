@@ -11,10 +11,9 @@ from rich.console import Console
 
 from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_option, show_notes
+from rove.cli.hubs import card, hub_at, hub_option, show_notes
 from rove.errors import ConfigError
 from rove.hub import keys, local
-from rove.hub.client import Hub
 from rove.hub.finding import Installed, find
 from rove.hub.installing import Offer, check_runs, fetch, look_up, place, place_here
 from rove.hub.lock import LOCK, Locked, read_lock, write_lock
@@ -57,7 +56,7 @@ class Installer:
         where = needed_hub(self.hub or (locked.hub if locked else None))
 
         async def get(folder: Path) -> tuple[Offer, Path] | None:
-            async with Hub(where) as hub:
+            async with hub_at(where, self.hub) as hub:
                 offer = await look_up(hub, reference, locked, self.lock, self.trusted)
                 if not self._agreed(offer):
                     return None
@@ -87,23 +86,21 @@ class Installer:
         """Get a repository, build and install it."""
         with tempfile.TemporaryDirectory(prefix="rove-clone-") as parent:
             folder, commit = local.clone(target, Path(parent) / "repository")
-            return self.from_folder(folder, f"{target} ({commit[:12]})")
+            return self.from_folder(folder, f"{local.masked(target)} ({commit[:12]})")
 
-    def of_lock(self) -> list[Installed | Offer]:
-        """Install what the lock file has, where it is not installed already."""
+    def of_lock(self) -> list[Installed | Offer | None]:
+        """Install what the lock file has, where it is not installed already; None where the answer was no."""
         content = read_lock(self.lock)
         if not content:
             raise ConfigError(f"nothing to install: name an environment (OWNER/NAME), or have a {self.lock} here")
-        done: list[Installed | Offer] = []
+        done: list[Installed | Offer | None] = []
         for locked in content.values():
             there = None if self.into_current else find(locked.reference)
             if there is not None and there.manifest == locked.manifest:
                 self.console.print(f"{locked.reference} is installed", markup=False, soft_wrap=True)
                 done.append(there)
                 continue
-            made = self.from_hub(locked.reference)
-            if made is not None:
-                done.append(made)
+            done.append(self.from_hub(locked.reference))
         return done
 
     def _agreed(self, offer: Offer) -> bool:
@@ -117,8 +114,9 @@ class Installer:
     def _put(self, offer: Offer, wheel: Path) -> Installed | Offer:
         if self.into_current:
             place_here(offer, wheel, self.allow_source)
-            return offer
-        made = place(offer, wheel, self.allow_source)
+            made = offer
+        else:
+            made = place(offer, wheel, self.allow_source)
         self._note(offer)
         return made
 
@@ -186,10 +184,8 @@ def command(
     if make_lock and not lock.exists():
         write_lock(lock, [])
     installer = Installer(console, hub, lock, locked, into_current, allow_source, trust_key)
-    if targets:
-        done = [made for target in targets if (made := install_one(target, installer)) is not None]
-    else:
-        done = installer.of_lock()
+    asked = [install_one(target, installer) for target in targets] if targets else installer.of_lock()
+    done = [made for made in asked if made is not None]
     if as_json:
         print_json([_told(made) for made in done])
     for made in done:
@@ -201,5 +197,5 @@ def command(
             f"evaluate a model in it: {run}",
             *([f"take it away: rove uninstall {name}"] * isinstance(made, Installed)),
         )
-    if len(done) < len(targets):
+    if len(done) < len(asked):
         ctx.exit(1)

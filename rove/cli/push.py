@@ -11,19 +11,16 @@ from rich.console import Console
 
 from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, print_warnings, run_async
-from rove.cli.hubs import card, hub_option
+from rove.cli.hubs import card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
 from rove.hub import signing
 from rove.hub.building import build
-from rove.hub.client import Hub
-from rove.hub.folder import MANIFEST, README, SIGNATURE, verify
+from rove.hub.checking import PARTS
+from rove.hub.folder import MANIFEST, SIGNATURE, verify
 from rove.hub.manifest import Manifest
 from rove.hub.names import Reference, check_owner
 from rove.hub.run_results import results_of
 from rove.hub.settings import is_url, needed_hub
-
-PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
-"""Parts of an upload whose files have one name in every package."""
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
@@ -75,14 +72,14 @@ def command(
             (place / SIGNATURE).write_bytes(signing.sign((place / MANIFEST).read_bytes(), signing.load_key()))
         manifest, parts = package_in(place)
         results = [results_of(run, manifest, parts["wheel"]) for run in runs]
-        who = check_owner(owner) if owner else run_async(_owner(where))
+        who = check_owner(owner) if owner else run_async(_owner(where, hub))
         reference = Reference(who, manifest.name, manifest.version)
         console.print(
             card(manifest, str(reference), [("to", where), ("signed", "yes" if "signature" in parts else "no")])
         )
         if not confirmed(f"Publish {reference}?", "give --yes to agree"):
             raise click.Abort
-        is_new = run_async(_publish(where, reference, parts, results, private))
+        is_new = run_async(_publish(where, hub, reference, parts, results, private))
     if as_json:
         print_json({"environment": f"{who}/{manifest.name}", "version": manifest.version, "new": is_new, "hub": where})
     said = "published" if is_new else "there already, the same:"
@@ -111,13 +108,13 @@ def _built(folder: Path, output: Path, console: Console) -> Path:
     return package.folder
 
 
-async def _owner(where: str) -> str:
+async def _owner(where: str, given: str | None) -> str:
     """Whom the hub takes us for.
 
     Raises:
         ConfigError: nobody, or somebody who owns nothing.
     """
-    async with Hub(where) as hub:
+    async with hub_at(where, given) as hub:
         told = await hub.me()
     if not isinstance(told.get("owner"), str):
         raise HubError(f"{where} does not say whose token this is; give --owner")
@@ -125,9 +122,14 @@ async def _owner(where: str) -> str:
 
 
 async def _publish(
-    where: str, reference: Reference, parts: dict[str, Path], results: list[dict[str, Any]], private: bool
+    where: str,
+    given: str | None,
+    reference: Reference,
+    parts: dict[str, Path],
+    results: list[dict[str, Any]],
+    private: bool,
 ) -> bool:
-    async with Hub(where) as hub:
+    async with hub_at(where, given) as hub:
         if private:
             await hub.set_visibility(reference, "private")
         is_new = await hub.upload(reference, parts)

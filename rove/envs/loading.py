@@ -10,13 +10,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from rove.config import read_toml
 from rove.digest import digest_files
@@ -40,7 +41,8 @@ class Elsewhere(NamedTuple):
 
 
 finders: list[Callable[[str], Elsewhere | None]] = []
-"""Asked about names like "owner/name" and "owner/name@version" first; see `rove.hub.finding.offer`."""
+"""Asked about names like "owner/name" and "owner/name@version" first.
+`import rove` puts one here that knows what is installed from a hub."""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
@@ -53,13 +55,15 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     returns it as one of rove's.
 
     Raises:
-        ConfigError: nothing has that name, or two installed packages do; it cannot be imported, it has no `load_environment` or
+        ConfigError: nothing has that name, or two installed packages do, or its version is another than the one that
+            is named; it cannot be imported, it has no `load_environment` or
             that fails; or an argument is unknown or, where it is annotated with int, float, bool or str, something else.
     """
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args)
     name = _module_name(env_id)
+    _check_version(env_id, *_found(name, env_dir))
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
     if load is None:
@@ -150,6 +154,27 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     """
     away = elsewhere(env_id, env_dir)
     return _found(_module_name(env_id), env_dir)[0] if away is None else away.file
+
+
+def _check_version(env_id: str, file: Path, installed: str | None) -> None:
+    """See that a module has the version that a name asks for, as far as it is known: another one's scores are not its scores."""
+    with suppress(InvalidVersion):
+        wanted, here = Version(env_id.partition("@")[2]), Version(_version(file, installed))
+        if wanted != here:
+            raise ConfigError(
+                f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {here}: install the other one "
+                f"(rove install {env_id}), or leave '@{wanted}' out"
+            )
+
+
+def _version(file: Path, installed: str | None) -> str:
+    """Of the package that a module is of; "" where nobody knows."""
+    project = _project_file(file)
+    if project.is_file():
+        return str(read_toml(project).get("project", {}).get("version", ""))
+    for name in importlib.metadata.packages_distributions().get(installed or "", []):
+        return importlib.metadata.version(name)
+    return ""
 
 
 def _module_name(env_id: str) -> str:

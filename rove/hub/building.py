@@ -19,7 +19,7 @@ from rove.hub.backend import OUTPUT, build_archives, write_members
 from rove.hub.facts import SEED, Facts, play
 from rove.hub.folder import MANIFEST, README
 from rove.hub.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes, one_line
-from rove.hub.reading import Declared, arguments, compatibility, data_sources, declared, secrets
+from rove.hub.reading import Declared, arguments, check_api, compatibility, data_sources, declared, secrets
 from rove.hub.unpacking import Members
 
 REPOSITORY = ("repository", "source", "source code", "code", "homepage", "home")
@@ -50,7 +50,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
 
     Raises:
         ConfigError: the folder holds no pyproject.toml, or `[tool.rove]` is wrong.
-        PackageError: the backend fails, what it made is no environment's package, or it cannot be loaded.
+        PackageError: the backend fails, what it made is no environment's package or one for verifiers v1, or it cannot be loaded.
     """
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
@@ -63,6 +63,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         draft = work / "package"
         draft.mkdir()
         wheel, members, files = build_archives(folder, work, draft)
+        check_api(members)
         facts = None
         if playing:
             write_members(work / "installed", members)

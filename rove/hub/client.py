@@ -20,6 +20,10 @@ from rove.hub.settings import is_url, normal, token_for
 from rove.hub.transport import AbsentError, Folder, Sink, Text, Web
 
 SCHEMA = 1
+SEARCH = "/api/search"
+"""Where a hub searches that does not say otherwise in its index."""
+OWN_REFUSALS = (400, 401)
+"""Statuses with which a hub refuses a query or a token; with others a web server says that it has no such page."""
 INDEX = 64 << 20
 """Bytes of the list of all environments."""
 RELEASES = 4 << 20
@@ -77,14 +81,17 @@ class Hub:
         offset: int = 0,
     ) -> tuple[list[Listed], int]:
         """The environments that have all words, and how many there are beyond `limit`; by the hub itself if it can."""
-        index_search = await self._search_path()
-        if index_search is not None:
-            asked = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
-            given = {key: value for key, value in asked.items() if value} | {"limit": limit, "offset": offset}
-            answer = await self._from.call("GET", f"{index_search}?{urlencode(given)}")
-            found = _converted(answer, _Found, f"{self.where}{index_search}")
-            return found.environments, found.total
+        asked = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
+        given = {key: value for key, value in asked.items() if value} | {"limit": limit, "offset": offset}
+        if self._from.has_api:
+            try:
+                return await self._found(SEARCH, given)
+            except HubError as error:  # a static one: the list of all, which may be long, is asked for only then
+                if error.status in OWN_REFUSALS:
+                    raise
         index = await self.index()
+        if self._from.has_api and index.search not in (None, SEARCH):
+            return await self._found(index.search, given)
         wanted = words.lower().split()
 
         def fits(one: Listed) -> bool:
@@ -221,13 +228,13 @@ class Hub:
         """Whom the hub takes the token's bearer for: "owner" and "scopes"."""
         return await self._from.call("GET", "/api/me")
 
-    async def _search_path(self) -> str | None:
-        if not self._from.has_api:
-            return None
-        path = (await self.index()).search
-        if path is not None and (not path.startswith("/") or path.startswith("//")):
-            raise HubError(f"{self.where}/index.json names '{path}' to search with; expected a path like /api/search")
-        return path
+    async def _found(self, path: str, given: Mapping[str, Any]) -> tuple[list[Listed], int]:
+        """What the hub itself finds."""
+        if not path.startswith("/") or path.startswith("//"):
+            raise HubError(f"{self.where}/index.json names '{path}' to search with; expected a path like {SEARCH}")
+        answer = await self._from.call("GET", f"{path}?{urlencode(given)}")
+        found = _converted(answer, _Found, f"{self.where}{path}")
+        return found.environments, found.total
 
     async def _has(self, reference: Reference, manifest: bytes) -> bool:
         known = {one.version: one.manifest for one in (await self.releases(reference)).versions}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +18,13 @@ from rove.errors import ConfigError, HubError
 from rove.hub.manifest import V0
 from rove.hub.names import Reference, parse_reference
 from rove.hub.settings import data_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows: a second process that installs the same is not noticed there
+    fcntl = None
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 RECORD = "installed.json"
@@ -101,9 +108,13 @@ def find(reference: Reference) -> Installed | None:
 
 
 def all_installed() -> list[Installed]:
-    """Every environment that is installed, by owner and name."""
-    records = sorted(_all().glob(f"*/*/{RECORD}"))
-    found = (find(Reference(file.parent.parent.name, file.parent.name)) for file in records)
+    """Every environment that is installed, by owner and name; a damaged one is left out, with a warning."""
+    found = []
+    for file in sorted(_all().glob(f"*/*/{RECORD}")):
+        try:
+            found.append(find(Reference(file.parent.parent.name, file.parent.name)))
+        except HubError as error:
+            logger.warning("%s", error)
     return [one for one in found if one is not None]
 
 
@@ -129,7 +140,8 @@ def being_changed(reference: Reference) -> Iterator[None]:
     folder = _all() / reference.owner
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{reference.name}.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -179,11 +191,6 @@ def module_file(found: Installed) -> Path:
             f"rove install {found.reference}"
         )
     return file
-
-
-def offer() -> None:
-    """Let `load_environment` know of environments that are installed, by names like OWNER/NAME."""
-    loading.finders[:] = [finder]
 
 
 def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None = None) -> loading.Elsewhere | None:

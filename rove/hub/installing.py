@@ -27,8 +27,8 @@ from rove.hub.listings import HubFile, Release
 from rove.hub.lock import LOCK, Locked, check_locked
 from rove.hub.manifest import V0, Manifest, read_manifest
 from rove.hub.names import Reference
-from rove.hub.requirements import brought_along, check_python, needed, stand_in
-from rove.isolation.venv import make_venv, run_pip
+from rove.hub.requirements import ANSWERED_FOR, brought_along, check_python, needed
+from rove.isolation.venv import make_venv, run_pip, standing_in
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
@@ -177,8 +177,7 @@ def place(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
         for other in here.iterdir():
             if other.is_dir() and other.name not in (folder.name, before and before.folder):
                 shutil.rmtree(other, ignore_errors=True)
-    if offer.key is not None:
-        keys.remember(offer.origin, offer.reference.owner, offer.key)
+    _remember(offer)
     return made
 
 
@@ -187,9 +186,10 @@ def _furnish(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str
     who, is_v0 = str(offer.reference), offer.manifest.compatibility == V0
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
-    stand_in(packages, is_v0)
     wanted = [*needed(offer.manifest.dependencies, who), *(brought_along(wheel) if is_v0 else [])]
-    _install(python, wanted, wheel, allow_source)
+    with tempfile.TemporaryDirectory() as empty:
+        answered = standing_in(Path(empty) / "wheels", ANSWERED_FOR)
+        _install(python, wanted, wheel, allow_source, answered)
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
     module = offer.manifest.module
@@ -208,13 +208,21 @@ def place_here(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     is_v0 = offer.manifest.compatibility == V0
     wanted = needed(offer.manifest.dependencies, str(offer.reference))
     _install(sys.executable, [*wanted, *(brought_along(wheel) if is_v0 else [])], wheel, allow_source)
+    _remember(offer)
 
 
-def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool) -> None:
+def _remember(offer: Offer) -> None:
+    """Note who signed what was installed: from now on no other key of the owner's will do."""
+    if offer.key is not None:
+        keys.remember(offer.origin, offer.reference.owner, offer.key)
+
+
+def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool, answered: Sequence[str] = ()) -> None:
     sources = () if allow_source else (NO_SOURCES,)
     if wanted:
         try:
-            run_pip(python, [*INSTALL, *sources, *wanted], f"what it needs cannot be installed ({', '.join(wanted)})")
+            failed = f"what it needs cannot be installed ({', '.join(wanted)})"
+            run_pip(python, [*INSTALL, *answered, *sources, *wanted], failed)
         except ConfigError as error:
             hint = "" if allow_source else "\nwhat has no wheel is built, which runs its code, with --allow-source only"
             raise ConfigError(f"{error}{hint}") from error

@@ -20,14 +20,24 @@ from rove.hub.requirements import VERIFIERS
 
 CLONE_SECONDS = 600.0
 _GIT = re.compile(
-    r"(?:git\+)?(?P<url>(?:https?|ssh|git|file)://[^#]+?|git@[^#]+?)(?:@(?P<revision>[\w./-]+))?(?:#subdirectory=(?P<below>.+))?"
+    r"(?:git\+)?(?P<url>(?:(?:https?|ssh|git|file)://[^/#]*/|[\w.-]+@[^/:#]+:)[^#]*?)"
+    r"(?:@(?P<revision>[\w./-]+))?(?:#subdirectory=(?P<below>.+))?"
 )
+"""An "@" before the path is a user's, one in it a revision's."""
+_USER = re.compile(r"(?<=://)[^/#]*@")
 
 
 def is_git(target: str) -> bool:
-    """Whether something to install is the address of a git repository: git+URL, git@HOST:PATH, or a URL that ends in .git."""
+    """Whether something to install is the address of a git repository: git+URL, git@HOST:PATH, ssh://, or what ends in .git."""
     found = _GIT.fullmatch(target)
-    return found is not None and (target.startswith(("git+", "git@")) or found["url"].endswith(".git"))
+    return found is not None and (
+        target.startswith(("git+", "git@", "git://", "ssh://")) or found["url"].endswith(".git")
+    )
+
+
+def masked(words: str) -> str:
+    """The same without what stands before the host in addresses: it may be a token."""
+    return _USER.sub("", words)
 
 
 def clone(target: str, folder: Path) -> tuple[Path, str]:
@@ -42,14 +52,16 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
     """
     found = _GIT.fullmatch(target)
     if found is None:
-        raise ConfigError(f"{target!r} is no address of a git repository; expected git+https://HOST/PATH[@REVISION]")
+        raise ConfigError(
+            f"{masked(target)!r} is no address of a git repository; expected git+https://HOST/PATH[@REVISION]"
+        )
     _git("clone", "--quiet", "--", found["url"], str(folder))
     if found["revision"]:
         _git("-C", str(folder), "checkout", "--quiet", "--detach", found["revision"], "--")
     commit = _git("-C", str(folder), "rev-parse", "HEAD").strip()
     below = (folder / (found["below"] or ".")).resolve()
     if not below.is_relative_to(folder.resolve()) or not (below / "pyproject.toml").is_file():
-        raise ConfigError(f"{target} has no pyproject.toml in {found['below'] or 'its top folder'}")
+        raise ConfigError(f"{masked(target)} has no pyproject.toml in {found['below'] or 'its top folder'}")
     return below, commit
 
 
@@ -71,7 +83,7 @@ def _git(*words: str) -> str:
     except subprocess.TimeoutExpired:
         raise ConfigError(f"git {words[0]} did not end within {CLONE_SECONDS:g} s") from None
     if done.returncode:
-        raise ConfigError(f"git {' '.join(words)} failed: {done.stderr.strip()[-500:]}")
+        raise ConfigError(masked(f"git {' '.join(words)} failed: {done.stderr.strip()[-500:]}"))
     return done.stdout
 
 

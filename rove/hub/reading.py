@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rove.check.rules import OTHER_API, V1, generation
 from rove.config import convert
 from rove.errors import PackageError
 from rove.hub.archives import LOAD
@@ -69,14 +70,30 @@ def arguments(members: Members, module: str) -> list[Argument]:
 
 def compatibility(members: Members) -> str:
     """Which API the package is written for: that of `verifiers` v0 if any of its modules imports it."""
+    return V0 if any(name.split(".")[0] == "verifiers" for name in _imported(members)) else ROVE
+
+
+def check_api(members: Members) -> None:
+    """See that rove has the API that the package is written for; one of rove's own may use whatever else it likes.
+
+    Raises:
+        PackageError: it is written for verifiers v1.
+    """
+    names = _imported(members)
+    if not any(name.split(".")[0] == "rove" for name in names) and generation([f"module:{one}" for one in names]) == V1:
+        raise PackageError(f"this package cannot run: {OTHER_API}")
+
+
+def _imported(members: Members) -> set[str]:
+    """Names of the modules that the package imports, and of what it takes from them."""
+    found: set[str] = set()
     for tree in _trees(members):
         for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            if any(name.split(".")[0] == "verifiers" for name in names):
-                return V0
-    return ROVE
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 def secrets(members: Members) -> list[str]:

@@ -12,17 +12,16 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 import rove
+from rove.compat import STAND_INS
 from rove.errors import ConfigError
 
 VERIFIERS = "verifiers"
-STANDS_FOR = Version("0.3.1")
-"""The version of `verifiers` whose API rove has."""
+ANSWERED_FOR = {"rove": (rove.__version__,), **STAND_INS}
+"""What nothing is fetched for where a dependency asks for it, by name: the versions that the rove that is here stands for."""
 BROUGHT_ALONG = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
 """What came with the real `verifiers`, so that its packages import it without saying so."""
-_METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
 def needed(dependencies: Iterable[str], who: str) -> list[str]:
@@ -41,13 +40,13 @@ def needed(dependencies: Iterable[str], who: str) -> list[str]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if name == "rove":
-            _check(
-                requirement, rove_version(), f"{who} needs {requirement}; here is rove {rove_version()}: upgrade rove"
-            )
+            here = rove.__version__
+            _check(requirement, [here], f"{who} needs {requirement}; here is rove {here}: upgrade rove")
             found += _of_extras(requirement.extras)
         elif name == VERIFIERS:
-            words = f"{who} needs {requirement}; rove stands for the API that verifiers had until {STANDS_FOR}"
-            _check(requirement, STANDS_FOR, words)
+            known = STAND_INS[VERIFIERS]
+            words = f"{who} needs {requirement}; rove stands for the API that verifiers had until {known[-1]}"
+            _check(requirement, known, words)
         else:
             found.append(text)
     return found
@@ -75,24 +74,8 @@ def check_python(requires: str, who: str) -> None:
         raise ConfigError(f"{who} needs Python {requires}; this is {here}")
 
 
-def stand_in(packages: Path, is_v0: bool) -> None:
-    """Have installers know that rove is there, and for a package of v0 that `verifiers` is, so that they fetch neither.
-
-    Args:
-        packages: the `site-packages` of a virtual environment.
-    """
-    _declare(packages, "rove", rove_version())
-    if is_v0:
-        _declare(packages, VERIFIERS, Version(f"{STANDS_FOR}+rove1"))
-
-
-def rove_version() -> Version:
-    """Of the rove that is here."""
-    return Version(rove.__version__)
-
-
-def _check(requirement: Requirement, version: Version, words: str) -> None:
-    if not requirement.specifier.contains(version, prereleases=True):
+def _check(requirement: Requirement, versions: Iterable[str], words: str) -> None:
+    if not any(requirement.specifier.contains(version, prereleases=True) for version in versions):
         raise ConfigError(words)
 
 
@@ -109,11 +92,3 @@ def _of_extras(extras: Iterable[str]) -> list[str]:
             one.marker = None
             found += _of_extras(one.extras) if canonicalize_name(one.name) == "rove" else [str(one)]
     return found
-
-
-def _declare(packages: Path, name: str, version: Version) -> None:
-    folder = packages / f"{name}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(_METADATA.format(name=name, version=version), encoding="utf-8")
-    (folder / "INSTALLER").write_text("rove\n", encoding="utf-8")
-    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/INSTALLER,,\n{folder.name}/RECORD,,\n")

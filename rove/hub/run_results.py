@@ -25,12 +25,15 @@ EXAMPLES = 3
 """Rollouts that are published beside the figures."""
 KEPT_PRIVATE = ("run_dir", "env_dir", "base_url", "endpoints", "isolated_python", "api_key_var")
 """Settings that say something of the machine, and nothing of the result."""
-_FIELDS = re.compile(r"(^|[_-])(key|token|secret|password|passwd|credentials?|authorization|cookie)$", re.IGNORECASE)
+_FIELDS = re.compile(
+    r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",
+    re.IGNORECASE,
+)
 _VARIABLES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 _SHORTEST = 8
 _VALUES = re.compile(
     r"\b(?:sk|pk|rk|rove|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
 )
 """Keys as their makers write them, and names with passwords in URLs."""
 
@@ -93,7 +96,8 @@ def without_secrets(value: Any) -> Any:
 
 def _masked(value: Any, secrets: Secrets, field: str) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _masked(item, secrets, str(key)) for key, item in value.items()}
+        inside = field if _FIELDS.search(field) else None
+        return {str(key): _masked(item, secrets, inside or str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(item, secrets, field) for item in value]
     if isinstance(value, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -109,10 +110,12 @@ class _Hub:
         task = asyncio.create_task(self._count())
         yield
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        await self._flush()
-        await self.uploads.close()
+        try:
+            with suppress(asyncio.CancelledError):
+                await task
+            await self._flush()
+        finally:
+            await self.uploads.close()
 
     async def _count(self) -> None:
         while True:
@@ -121,8 +124,13 @@ class _Hub:
 
     async def _flush(self) -> None:
         counted, self.downloads = self.downloads, Counter()
-        if counted:
+        if not counted:
+            return
+        try:
             await asyncio.to_thread(self.store.count, counted)
+        except sqlite3.Error as error:  # a full disk, say; nobody is refused a download for that
+            logger.warning("%d downloads are not counted yet: %s", counted.total(), error)
+            self.downloads += counted
 
     # reading
 

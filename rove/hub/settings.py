@@ -36,11 +36,16 @@ def needed_hub(given: str | None = None) -> str:
     return where
 
 
-def token_for(where: str) -> str | None:
-    """The token to show a hub: `$ROVE_HUB_TOKEN`, unless `$ROVE_HUB` names another hub; else the one kept for it."""
+def token_for(where: str, given: str | None = None) -> str | None:
+    """The token to show a hub: `$ROVE_HUB_TOKEN` if it is the user's own hub, see `hub_of`; else the one kept for it.
+
+    No other hub gets the variable's: a lock file of somebody else's may name any.
+
+    Args:
+        given: the hub that the user has named for this, if so.
+    """
     token = os.environ.get(TOKEN_VAR, "").strip()
-    named = os.environ.get(HUB_VAR, "").strip()
-    if token and (not named or normal(named) == normal(where)):
+    if token and hub_of(given) == normal(where):
         return token
     tokens = _content().get("tokens", {})
     return tokens.get(normal(where)) if isinstance(tokens, dict) else None

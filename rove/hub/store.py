@@ -268,7 +268,7 @@ class Store:
             known = {self.files.joinpath(*row[:3]): row[3] for row in versions}
             for place in self.files.glob("*/*/*"):
                 if place not in known:
-                    shutil.rmtree(place)
+                    _throw_away(place)
             for run in self.files.glob("*/*/*/runs/*"):
                 found = [known[run.parent.parent], run.stem]
                 if not change.execute("SELECT 1 FROM runs WHERE version = ? AND id = ?", found).fetchall():
@@ -278,13 +278,21 @@ class Store:
                     folder.rmdir()
             files = change.execute("SELECT version, filename, size FROM files").fetchall()
         for draft in self.drafts.iterdir():
-            shutil.rmtree(draft)
+            _throw_away(draft)
         places = {id: place for place, id in known.items()}
         return [
             str(places[id] / filename)
             for id, filename, size in files
             if not (places[id] / filename).is_file() or (places[id] / filename).stat().st_size != size
         ]
+
+
+def _throw_away(path: Path) -> None:
+    """Delete a folder, or a file that lies where folders do."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _environment(change: sqlite3.Connection, owner: str, name: str, private: bool) -> int:

@@ -100,6 +100,29 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
         raise ConfigError("\n  ".join([f"{failed}:", *map(str.strip, lines)]))
 
 
+def standing_in(folder: Path, stand_ins: StandIns) -> list[str]:
+    """Arguments of pip with which it finds empty wheels, written into the folder, and takes none that is newer.
+
+    Of equal versions the one with a local part is the higher, so that it is taken.
+
+    Args:
+        folder: there is none yet; pip reads it.
+    """
+    if not stand_ins:
+        return []
+    folder.mkdir()
+    for name, versions in stand_ins.items():
+        for version in versions:
+            stem = f"{name}-{version}+rove"
+            with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(f"{stem}.dist-info/METADATA", METADATA.format(name=name, version=f"{version}+rove"))
+                wheel.writestr(f"{stem}.dist-info/WHEEL", WHEEL)
+                wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    limits = folder / "constraints.txt"
+    limits.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in stand_ins.items()))
+    return ["--find-links", str(folder), "--constraint", str(limits)]
+
+
 def dependencies(project: Path) -> list[str]:
     """What a `pyproject.toml` declares, rove itself left out unless with extras; nothing where there is no such file."""
     if not project.is_file():
@@ -119,7 +142,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         [own] = made.glob("lib/python*/site-packages")
         (own / "zz_behind.pth").write_text("".join(BEHIND.format(folder=folder) for folder in _behind()))
         if arguments:
-            words = ["install", *_standing_in(made / "stand_ins", stand_ins), *arguments]
+            words = ["install", *standing_in(made / "stand_ins", stand_ins), *arguments]
             run_pip(_python(made), words, f"{', '.join(arguments)} cannot be installed", seconds)
         (made / "made").touch()
         made.rename(folder)
@@ -128,26 +151,6 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
             raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _standing_in(folder: Path, stand_ins: StandIns) -> list[str]:
-    """Arguments of pip with which it finds empty wheels, written into the folder, and takes none that is newer.
-
-    Of equal versions the one with a local part is the higher, so that it is taken.
-    """
-    if not stand_ins:
-        return []
-    folder.mkdir()
-    for name, versions in stand_ins.items():
-        for version in versions:
-            stem = f"{name}-{version}+rove"
-            with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-                wheel.writestr(f"{stem}.dist-info/METADATA", METADATA.format(name=name, version=f"{version}+rove"))
-                wheel.writestr(f"{stem}.dist-info/WHEEL", WHEEL)
-                wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    limits = folder / "constraints.txt"
-    limits.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in stand_ins.items()))
-    return ["--find-links", str(folder), "--constraint", str(limits)]
 
 
 def _behind() -> list[str]:

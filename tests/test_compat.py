@@ -164,8 +164,9 @@ def test_every_root_name_is_there() -> None:
     ("path", "said"),
     [
         *((path, "") for path in ("Rubric", "types.State", "envs.environment.Environment", "utils", "rubrics.Parser")),
-        ("SmolaToolEnv", "use vf.ToolEnv"),
-        ("envs.SmolaToolEnv", "use vf.ToolEnv"),
+        ("SmolaToolEnv", ""),
+        ("CliAgentEnv", "rove.AgentEnv"),
+        ("envs.BrowserEnv", "vf.MCPEnv"),
         ("envs.composable.ComposableEnv", "has no 'composable'"),
     ],
 )

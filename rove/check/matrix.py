@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
-from rove import __version__
 from rove.check.package import Report
 from rove.check.rules import GENERATIONS, Deviation
 
@@ -24,7 +24,7 @@ COUNTED = {
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
     """Version of rove, whether all run, and every report with its verdict."""
     packages = [{"verdict": report.verdict, **msgspec.to_builtins(report)} for report in reports]
-    return {"rove": __version__, "all_run": all(report.runs for report in reports), "packages": packages}
+    return {"rove": version("rove"), "all_run": all(report.runs for report in reports), "packages": packages}
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
@@ -38,7 +38,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     lines = [
         "# Compatibility matrix",
         "",
-        f"Made by `rove check` of rove {__version__}. {len(reports)} packages: {said}.",
+        f"Made by `rove check` of rove {version('rove')}. {len(reports)} packages: {said}.",
     ]
     lines += ["", *_table(HEAD, [_row(report, numbers) for report in reports])]
     used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)

@@ -169,7 +169,7 @@ def _check_version(env_id: str, file: Path, installed: str | None) -> None:
 
 def _version(file: Path, installed: str | None) -> str:
     """Of the package that a module is of; "" where nobody knows."""
-    project = _project_file(file)
+    project = project_file(file)
     if project.is_file():
         return str(read_toml(project).get("project", {}).get("version", ""))
     for name in importlib.metadata.packages_distributions().get(installed or "", []):

@@ -276,8 +276,8 @@ HOSTILE = {
     "argument": (env(arguments="path"), r"needs the argument 'path' \(-a\)"),
     "nothing": (env(load="return"), "cannot run: load_environment.* returned a NoneType"),
     "not here": (
-        VF + "def load_environment():\n    return vf.TextArenaEnv()\n",
-        "cannot run: .*use rove's own integration",
+        VF + "def load_environment():\n    return vf.CliAgentEnv()\n",
+        r"cannot run: .*use rove\.AgentEnv",
     ),
     "no path": (
         env("import verifiers.envs.composable"),

@@ -171,10 +171,17 @@ RULES = (
         G0,
     ),
     Rule(
-        "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `get_model_and_tokenizer`",
+        "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `lora_defaults`, `get_model_and_tokenizer`",
         "`rove rl`, which is what they run; `vf-vllm` is not needed",
         (
-            *("name:GRPOTrainer", "name:RLTrainer", "name:GRPOConfig", "name:RLConfig", "name:grpo_defaults"),
+            *(
+                "name:GRPOTrainer",
+                "name:RLTrainer",
+                "name:GRPOConfig",
+                "name:RLConfig",
+                "name:grpo_defaults",
+                "name:lora_defaults",
+            ),
             *("name:get_model_and_tokenizer", "name:get_model", "name:get_tokenizer"),
         ),
         G2,

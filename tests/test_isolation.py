@@ -109,17 +109,9 @@ def facts(record: vf.RolloutRecord) -> list[Any]:
     """All of a record but times and the traceback's files."""
     error = record.error and (record.error.phase, record.error.type, record.error.message)
     steps = [(step.prompt, step.completion, step.usage, step.reward) for step in record.steps]
-    said = [record.prompt, record.completion, record.boards, steps, record.tools, record.info, record.answer]
-    return [
-        record.example_key,
-        record.seed,
-        said,
-        list(record.seats),
-        record.scores,
-        error,
-        record.stop_condition,
-        record.is_truncated,
-    ]
+    shown = [record.prompt, record.completion, steps]
+    said = [*shown, record.tools, record.info, record.answer, list(record.seats), record.boards]
+    return [record.example_key, record.seed, said, record.scores, error, record.stop_condition, record.is_truncated]
 
 
 @pytest.mark.parametrize("name", ["tictactoe", "lookup", "double_check", "reverse_text"])

@@ -329,7 +329,7 @@ def test_somebody_here_may_take_the_other_seat() -> None:
         env: Any = load("tictactoe", None, num_examples=6)
         assert env.two_player
 
-        async def last(view: str, legal: list[str], seen: list[str] = seen) -> str:
+        async def last(view: str, legal: list[str], board: Any = None, seen: list[str] = seen) -> str:
             seen.append(view)
             return legal[-1]
 

@@ -198,9 +198,9 @@ def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
 
 
 def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("", ".composite", ".factory"):  # the library itself is imported by workers alone
+    for name in ("", ".composite", ".factory", ".utils"):  # the library itself is imported by workers alone
         stub: Any = ModuleType(f"reasoning_gym{name}")
-        stub.DatasetSpec = stub.DATASETS = None
+        stub.DatasetSpec = stub.DATASETS = stub.SYSTEM_PROMPTS = None
         monkeypatch.setitem(sys.modules, stub.__name__, stub)
     module = "rove.integrations.environments.reasoning_worker"
     monkeypatch.delitem(sys.modules, module, raising=False)

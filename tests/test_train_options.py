@@ -201,6 +201,7 @@ RL: dict[str, Case] = {
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
     "bf16_sampling": Case(True),
+    "mixed_precision": Case(True, {}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
     "max_bad_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
@@ -219,6 +220,7 @@ RL: dict[str, Case] = {
     "target": Case(0.5, {"steps": 3, **BEST}, steps),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
     "alarms": Case({"window": 1, "dead_groups": 0.1}, {"env_args": {"flat": 1}}, alarms),
+    "token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
     "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
     "seed": Case(1),
 }
@@ -250,6 +252,7 @@ SFT: dict[str, Case] = {
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
+    "mixed_precision": Case(True, {}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
     "max_bad_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda ran: ran.error),

@@ -17,7 +17,6 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from packaging.version import InvalidVersion, Version
 
 from rove.config import read_toml
 from rove.digest import digest_files
@@ -158,6 +157,8 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
     """See that a module has the version that a name asks for, as far as it is known: another one's scores are not its scores."""
+    from packaging.version import InvalidVersion, Version  # for names with "@" alone
+
     with suppress(InvalidVersion):
         wanted, here = Version(env_id.partition("@")[2]), Version(_version(file, installed))
         if wanted != here:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from rove.digest import derive_seed
+from rove.errors import ConfigError
 from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
 from rove.runs import Run
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
@@ -61,6 +62,11 @@ class Learner:
     """
 
     def __init__(self, config: RLConfig | SFTConfig, objective: Objective, loaded: LoadedModel, ranks: Ranks = ALONE):
+        if config.mixed_precision and ranks.size == 1:
+            raise ConfigError(
+                "mixed_precision is for several processes that train together (torchrun); leave it out, or take bf16_backward "
+                "on a CPU"
+            )
         self.config = config
         self.objective = objective
         self.loaded = loaded

@@ -19,6 +19,7 @@ import rove as vf
 from rove.engine.client import EngineClient
 from rove.isolation import IsolatedEnv
 from rove.isolation.opening import open_environment
+from rove.isolation.rollout import Rollout
 from rove.protocols import Request, Response
 from rove.train.evaluation import EvaluationConfig
 
@@ -125,6 +126,26 @@ def test_a_crash_asks_no_sub_model_twice(tmp_path: Path, trained: bool) -> None:
     assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message
     kept = [(*facts(record), seats_of(record)) for record in records if not record.error]
     assert kept == [(*facts(record), seats_of(record)) for record in fine if record.info["number"] != 2]
+    assert set(client.asked.values()) == {1}
+
+
+def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subs(tmp_path)
+    clean_up = Rollout.clean_up
+
+    async def dies_first(rollout: Rollout) -> None:
+        assert rollout.worker is not None
+        if rollout.state["info"]["number"] == 2:
+            rollout.worker.close("it died")
+        await clean_up(rollout)
+
+    whole = isolated("subs", tmp_path, trained=True).generate_sync(Teller())
+    monkeypatch.setattr(Rollout, "clean_up", dies_first)
+    client = Teller()
+    records = isolated("subs", tmp_path, trained=True).generate_sync(client)
+    assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in whole]
     assert set(client.asked.values()) == {1}
 
 

@@ -75,7 +75,13 @@ class Rollout:
         """
         if self.worker is None or (self.worker.is_gone and self.state["error"] is not None):
             return
-        told = await self._ask_surely("clean_up", **self._reasons())
+        try:
+            told = await self._ask("clean_up", **self._reasons())
+        except WorkerError:
+            if self._has_moved:
+                raise
+            await self._play_again(await self.room.another())
+            told = await self._ask("clean_up", **self._reasons())
         self._take(told)
         if self.state["error"] is not None or told["failed"] is not None:
             self.leave()
@@ -84,7 +90,14 @@ class Rollout:
 
     async def score(self) -> Scores:
         """What the environment's rubric says of it, group rewards left out."""
-        return self.taken(await self._ask_surely("score"))
+        try:
+            told = await self._ask("score")
+        except WorkerError:
+            if self._has_moved:
+                raise
+            await self.settle_in(await self.room.another())
+            told = await self._ask("score")
+        return self.taken(told)
 
     def taken(self, told: dict[str, Any]) -> Scores:
         """The scores in what a worker has told; the rest is taken over."""
@@ -98,9 +111,8 @@ class Rollout:
         await self._play()
 
     async def settle_in(self, worker: Worker) -> None:
-        """The same for a rollout that is over."""
-        with suppress(RemoteError, *CONTROL.values()):  # as it ended before
-            await self.move(worker)
+        """The same for a rollout that is over and cleaned up."""
+        await self._play_again(worker)
         await self._ask("clean_up", **self._reasons())
 
     @property
@@ -144,15 +156,10 @@ class Rollout:
         assert self.worker is not None
         return await self.worker.ask(name, number=self.number, **args)
 
-    async def _ask_surely(self, name: str, **args: Any) -> Any:
-        """A call about a rollout that is over; it is played again first if its worker has died meanwhile."""
-        try:
-            return await self._ask(name, **args)
-        except WorkerError:
-            if self._has_moved:
-                raise
-        await self.settle_in(await self.room.another())
-        return await self._ask(name, **args)
+    async def _play_again(self, worker: Worker) -> None:
+        """Move a rollout that is over; it ends as it did before."""
+        with suppress(RemoteError, *CONTROL.values()):
+            await self.move(worker)
 
     def _reasons(self) -> dict[str, Any]:
         """How it ended, where this side knows."""

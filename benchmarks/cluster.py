@@ -251,8 +251,15 @@ def loads(assumed: Assumed, costs: Costs, players: int = 1) -> dict[str, float]:
         / players,
         "samples into batches, and into bytes (the first trainer process)": tokens * (costs.sample + costs.sent),
         "samples out of bytes, in every trainer process": tokens * costs.received if trainers > 1 else 0.0,
-        "link: answers of the model, into the playing process": rate * TURNS * costs.request_bytes / assumed.link / players,
-        "link: samples to the trainers, passed on in a tree": tokens * costs.sent_bytes * min(2, trainers) / assumed.link,
+        "link: answers of the model, into the playing process": rate
+        * TURNS
+        * costs.request_bytes
+        / assumed.link
+        / players,
+        "link: samples to the trainers, passed on in a tree": tokens
+        * costs.sent_bytes
+        * min(2, trainers)
+        / assumed.link,
         "link: fp32 weights to the first trainer process": steps * weights / assumed.link,
         "link: bf16 weights to the samplers, broadcast": steps * halves / assumed.link,
         "disk: bf16 weights read by each sampling node": steps * halves * (1 + nodes) / assumed.shared_disk,
@@ -260,7 +267,7 @@ def loads(assumed: Assumed, costs: Costs, players: int = 1) -> dict[str, float]:
     }
 
 
-def simulate(assumed: Assumed, costs: Costs, players: int = 1, seconds: float = 60.0, seed: int = 0) -> float:
+def simulate(assumed: Assumed, costs: Costs, players: int = 1, seconds: float = 15.0, seed: int = 0) -> float:
     """Rollouts per second of the whole loop, the first half of the time left out.
 
     A rollout waits for its GPU's answer (all rollouts of a GPU share its speed), then for the process that plays, which
@@ -271,7 +278,7 @@ def simulate(assumed: Assumed, costs: Costs, players: int = 1, seconds: float = 
     share = assumed.rollouts / assumed.samplers
     sampling = share * ANSWER / assumed.sampled_per_second
     serving = costs.turn + costs.request + costs.kept / TURNS
-    horizon = 2 * seconds + 2 * TURNS * (sampling + assumed.environment_seconds)
+    horizon = 2 * seconds + 2 * (sampling + assumed.environment_seconds)
     free_at = [0.0] * players
     events = [(rng.random() * (sampling + assumed.environment_seconds), i) for i in range(assumed.rollouts)]
     heapq.heapify(events)
@@ -294,12 +301,16 @@ def report(gpus: Sequence[int], base: Assumed, costs: Costs) -> dict[str, Any]:
         print(f"  {name:14} {value * (1 if unit == 'bytes' else 1e6):12,.2f} {unit}")
     print(f"assumed: {asdict(base)}; {TURNS} turns of {PROMPT} + {ANSWER} tokens")
     found: dict[str, Any] = {"costs": asdict(costs), "assumed": asdict(base), "speeds": []}
-    print(f"\n{'GPUs':>6} {'rollouts':>9} {'GPUs allow':>11} {'playing in 1 process':>21} {'4':>7} {'16':>7}   rollouts/s")
+    print(
+        f"\n{'GPUs':>6} {'rollouts':>9} {'GPUs allow':>11} {'playing in 1 process':>21} {'4':>7} {'16':>7}   rollouts/s"
+    )
     for count in gpus:
         assumed = replace(base, gpus=count)
         speeds = [simulate(assumed, costs, players) for players in (1, 4, 16)]
         found["speeds"].append([count, assumed.rollouts, assumed.ideal, *speeds])
-        print(f"{count:6} {assumed.rollouts:9,} {assumed.ideal:11,.1f} {speeds[0]:21,.1f} {speeds[1]:7,.1f} {speeds[2]:7,.1f}")
+        print(
+            f"{count:6} {assumed.rollouts:9,} {assumed.ideal:11,.1f} {speeds[0]:21,.1f} {speeds[1]:7,.1f} {speeds[2]:7,.1f}"
+        )
     assumed = replace(base, gpus=max(gpus))
     print(f"\nhow busy at the speed that {assumed.gpus:,} GPUs allow ({assumed.samplers} sample, the others train):")
     found["busy"] = dict(sorted(loads(assumed, costs).items(), key=lambda item: -item[1]))

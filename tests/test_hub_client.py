@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from hub_folders import code, list_again, publish, tampered
+from hubs import code, list_again, publish, tampered
 
 from rove.errors import ConfigError, HubError, InfraError, TrustError
 from rove.hub.client import Hub

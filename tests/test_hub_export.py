@@ -6,27 +6,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hubs import add, hub
+from hubs import fill, hub
 
 from rove.errors import ConfigError, PackageError
 from rove.hub.export import export
-from rove.hub.results import read_run
 from rove.hub.store import Store
-from rove.hub.tokens import Access
 
 
 @pytest.fixture
 def store(tmp_path: Path):
     store = Store(tmp_path / "hub")
-    store.add_owner("acme", ["key"])
-    store.add_owner("zeta")
-    for version in ("1.0", "1.1"):
-        add(store, version=version)
-    add(store, "zeta", "chess")
-    store.set_private("acme", "secret", True, Access("acme", ("admin",)))
-    add(store, name="secret")
-    store.add_run("acme", "my-sums", "1.1", read_run(b'{"model": "tiny", "summary": {"reward": 1}}'))
-    store.yank("acme", "my-sums", "1.0", "old")
+    fill(store, ["key"])
     yield store
     store.close()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_folders import code, publish
+from hubs import code, publish
 
 import rove
 from rove.cli.check import _packages

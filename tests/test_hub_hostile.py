@@ -26,7 +26,7 @@ from rove.hub.manifest import canonical
 from rove.hub.signing import load_key, make_key, sign
 from rove.hub.store import Store
 from rove.hub.tokens import Access, make_token
-from rove.hub.uploads import LARGEST, Limits
+from rove.hub.uploads import LARGEST, Pace
 
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
@@ -67,7 +67,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         "uploads": make_token(store.database, "acme", ["upload:acme/*"]),
     }
     store.close()
-    hub = InThread(place / "hub", limits=Limits(uploads=2, seconds=1.5, idle_seconds=0.5))
+    hub = InThread(place / "hub", pace=Pace(uploads=2, seconds=1.5, idle_seconds=0.5))
     hub.asking.tokens = {**hub.asking.tokens, **made}
     try:
         yield Room(hub, place / "hub", package(place / "p", NAME), place, listing(place / "hub"))

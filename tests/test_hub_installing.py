@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hub_folders import V0 as V0_CODE
-from hub_folders import code, list_again, publish, tampered
+from hubs import V0 as V0_CODE
+from hubs import code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 
 from rove.errors import ConfigError, HubError, PackageError, TrustError

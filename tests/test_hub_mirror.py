@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hubs import add, hub, listing, package
+from hubs import add, fill, hub, listing, package
 from packages import put_package
 
 from rove.errors import ConfigError
@@ -15,24 +15,15 @@ from rove.hub import catalogue
 from rove.hub.client import Hub
 from rove.hub.export import export
 from rove.hub.mirror import Mirror, Mirrored, check_source
-from rove.hub.results import read_run
 from rove.hub.signing import load_key, make_key, sign
 from rove.hub.store import Store
-from rove.hub.tokens import Access, make_token
+from rove.hub.tokens import make_token
 
 
 @pytest.fixture
 def there(tmp_path: Path):
     store = Store(tmp_path / "there")
-    store.add_owner("acme")
-    store.add_owner("zeta")
-    for version in ("1.0", "1.1"):
-        add(store, version=version)
-    add(store, "zeta", "chess")
-    store.set_private("acme", "secret", True, Access("acme", ("admin",)))
-    add(store, name="secret")
-    store.add_run("acme", "my-sums", "1.1", read_run(b'{"model": "tiny", "summary": {"reward": 1}}'))
-    store.yank("acme", "my-sums", "1.0", "old")
+    fill(store)
     yield store
     store.close()
 

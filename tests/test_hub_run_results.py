@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import code, publish
+from hubs import code, publish
 from packages import put_wheel, wheel_files, with_record
 
 import rove

@@ -237,9 +237,9 @@ async def test_a_token_says_whose_it_is(asking: Asking):
 
 
 async def test_a_project_that_is_not_there_is_sought_elsewhere_where_nothing_is_hidden(tmp_path: Path):
-    async with hub(tmp_path / "hub", fallback="https://pypi.org/simple/") as asking:
+    async with hub(tmp_path / "hub", fallback="https://index.example/simple/") as asking:
         moved = await asking.ask("GET", "/acme/simple/msgspec/")
-        assert (moved.status, moved.headers["Location"]) == (302, "https://pypi.org/simple/msgspec/")
+        assert (moved.status, moved.headers["Location"]) == (302, "https://index.example/simple/msgspec/")
         await asking.ask("PUT", "/api/environments/acme/secret", "acme", json={"visibility": "private"})
         assert (await asking.ask("GET", "/acme/simple/secret/")).status == 404
         assert (await asking.ask("GET", "/acme/simple/msgspec/")).status == 404  # as little as of the other one

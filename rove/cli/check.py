@@ -157,7 +157,7 @@ def _hints(
     if len(reports) == 1 and reports[0].runs:
         steps.append(_next(given[0], packages[0]))
     if steps:
-        hint(console, *map(escape, steps))
+        hint(console, *steps)
 
 
 def _next(given: str, package: Package) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -43,6 +44,11 @@ def hub_at(where: str, given: str | None) -> Hub:
         given: what --hub says, which may be another: see `token_for`.
     """
     return Hub(where, token_for(where, given))
+
+
+def at(hub: str | None) -> str:
+    """The flag of a command that is to ask the same hub as this one."""
+    return f" --hub {shlex.quote(hub)}" if hub else ""
 
 
 def plain(text: str) -> Text:

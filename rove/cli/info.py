@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_at, hub_option, plain, versions
+from rove.cli.hubs import at, card, hub_at, hub_option, plain, versions
 from rove.hub import keys
 from rove.hub.finding import find
 from rove.hub.installing import Offer, look_up
@@ -75,9 +75,8 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
         lines = run_async(_readme(where, hub, offer.reference)).splitlines()
         console.print(Text("\n").join(map(plain, lines)), soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
-    hint(
-        console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else f"install it: rove install {short}"
-    )
+    install = f"install it: rove install {short}{at(hub)}"
+    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else install)
 
 
 async def _readme(where: str, given: str | None, reference: Reference) -> str:

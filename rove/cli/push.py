@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from rove.cli.asking import confirmed
-from rove.cli.common import console_for, hint, print_json, print_warnings, run_async
-from rove.cli.hubs import card, hub_at, hub_option
+from rove.cli.common import console_for, counted, hint, print_json, print_warnings, run_async
+from rove.cli.hubs import at, card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
 from rove.hub import signing
 from rove.hub.building import build
@@ -83,8 +83,10 @@ def command(
     if as_json:
         print_json({"environment": f"{who}/{manifest.name}", "version": manifest.version, "new": is_new, "hub": where})
     said = "published" if is_new else "there already, the same:"
-    console.print(f"[green]{said}[/green] {reference}" + f", with {len(results)} runs" * bool(results), soft_wrap=True)
-    hint(console, f"install it anywhere: rove install {who}/{manifest.name} --hub {where}")
+    console.print(
+        f"[green]{said}[/green] {reference}" + f", with {counted(len(results), 'run')}" * bool(results), soft_wrap=True
+    )
+    hint(console, f"install it anywhere: rove install {who}/{manifest.name}{at(where)}")
 
 
 def _taken(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from packaging.utils import canonicalize_version
@@ -126,12 +125,6 @@ def version_key(version: str) -> str:
 def skeleton(name: str) -> str:
     """What confusable names share: "to-lower", "to_1ower", "T0.Lower" and "tolovver" look, or read, alike."""
     return name.lower().translate(_LOOKALIKES).replace("rn", "m").replace("vv", "w")
-
-
-def confusable(name: str, others: Iterable[str]) -> str | None:
-    """Another name that people would take for this one; None where there is none. The name itself is not another."""
-    mine = skeleton(name)
-    return next((other for other in others if other != name and skeleton(other) == mine), None)
 
 
 def module_of(name: str) -> str:

@@ -26,7 +26,7 @@ from rove.hub.pages.site import Site
 from rove.hub.refusals import Refused
 from rove.hub.results import LARGEST_RUN, read_run
 from rove.hub.store import Store
-from rove.hub.uploads import Limits, Uploads, patient
+from rove.hub.uploads import Pace, Uploads, patient
 
 T = TypeVar("T")
 
@@ -52,18 +52,16 @@ class _Visibility(msgspec.Struct):
     visibility: str
 
 
-def make_hub(
-    store: Store, name: str = "", *, fallback: str | None = None, limits: Limits | None = None
-) -> web.Application:
+def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace: Pace | None = None) -> web.Application:
     """The application; see docs/hub_server.md for what it answers.
 
     Args:
         store: what it serves; it is not closed.
         name: of the hub. Default: the folder's.
         fallback: address of a simple index where projects are sought that an owner does not have; None = nowhere.
-        limits: on uploads.
+        pace: of uploads.
     """
-    hub = _Hub(store, name or store.folder.resolve().name, fallback, limits or Limits())
+    hub = _Hub(store, name or store.folder.resolve().name, fallback, pace or Pace())
     app = web.Application(middlewares=[doorkeeper(store)], client_max_size=LARGEST_RUN)
     there = "/{owner}/{name}"
     app.add_routes(
@@ -98,10 +96,10 @@ def make_hub(
 class _Hub:
     """The handlers."""
 
-    def __init__(self, store: Store, name: str, fallback: str | None, limits: Limits):
-        self.store, self.name, self.limits = store, name, limits
+    def __init__(self, store: Store, name: str, fallback: str | None, pace: Pace):
+        self.store, self.name, self.pace = store, name, pace
         self.fallback = fallback.rstrip("/") if fallback else None
-        self.uploads = Uploads(store, limits)
+        self.uploads = Uploads(store, pace)
         self.site, self.static_files = Site(store, name), static_files()
         self.downloads: Counter[tuple[str, str]] = Counter()
 
@@ -248,7 +246,7 @@ class _Hub:
         """Whose the token is."""
         access = request[ACCESS]
         if access.owner is None:
-            raise Refused(401, "nobody has asked: send a token as 'Authorization: Bearer rove_…'")
+            raise Refused(401, "to ask whose a token is takes one; send it as 'Authorization: Bearer rove_…'")
         return json_answer({"owner": access.owner, "scopes": list(access.scopes)})
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
@@ -295,7 +293,7 @@ class _Hub:
         return decoded(lambda: msgspec.json.decode(content or b"{}", type=kind), "the body")
 
     async def _read(self, request: web.Request) -> bytes:
-        async with patient(self.limits):
+        async with patient(self.pace):
             return await request.read()
 
 

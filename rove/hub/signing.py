@@ -14,6 +14,7 @@ import msgspec
 
 from rove.errors import ConfigError, PackageError
 from rove.hub.manifest import canonical
+from rove.hub.settings import config_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,8 +34,7 @@ class Signature(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
 def key_file() -> Path:
     """Where this user's key is: `$XDG_CONFIG_HOME/rove/signing.key`."""
-    base = os.environ.get("XDG_CONFIG_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".config") / "rove" / KEY_FILE
+    return config_folder() / KEY_FILE
 
 
 def make_key(file: Path | None = None) -> str:

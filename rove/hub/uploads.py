@@ -39,7 +39,7 @@ BROKEN = (ValueError, RuntimeError, EOFError, AssertionError, HttpProcessingErro
 CHUNK = 256 << 10
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Pace(msgspec.Struct, frozen=True):
     """How much at once, and how slowly."""
 
     uploads: int = 8
@@ -57,14 +57,14 @@ class Uploads:
 
     Args:
         store: where they go.
-        limits: how many at once.
+        pace: how many at once, and how slowly.
     """
 
-    def __init__(self, store: Store, limits: Limits):
-        self.store, self.limits = store, limits
-        self._slots = asyncio.Semaphore(limits.uploads)
+    def __init__(self, store: Store, pace: Pace):
+        self.store, self.pace = store, pace
+        self._slots = asyncio.Semaphore(pace.uploads)
         self._waiting = 0
-        self._threads = ThreadPoolExecutor(limits.uploads, thread_name_prefix="rove-upload")
+        self._threads = ThreadPoolExecutor(pace.uploads, thread_name_prefix="rove-upload")
         self._checkers = Checkers()
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        if self._waiting >= self.limits.waiting:
+        if self._waiting >= self.pace.waiting:
             raise Refused(503, f"{self._waiting} uploads wait already; try again in a minute")
         self._waiting += 1
         try:
@@ -111,7 +111,7 @@ class Uploads:
     async def _receive(self, request: web.Request, draft: Path) -> None:
         seen: set[str] = set()
         try:
-            async with patient(self.limits):
+            async with patient(self.pace):
                 parts = MultipartReader(request.headers, request.content)
                 while (part := await self._soon(parts.next)) is not None:
                     if not isinstance(part, BodyPartReader) or part.name not in SIZES or part.name in seen:
@@ -143,7 +143,7 @@ class Uploads:
 
     async def _soon(self, read: Callable[[], Any]) -> Any:
         """What is read, if some of it comes soon enough."""
-        async with asyncio.timeout(self.limits.idle_seconds):
+        async with asyncio.timeout(self.pace.idle_seconds):
             return await read()
 
     async def _run(self, call: Callable[[], T]) -> T:
@@ -164,17 +164,17 @@ def _check_head(request: web.Request) -> None:
 
 
 @asynccontextmanager
-async def patient(limits: Limits) -> AsyncIterator[None]:
+async def patient(pace: Pace) -> AsyncIterator[None]:
     """Reading a body, for as long as it may take.
 
     Raises:
         Refused: it takes longer.
     """
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(pace.seconds):
             yield
     except TimeoutError as error:
         raise Refused(
             408,
-            f"the body came too slowly; it may take {limits.seconds:g} s, and {limits.idle_seconds:g} s without a byte",
+            f"the body came too slowly; it may take {pace.seconds:g} s, and {pace.idle_seconds:g} s without a byte",
         ) from error

@@ -17,12 +17,12 @@ from multidict import CIMultiDictProxy
 from packages import put_package
 from yarl import URL
 
-from rove.hub.checking import Session
-from rove.hub.manifest import Manifest
-from rove.hub.results import read_run
-from rove.hub.server import make_hub, serving
-from rove.hub.store import Kept, Store
-from rove.hub.tokens import Access, make_token
+from rove.hub.package.manifest import Manifest
+from rove.hub.server.app import make_hub, serving
+from rove.hub.server.checking import Session
+from rove.hub.server.results import read_run
+from rove.hub.server.store import Kept, Store
+from rove.hub.server.tokens import Access, make_token
 
 DOUBLING = """
 import rove as vf

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rove.hub.archives import check_wheel, record_hash
-from rove.hub.manifest import File, Manifest, filename, manifest_bytes
+from rove.hub.package.archives import check_wheel, record_hash
+from rove.hub.package.manifest import File, Manifest, filename, manifest_bytes
 
 MODULE = b"def load_environment(num_examples: int = 10):\n    raise RuntimeError('this was run')\n"
 README = "# Sums\n\nAdd two numbers.\n"

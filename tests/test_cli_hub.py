@@ -13,8 +13,8 @@ import pytest
 from commands import Rove, in_its_own, in_this_process
 from hubs import add
 
-from rove.hub.signing import make_key
-from rove.hub.store import Store
+from rove.hub.package.signing import make_key
+from rove.hub.server.store import Store
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/hub_server.md"
 

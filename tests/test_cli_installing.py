@@ -13,11 +13,11 @@ from packages import put_wheel, wheel_files, with_record
 from test_cli import endpoint
 
 from rove.cli import hubs, install
-from rove.hub.client import Hub
-from rove.hub.finding import all_installed
-from rove.hub.listings import HubFile
-from rove.hub.lock import Locked, write_lock
-from rove.hub.settings import token_for
+from rove.hub.client.hub import Hub
+from rove.hub.client.installed import all_installed
+from rove.hub.client.listings import HubFile
+from rove.hub.client.lock import Locked, write_lock
+from rove.hub.client.settings import token_for
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from rove.envs import loading
 from rove.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rove.hub.finding import Installed
-    from rove.hub.names import Reference
+    from rove.hub.client.installed import Installed
+    from rove.hub.package.names import Reference
 
 
 _told: set[str] = set()
@@ -45,9 +45,9 @@ def offer() -> None:
 
 def _found(env_id: str) -> loading.Elsewhere | None:
     """An installed environment; nothing of the hub is imported before the first name of this kind."""
-    from rove.hub import finding
+    from rove.hub.client import installed
 
-    return finding.finder(env_id, _absent)
+    return installed.finder(env_id, _absent)
 
 
 def _absent(reference: Reference) -> Installed | None:
@@ -58,8 +58,8 @@ def _absent(reference: Reference) -> Installed | None:
     """
     from rove.cli.common import console_for
     from rove.cli.install import Installer
-    from rove.hub.finding import find
-    from rove.hub.settings import hub_of
+    from rove.hub.client.installed import find
+    from rove.hub.client.settings import hub_of
 
     name = str(reference)
     if name in _told:

@@ -39,8 +39,8 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
     Raises:
         ConfigError: there is none, and it is not to be made.
     """
-    from rove.hub.database import FILE
-    from rove.hub.store import Store
+    from rove.hub.server.database import FILE
+    from rove.hub.server.store import Store
 
     if not new and not (data / FILE).is_file():
         raise ConfigError(f"there is no hub in {data}; name its folder with --data, or make one: rove hub user OWNER")
@@ -122,7 +122,7 @@ def token(
     as_json: bool,
 ) -> None:
     """Make an API token for OWNER, who is made, too, if need be. It is shown once; the hub keeps its hash only."""
-    from rove.hub import tokens
+    from rove.hub.server import tokens
 
     console = console_for(as_json)
     if revoke is not None:
@@ -183,8 +183,8 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
 @data_option
 def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
     """Serve a hub until Ctrl-C. Whatever stops it, a version is there whole or not at all."""
-    from rove.hub.server import make_hub, serve_hub
-    from rove.hub.uploads import Pace
+    from rove.hub.server.app import make_hub, serve_hub
+    from rove.hub.server.uploads import Pace
     from rove.server import is_loopback
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -226,7 +226,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
 @json_option
 def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     """Write what is public into FOLDER, as files for any web server, for pip and for rove itself."""
-    from rove.hub.export import export as write
+    from rove.hub.server.export import export as write
 
     console = console_for(as_json)
     with opened(data) as store:
@@ -258,8 +258,8 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
 
     Hashes and archives are checked; manifests, signatures, results and what was yanked are kept. DATA is this hub's folder.
     """
-    from rove.hub.client import Hub
-    from rove.hub.mirror import Mirror, Mirrored, check_source
+    from rove.hub.client.hub import Hub
+    from rove.hub.server.mirror import Mirror, Mirrored, check_source
 
     console = console_for(as_json)
     data = to or data

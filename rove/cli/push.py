@@ -13,14 +13,14 @@ from rove.cli.asking import confirmed
 from rove.cli.common import console_for, counted, hint, print_json, print_warnings, run_async
 from rove.cli.hubs import at, card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
-from rove.hub import signing
-from rove.hub.building import build
-from rove.hub.checking import PARTS
-from rove.hub.folder import MANIFEST, SIGNATURE, verify
-from rove.hub.manifest import Manifest
-from rove.hub.names import Reference, check_owner
-from rove.hub.run_results import results_of
-from rove.hub.settings import is_url, needed_hub
+from rove.hub.client.run_results import results_of
+from rove.hub.client.settings import is_url, needed_hub
+from rove.hub.package import signing
+from rove.hub.package.building import build
+from rove.hub.package.folder import MANIFEST, SIGNATURE, verify
+from rove.hub.package.manifest import Manifest
+from rove.hub.package.names import Reference, check_owner
+from rove.hub.server.checking import PARTS
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:

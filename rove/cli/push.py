@@ -17,10 +17,9 @@ from rove.hub.client.run_results import results_of
 from rove.hub.client.settings import is_url, needed_hub
 from rove.hub.package import signing
 from rove.hub.package.building import build
-from rove.hub.package.folder import MANIFEST, SIGNATURE, verify
+from rove.hub.package.folder import MANIFEST, PARTS, SIGNATURE, verify
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import Reference, check_owner
-from rove.hub.server.checking import PARTS
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:

@@ -15,9 +15,9 @@ import msgspec
 from rove.envs import loading
 from rove.envs.environment import Environment
 from rove.errors import ConfigError, HubError
-from rove.hub.client.settings import data_folder
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
+from rove.hub.places import data_folder
 
 try:
     import fcntl

@@ -11,8 +11,9 @@ import tomli_w
 from rove.config import read_toml
 from rove.errors import TrustError
 from rove.files import write_whole
-from rove.hub.client.settings import config_folder, normal
+from rove.hub.client.settings import normal
 from rove.hub.package import signing
+from rove.hub.places import config_folder
 
 FILE = "known_keys.toml"
 

@@ -11,6 +11,7 @@ import tomli_w
 
 from rove.config import read_toml
 from rove.errors import ConfigError
+from rove.hub.places import config_folder
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 
@@ -81,21 +82,6 @@ def normal(where: str) -> str:
 def is_url(where: str) -> bool:
     """Whether a hub is asked over HTTP; anything else is a folder."""
     return where.lower().startswith(("http://", "https://"))
-
-
-def config_folder() -> Path:
-    """`$XDG_CONFIG_HOME/rove`."""
-    return _base("XDG_CONFIG_HOME", ".config") / "rove"
-
-
-def data_folder() -> Path:
-    """`$XDG_DATA_HOME/rove`."""
-    return _base("XDG_DATA_HOME", ".local/share") / "rove"
-
-
-def _base(variable: str, usual: str) -> Path:
-    given = os.environ.get(variable, "").strip()
-    return Path(given) if given else Path.home() / usual
 
 
 def _file() -> Path:

@@ -13,6 +13,8 @@ from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.package.signing import check_signature
 
 MANIFEST, SIGNATURE, README = "manifest.json", "manifest.sig", "README.md"
+PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
+"""Parts of an upload whose files have the same name in every version."""
 
 
 @dataclass(frozen=True)

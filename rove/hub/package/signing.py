@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rove.errors import ConfigError, PackageError
-from rove.hub.client.settings import config_folder
 from rove.hub.package.manifest import canonical
+from rove.hub.places import config_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

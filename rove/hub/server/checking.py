@@ -13,12 +13,9 @@ from typing import Any
 import msgspec
 
 from rove.errors import PackageError
-from rove.hub.package.folder import MANIFEST, README, SIGNATURE, verify
+from rove.hub.package.folder import PARTS, README, verify
 from rove.hub.package.manifest import read_manifest
 from rove.hub.package.texts import active
-
-PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
-"""Parts of an upload whose files have the same name in every version."""
 
 
 class Session:

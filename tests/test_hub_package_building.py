@@ -22,7 +22,7 @@ from rove.hub.package.building import build, commit_of, describe
 from rove.hub.package.facts import Facts, Score
 from rove.hub.package.folder import verify
 from rove.hub.package.manifest import V0, Manifest, Needs, Player, manifest_bytes
-from rove.hub.package.reading import declared
+from rove.hub.package.reading import declared, read_code
 
 SETUPTOOLS = """
 [build-system]
@@ -155,7 +155,9 @@ def described(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifes
     """What would be said of a package of which these facts are known."""
     files = with_record(wheel_files(modules={"my_sums.py": b"import os\nload_environment = os.environ['JUDGE_KEY']\n"}))
     file = put_wheel(tmp_path, files)
-    return describe(check_wheel(file), files, declared({"tool": {"rove": said}}), facts, [named(file)], "")
+    return describe(
+        check_wheel(file), files, read_code(files), declared({"tool": {"rove": said}}), facts, [named(file)], ""
+    )
 
 
 def test_what_is_declared_is_added_to_what_was_found(tmp_path: Path):
@@ -174,7 +176,9 @@ def test_what_people_wrote_at_length_is_cut_to_a_line(tmp_path: Path):
     more = "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
     files = with_record(wheel_files(extra=more))
     wheel = check_wheel(put_wheel(tmp_path, files))
-    manifest, _ = describe(wheel, files, declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], "")
+    manifest, _ = describe(
+        wheel, files, read_code(files), declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], ""
+    )
     assert manifest.licence == "MIT License"
     assert manifest.authors == ["Ann", "Bob", "Cy", "d@example.org"]
     assert manifest_bytes(manifest)

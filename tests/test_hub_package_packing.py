@@ -7,8 +7,10 @@ import io
 import random
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packages import source_files, tarred, wheel_files, with_record
@@ -65,3 +67,21 @@ def test_a_source_archive_is_the_same_from_any_tar(tmp_path: Path):
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as archive:
         told = {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in archive}
     assert told == {(SECONDS, 0, "", 0o644)}
+
+
+def test_another_zlib_gives_other_archives_of_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As one that compresses less would: bytes of archives differ, what `content` says of the wheel, and the tar, do not."""
+    files = wheel_files(modules={"my_sums.py": b"def load_environment(): ...\n" * 100})
+    sources = {f"my-sums-1.0/{path}": content for path, content in files.items()}
+    made = []
+    for level in (9, 1):
+        compress = zlib.compressobj
+        with monkeypatch.context() as patch:
+            patch.setattr(zlib, "compressobj", lambda _, *rest, level=level, make=compress: make(level, *rest))
+            wheel, source = pack_wheel(files, "my-sums", "1.0"), pack_source(sources, "my-sums", "1.0")
+        file = tmp_path / "my_sums-1.0-py3-none-any.whl"
+        file.write_bytes(wheel)
+        made.append((wheel, source, check_wheel(file).content, gzip.decompress(source)))
+    [(wheel, source, *content), (other_wheel, other_source, *other_content)] = made
+    assert wheel != other_wheel and source != other_source
+    assert content == other_content

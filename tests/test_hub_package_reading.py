@@ -6,7 +6,7 @@ import pytest
 
 from rove.errors import ConfigError, PackageError
 from rove.hub.package.manifest import ROVE, V0, Argument
-from rove.hub.package.reading import arguments, check_api, compatibility, data_sources, declared, secrets
+from rove.hub.package.reading import arguments, check_api, compatibility, declared, read_code, secrets
 
 LOADER = b"""
 def load_environment(a, b: int = 3, *, level: "str | None" = None, names=("x", "y"), **more):
@@ -59,7 +59,7 @@ def test_arguments_that_nobody_can_read_are_none():
     ],
 )
 def test_which_api_it_is_written_for(source: bytes, api: str):
-    assert compatibility({"m/__init__.py": b"", "m/a.py": source}) == api
+    assert compatibility(read_code({"m/__init__.py": b"", "m/a.py": source})) == api
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_verifiers_v1_is_another_api(source: bytes):
     with pytest.raises(
         PackageError, match=r"written for verifiers v1, which has another API: rove answers for 0\.1\.0"
     ):
-        check_api({"m/a.py": source})
-    check_api({"m/a.py": source, "m/b.py": b"from rove import TasksetEnv"})
-    check_api({"m/a.py": b"from verifiers import v10, types"})
+        check_api(read_code({"m/a.py": source}))
+    check_api(read_code({"m/a.py": source, "m/b.py": b"from rove import TasksetEnv"}))
+    check_api(read_code({"m/a.py": b"from verifiers import v10, types"}))
 
 
 def test_names_of_secrets_are_found_and_other_variables_left():
@@ -81,17 +81,17 @@ from os import environ, getenv
 os.environ["JUDGE_API_KEY"]; environ.get("MY_TOKEN", ""); getenv("DB_PASSWORD"); os.getenv("HOME")
 {}.get("NOT_A_KEY"); Judge(api_key_var="OTHER_KEY"); os.environ["PATH"]; os.getenv(name)
 """
-    assert secrets({"m.py": source}) == ["DB_PASSWORD", "JUDGE_API_KEY", "MY_TOKEN", "OTHER_KEY"]
+    assert secrets(read_code({"m.py": source})) == ["DB_PASSWORD", "JUDGE_API_KEY", "MY_TOKEN", "OTHER_KEY"]
 
 
 def test_data_sources_are_found():
     source = b'load_dataset("openai/gsm8k", "main"); datasets.load_dataset("a/b"); load_dataset(name); load("c/d")'
-    assert data_sources({"m.py": source}) == ["a/b", "openai/gsm8k"]
+    assert read_code({"m.py": source}).datasets == {"a/b", "openai/gsm8k"}
 
 
 def test_what_is_no_python_is_told():
     with pytest.raises(PackageError, match=r"m/a\.py is no Python"):
-        compatibility({"m/a.py": b"def ("})
+        read_code({"m/a.py": b"def ("})
 
 
 def test_the_table_in_pyproject():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rove
+from rove.check.reading import Reading
 from rove.config import read_toml
 from rove.errors import ConfigError
 from rove.files import put_in_place
@@ -19,7 +20,7 @@ from rove.hub.package.backend import OUTPUT, build_archives, write_members
 from rove.hub.package.facts import SEED, Facts, play
 from rove.hub.package.folder import MANIFEST, README
 from rove.hub.package.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes, one_line
-from rove.hub.package.reading import Declared, arguments, check_api, compatibility, data_sources, declared, secrets
+from rove.hub.package.reading import Declared, arguments, check_api, compatibility, declared, read_code, secrets
 from rove.hub.package.unpacking import Members
 
 REPOSITORY = ("repository", "source", "source code", "code", "homepage", "home")
@@ -63,12 +64,13 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         draft = work / "package"
         draft.mkdir()
         wheel, members, files = build_archives(folder, work, draft)
-        check_api(members)
+        code = read_code(members)
+        check_api(code)
         facts = None
         if playing:
             write_members(work / "installed", members)
             facts = play(work / "installed", wheel.module, python)
-        manifest, warnings = describe(wheel, members, said, facts, files, commit_of(folder))
+        manifest, warnings = describe(wheel, members, code, said, facts, files, commit_of(folder))
         (draft / MANIFEST).write_bytes(manifest_bytes(manifest))
         (draft / README).write_text(wheel.readme, encoding="utf-8")
         target = (output or folder / OUTPUT) / f"{wheel.name}-{wheel.version}"
@@ -84,7 +86,13 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
 
 
 def describe(
-    wheel: Wheel, members: Members, said: Declared, facts: Facts | None, files: list[File], commit: str
+    wheel: Wheel,
+    members: Members,
+    code: Reading,
+    said: Declared,
+    facts: Facts | None,
+    files: list[File],
+    commit: str,
 ) -> tuple[Manifest, list[str]]:
     """The manifest of a wheel, and what its author should know: what is declared, what can be read, what was seen."""
     warnings = _warnings(wheel, said, facts)
@@ -103,7 +111,7 @@ def describe(
         authors=[one_line(author) for author in wheel.authors],
         requires_python=wheel.requires_python,
         dependencies=wheel.dependencies,
-        compatibility=compatibility(members),  # pyright: ignore[reportArgumentType]
+        compatibility=compatibility(code),  # pyright: ignore[reportArgumentType]
         reward_range=said.reward_range or ((min(seen), max(seen)) if seen else None),
         metrics=facts.metrics if facts is not None else [],
         tools=facts.tools if facts is not None else [],
@@ -115,10 +123,10 @@ def describe(
         seeds=[SEED] if seen else [],
         needs=Needs(
             network=said.needs.network or (facts is not None and facts.network),
-            secrets=sorted({*said.needs.secrets, *secrets(members)}),
+            secrets=sorted({*said.needs.secrets, *secrets(code)}),
             sandbox=said.needs.sandbox or (facts is not None and facts.sandbox),
         ),
-        data_sources=sorted({*said.data_sources, *data_sources(members)}),
+        data_sources=sorted({*said.data_sources, *code.datasets}),
         arguments=arguments(members, wheel.module),
         source=Source(
             repository=next((urls[name] for name in REPOSITORY if name in urls), ""),

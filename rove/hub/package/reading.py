@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from rove.check.reading import Reading, read
 from rove.check.rules import OTHER_API, V1, generation
 from rove.config import convert
 from rove.errors import PackageError
@@ -68,54 +68,37 @@ def arguments(members: Members, module: str) -> list[Argument]:
     ]
 
 
-def compatibility(members: Members) -> str:
+def read_code(members: Members) -> Reading:
+    """What the package's modules say; see `rove.check.reading`.
+
+    Raises:
+        PackageError: one of them is no Python.
+    """
+    code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
+    for path, error in code.broken.items():
+        raise PackageError(f"{path} is no Python that can be read: {error}")
+    return code
+
+
+def compatibility(code: Reading) -> str:
     """Which API the package is written for: that of `verifiers` v0 if any of its modules imports it."""
-    return V0 if any(name.split(".")[0] == "verifiers" for name in _imported(members)) else ROVE
+    return V0 if any(feature.split(".")[0] == "module:verifiers" for feature in code.features) else ROVE
 
 
-def check_api(members: Members) -> None:
+def check_api(code: Reading) -> None:
     """See that rove has the API that the package is written for; one of rove's own may use whatever else it likes.
 
     Raises:
         PackageError: it is written for verifiers v1.
     """
-    names = _imported(members)
-    if not any(name.split(".")[0] == "rove" for name in names) and generation([f"module:{one}" for one in names]) == V1:
+    is_rove_s = any(feature.split(".")[0] == "module:rove" for feature in code.features)
+    if not is_rove_s and generation(code.features) == V1:
         raise PackageError(f"this package cannot run: {OTHER_API}")
 
 
-def _imported(members: Members) -> set[str]:
-    """Names of the modules that the package imports, and of what it takes from them."""
-    found: set[str] = set()
-    for tree in _trees(members):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def secrets(members: Members) -> list[str]:
-    """Names of environment variables with keys that the code asks for: of `os.environ`, `os.getenv`, `api_key_var=`."""
-    found: set[str] = set()
-    for tree in _trees(members):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript) and _name(node.value) == "environ":
-                found |= set(_texts([node.slice]))
-            elif isinstance(node, ast.Call):
-                called = _name(node.func)
-                of_environ = isinstance(node.func, ast.Attribute) and _name(node.func.value) == "environ"
-                if called == "getenv" or (called in ("get", "pop", "setdefault") and of_environ):
-                    found |= set(_texts(node.args[:1]))
-                found |= set(_texts(word.value for word in node.keywords if word.arg in ("api_key_var", "key_var")))
-    return sorted(name for name in found if SECRET.fullmatch(name))
-
-
-def data_sources(members: Members) -> list[str]:
-    """Names given to `load_dataset`."""
-    calls = (node for tree in _trees(members) for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return sorted({text for call in calls if _name(call.func) == "load_dataset" for text in _texts(call.args[:1])})
+def secrets(code: Reading) -> list[str]:
+    """Names of environment variables that it asks for, and that are called like keys."""
+    return sorted(name for name in code.keys if SECRET.fullmatch(name))
 
 
 def _load_environment(
@@ -141,22 +124,5 @@ def _file_of(members: Members, parts: list[str]) -> str:
     return f"{path}.py" if f"{path}.py" in members else f"{path}/__init__.py"
 
 
-def _trees(members: Members) -> Iterator[ast.Module]:
-    for path in sorted(members):
-        if path.endswith(".py"):
-            try:
-                yield ast.parse(members[path])
-            except (SyntaxError, ValueError, RecursionError) as error:
-                raise PackageError(f"{path} is no Python that can be read: {error}") from None
-
-
 def _written(node: ast.expr | None) -> str | None:
     return None if node is None else one_line(ast.unparse(node))
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _texts(nodes: Iterable[ast.expr]) -> list[str]:
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

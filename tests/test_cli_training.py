@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, contents, in_this_process, lines
+from commands import Rove, contents, environment, in_this_process, lines
 from rich.console import Console
 
 from rove.cli.eval import EvalConfig, run_eval
@@ -334,6 +336,28 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     config = RLConfig(env="tictactoe", model="models/x", **over)
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
     assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+
+
+def test_what_to_do_next_is_said_so_that_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        run.finish({"steps": 0})
+    out = io.StringIO()
+    args = {"num_examples": 3, "system_prompt": "it's a [game]"}
+    config = RLConfig(env="adding", env_dir="some envs", env_args=args, model="models/x", isolated=True)
+    print_rl(config, tmp_path / "the end", run, Console(file=out, width=100))
+    evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
+    environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
+    monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
+    done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["env"], told["env_dir"], told["env_args"], told["isolated"]) == ("adding", "some envs", args, True)
+    assert told["model"] == str(tmp_path / "the end")
+    assert play[1 : play.index("-m")] == evaluate[1 : evaluate.index("-m")]
 
 
 def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):

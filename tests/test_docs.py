@@ -26,7 +26,7 @@ from test_engine_lora import adapter_of, save
 from rove.config import load
 from rove.envs.loading import example_environments
 from rove.errors import RunError
-from rove.hub.reading import declared
+from rove.hub.package.reading import declared
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
 from rove.wire import chat, completions, tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import ClientSession, FormData
+from aiohttp import ClientSession, FormData, TCPConnector
 from multidict import CIMultiDictProxy
 from packages import put_package
 from yarl import URL
@@ -208,7 +208,8 @@ async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **option
             store.add_owner(owner)
             tokens[owner] = make_token(store.database, owner)
             tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
-        async with serving(make_hub(store, "test", **options)) as url, ClientSession() as session:
+        alone = TCPConnector(force_close=True)  # one that is used again may be closed at that moment, for being idle
+        async with serving(make_hub(store, "test", **options)) as url, ClientSession(connector=alone) as session:
             yield Asking(url, session, tokens)
     finally:
         store.close()

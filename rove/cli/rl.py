@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {
     "threads",
+    "vllm",
     "env_dir",
     "run_dir",
     "checkpoint_every",

@@ -19,6 +19,8 @@ from rove.engine.engine import Engine
 from rove.models.load import load_model
 from rove.protocols import Generation, Sampling
 
+LOADING = threading.Lock()
+"""transformers changes what all threads see while it loads a model."""
 NOT_OURS = ("detokenize", "stop_token_ids", "ignore_eos", "prompt_logprobs", "seed")
 
 
@@ -41,7 +43,8 @@ class FakeVLLM:
         self._thread: threading.Thread | None = None
 
     def _load(self, model: Path) -> None:
-        loaded = load_model(model, "cpu")
+        with LOADING:
+            loaded = load_model(model, "cpu")
         self.tied = bool(loaded.model.config.tie_word_embeddings)
         self.engine = Engine(loaded.model, [], renderer=loaded.renderer)
 
@@ -141,7 +144,7 @@ def _prompt(ids: list[int], made: Generation) -> list[Any] | None:
 
 
 async def main(words: list[str]) -> None:
-    """Serve until killed; ROVE_FAKE_VLLM names a file whose first line is a fault of the start."""
+    """Serve until killed."""
     options = dict(zip(words[::2], words[1::2], strict=False))
     await FakeVLLM(Path(options["--model"])).listen(int(options["--port"]))
     print("listening", os.getpid(), json.dumps(words), flush=True)

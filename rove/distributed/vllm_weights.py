@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rove.models.load import LoadedModel
 
-HEAD_FILE = "rove_head.safetensors"
+BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 
 
 def write_served(loaded: LoadedModel, folder: Path) -> None:
@@ -33,12 +34,21 @@ def write_served(loaded: LoadedModel, folder: Path) -> None:
     )
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head) + ".weight"
-    save_file({name: head.weight.detach().contiguous()}, folder / HEAD_FILE, metadata={"format": "pt"})
-    index = folder / "model.safetensors.index.json"
+    _add_tensor(folder, name, head.weight.detach().contiguous())
+
+
+def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    """One more tensor in a file of its own: readers of several files go by the index."""
+    save_file({name: tensor}, folder / HEAD_FILE, metadata={"format": "pt"})
+    index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         content = msgspec.json.decode(index.read_bytes())
-        content["weight_map"][name] = HEAD_FILE
-        index.write_bytes(msgspec.json.encode(content))
+    else:
+        with safe_open(alone, "pt") as file:
+            content = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), BODY_FILE)}
+        alone.rename(folder / BODY_FILE)
+    content["weight_map"][name] = HEAD_FILE
+    index.write_bytes(msgspec.json.encode(content))
 
 
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:

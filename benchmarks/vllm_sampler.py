@@ -63,7 +63,21 @@ def prepare(folder: Path) -> Path:
     if not (folder / "model/config.json").exists():
         done("model", "new", "--env", "tictactoe", "-o", str(folder / "model"))
     many = '{"num_examples": 6000, "num_groups": 32}'
-    done("eval", "tictactoe", "-m", "scripted:teacher", "-n", "6000", "-r", "1", "--train", "-a", many, "--run-dir", str(data))
+    done(
+        "eval",
+        "tictactoe",
+        "-m",
+        "scripted:teacher",
+        "-n",
+        "6000",
+        "-r",
+        "1",
+        "--train",
+        "-a",
+        many,
+        "--run-dir",
+        str(data),
+    )
     shape = ["--min-reward", "0.6", "--epochs", "4", "--batch-size", "32", "--learning-rate", "2e-3", "--threads", "1"]
     done("sft", "--data", str(data), "-m", str(folder / "model"), *shape, "--run-dir", str(sft))
     (folder / "rl.toml").write_text(SETTINGS)

@@ -63,13 +63,18 @@ def words_of(command: str, **settings: Any) -> list[str]:
         ({"urls": ["http://a"], "args": ["-x"]}, "vllm.args is for servers that rove starts"),
         ({"urls": ["http://a"], "servers": 2}, "vllm.servers is for servers that rove starts"),
         ({"gpus": ["0", "1"]}, "vllm.gpus is for 2 servers, vllm.servers is 1"),
-        ({"command": "no/such/vllm serve"}, "vllm.command is 'no/such/vllm serve', and there is no such program: install"),
+        (
+            {"command": "no/such/vllm serve"},
+            "vllm.command is 'no/such/vllm serve', and there is no such program: install",
+        ),
         ({"command": ""}, "there is no such program"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        VLLMConfig(**{"command": sys.executable, **({"command": "vllm serve"} if "urls" in settings else {}), **settings}).check()
+        VLLMConfig(
+            **{"command": sys.executable, **({"command": "vllm serve"} if "urls" in settings else {}), **settings}
+        ).check()
 
 
 def test_servers_that_run_need_no_program():
@@ -77,7 +82,10 @@ def test_servers_that_run_need_no_program():
 
 
 def test_the_words_of_the_command():
-    served, module = words_of("vllm serve"), words_of("python -m vllm.entrypoints.openai.api_server", args=["--dtype=half"])
+    served, module = (
+        words_of("vllm serve"),
+        words_of("python -m vllm.entrypoints.openai.api_server", args=["--dtype=half"]),
+    )
     assert served[:3] == ["vllm", "serve", "/m"]
     assert module[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/m"]
     for words in (served, module):

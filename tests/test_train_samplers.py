@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm_server
 from fakes import tiny_model
 from safetensors.torch import load_file
 from test_train_evaluation import envs, table
 from test_train_rl import metrics_of, one_turn, rollouts_of, settings, two_turns
 from vllm_server import FakeVLLM
 
-import vllm_server
 from rove.distributed.vllm import VLLMEngine
 from rove.distributed.vllm_server import VLLMConfig
 from rove.errors import ConfigError, RunError
@@ -48,7 +48,9 @@ def served(*urls: str, **fields: Any) -> RLConfig:
     return settings(**{"sampler": "vllm", "vllm": VLLMConfig(urls=list(urls)), **fields})
 
 
-def train(path: Path, config: RLConfig, env: Any = None, loaded: LoadedModel | None = None, on_step: Any = None) -> None:
+def train(
+    path: Path, config: RLConfig, env: Any = None, loaded: LoadedModel | None = None, on_step: Any = None
+) -> None:
     with Run(path) as run:
         run.start("rl", {}, {})
         asyncio.run(train_rl(config, env or two_turns(), loaded or tiny_model(), run, on_step))
@@ -238,7 +240,11 @@ def workers_below(parent: int) -> list[int]:
     below = [parent]
     for one in below:
         below += children.get(one, [])
-    return [pid for pid in below if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("keeper")[0]]
+    return [
+        pid
+        for pid in below
+        if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("keeper")[0]
+    ]
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ class FakeVLLM:
         self.asked: list[tuple[str, Any]] = []
         """Path and body of each request."""
         self.version = "default"
+        self.context = 1 << 20
         self.url = ""
         self._load(model)
         self._thread: threading.Thread | None = None
@@ -80,7 +81,9 @@ class FakeVLLM:
         if request.path == "/health":
             return web.Response()
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": "rove", "max_model_len": self.engine.context}]})
+            return web.json_response(
+                {"data": [{"id": "rove", "max_model_len": min(self.context, self.engine.context)}]}
+            )
         if request.path == "/inference/v1/generate":
             if "http_500" in self.faults:
                 self.faults.remove("http_500")

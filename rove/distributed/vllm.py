@@ -328,13 +328,14 @@ class VLLMEngine:
     def _start(self, server: Server) -> None:
         assert self._model is not None
         server.start(self._model)
+        self._learn_context(server)
         self._tell_version(server)
 
     def _meet(self, server: Server) -> None:
         """Make sure that a server that was there before us can be used."""
         if server.is_ours or server.number in self._met:
             return
-        models = server.ask("GET", "/v1/models")["data"]
+        self._learn_context(server)
         try:
             server.ask("POST", "/resume")
         except InfraError as error:
@@ -342,8 +343,12 @@ class VLLMEngine:
                 f"{error}; start it with VLLM_SERVER_DEV_MODE=1 in its environment and the arguments --enable-scale-out "
                 "--logprobs-mode processed_logprobs --generation-config vllm"
             ) from error
-        self.context = min(self.context, models[0].get("max_model_len") or self.context)
         self._met.add(server.number)
+
+    def _learn_context(self, server: Server) -> None:
+        """It may take fewer tokens than the model could (`--max-model-len`)."""
+        [model, *_] = server.ask("GET", "/v1/models")["data"]
+        self.context = min(self.context, model.get("max_model_len") or self.context)
 
     def _revive(self, server: Server) -> None:
         """Start a server that has died, unless somebody else has, and see that it says what it should.

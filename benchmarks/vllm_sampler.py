@@ -143,10 +143,10 @@ def draw(runs: Mapping[str, Path], path: Path) -> None:
 def tell(name: str, run: Path) -> None:
     """The figures of a run."""
     rows = Run(run).metrics()
-    columns = {n: [row[n] for row in rows if n in row] for n in rows[-1]}
+    columns = {n: [row[n] for row in rows if n in row] for row in rows for n in row}
     reward = columns["reward/mean"]
     print(f"{name}: reward of the first 10 steps {mean(reward[:10]):.3f}, of the last 10 {mean(reward[-10:]):.3f}")
-    print(f"  against the optimal player: {columns['eval/optimal/reward/mean']}")
+    print(f"  against the optimal player: {columns.get('eval/optimal/reward/mean')}")
     for column in ("logprob_diff/max", "sampler/probe_difference", "sampler/restarts", "off_policy/max"):
         if column in columns:
             print(f"  largest {column}: {max(columns[column]):.2g}")

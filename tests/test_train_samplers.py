@@ -22,9 +22,10 @@ from rove.distributed.vllm import VLLMEngine
 from rove.distributed.vllm_server import VLLMConfig
 from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
+from rove.protocols import Sampling
 from rove.runs import Run
 from rove.train.rl import RLConfig, train_rl
-from rove.train.samplers import Served, make_sampler
+from rove.train.samplers import Served, make_sampler, probe_of
 
 __all__ = ["envs"]
 
@@ -179,8 +180,30 @@ def test_a_real_server_computes_what_the_trainer_does(tmp_path: Path, arch: str)
                 parameter.data *= 1.1
             sampler.publish(version)
             assert sampler.metrics["sampler/probe_difference"] <= 1e-3
+        asyncio.run(changed_on_the_way(sampler, loaded))
     finally:
         asyncio.run(sampler.close())
+
+
+async def changed_on_the_way(sampler: Served, loaded: LoadedModel) -> None:
+    """An answer goes on with weights that come while it is said, and knows which token is whose."""
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
+    saying = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
+    await asyncio.sleep(1)
+    for parameter in loaded.model.parameters():
+        parameter.data *= 1.1
+    sampler.publish(3)
+    made = await saying
+    assert (made.policy_version, [version for version, _ in made.version_spans]) == (2, [2, 3])
+    assert sum(count for _, count in made.version_spans) == len(made.ids) == 400
+    again = await sampler.engine.generate([7, 8, 9], Sampling(max_tokens=20, ignore_eos=True))
+    assert again.policy_version == 3
+    ids = [7, 8, 9, *again.ids]
+    said = probe_of(loaded.model, ids).logprobs[2:]
+    assert again.logprobs == pytest.approx(said, abs=1e-3)  # nothing of the older weights is in its cache
+    assert sampler.engine._session is not None
+    await sampler.engine._session.close()
+    sampler.engine._session = None
 
 
 def with_heads_of_32(arch: str) -> LoadedModel:

@@ -40,6 +40,7 @@ class Pipeline:
     def __init__(self, config: RLConfig, env: Environment, loaded: LoadedModel, team: Team, run: Run):
         self.config = config
         self.env = env
+        self.loaded = loaded
         self.team = team
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0

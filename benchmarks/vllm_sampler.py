@@ -143,7 +143,8 @@ def draw(runs: Mapping[str, Path], path: Path) -> None:
 def tell(name: str, run: Path) -> None:
     """The figures of a run."""
     rows = Run(run).metrics()
-    columns = {n: [row[n] for row in rows if n in row] for row in rows for n in row}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
     reward = columns["reward/mean"]
     print(f"{name}: reward of the first 10 steps {mean(reward[:10]):.3f}, of the last 10 {mean(reward[-10:]):.3f}")
     print(f"  against the optimal player: {columns.get('eval/optimal/reward/mean')}")

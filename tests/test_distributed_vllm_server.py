@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -148,6 +149,28 @@ def test_a_kill_is_seen(server: Server):
     assert server.has_ended
     with pytest.raises(InfraError, match=r"does not answer GET /words: .*refused.*the end of its log:\nI am"):
         server.ask("GET", "/words")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rove.distributed.vllm_server import Server, VLLMConfig
+
+server = Server(None, VLLMConfig(command=sys.argv[1]), 0, Path(sys.argv[2]))
+server.start(Path("/m"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_ends_with_whoever_started_it(tmp_path: Path, program: str):
+    """However that ends: here by kill -9."""
+    done = subprocess.run([sys.executable, "-c", KILLED, program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int((tmp_path / "server-0.log").read_text().split()[2])
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_errors_have_its_last_lines(tmp_path: Path):

@@ -239,7 +239,7 @@ def test_a_server_without_the_ways_to_replace_weights(tmp_path: Path, folder: Pa
 
 
 def test_a_server_that_is_not_there(tmp_path: Path):
-    with pytest.raises(RunError, match=r"did not take the weights of version 1: .* does not answer"):
+    with pytest.raises(RunError, match=r"the weights of version 1 were not taken: .* does not answer"):
         synced(tmp_path, "http://127.0.0.1:9")
 
 
@@ -310,10 +310,12 @@ def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.01)
     engine = synced(tmp_path, command=FAKE)
     monkeypatch.setattr(
-        engine.servers[0], "config", VLLMConfig(command=f"{sys.executable} -S -c 'print(\"oh no\"); exit(1)'")
+        engine.servers[0],
+        "config",
+        VLLMConfig(command=f"{sys.executable} -S -c 'print(\"oh no\"); raise SystemExit(1)'"),
     )
     engine.servers[0].stop()
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
         ask(engine, PROMPT)
-    with pytest.raises(RunError, match=r"did not take the weights of version 2: .*oh no"):
+    with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not taken: .*oh no"):
         engine.update_weights(2, written(tmp_path))

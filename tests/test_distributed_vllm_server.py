@@ -181,6 +181,14 @@ def test_errors_have_its_last_lines(tmp_path: Path):
             server.start(Path("/m"))
 
 
+def test_what_went_wrong_is_told_when_a_lot_follows(tmp_path: Path):
+    program = tmp_path / "fails.py"
+    program.write_text("print('ValueError: heads of 8')\nfor n in range(99): print('later', n)\nraise SystemExit(1)")
+    server = Server(None, VLLMConfig(command=f"{sys.executable} -S {program}"), 0, tmp_path)
+    with pytest.raises(InfraError, match=r"its log:\nValueError: heads of 8\nlater 87\n"):
+        server.start(Path("/m"))
+
+
 def test_one_that_is_never_ready(tmp_path: Path):
     command = f"{sys.executable} -S -c \"import time; print('loading', flush=True); time.sleep(60)\""
     server = Server(None, VLLMConfig(command=command, start_seconds=0.5), 0, tmp_path)

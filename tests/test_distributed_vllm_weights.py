@@ -25,6 +25,8 @@ def test_the_folder_computes_the_same_with_a_head_of_its_own(tmp_path: Path, arc
     assert list(load_file(tmp_path / HEAD_FILE)) == ["lm_head.weight"]
     again = load_model(tmp_path, "cpu")
     assert not again.model.config.tie_word_embeddings
+    if arch == "lfm2":
+        assert (again.model.config.conv_dim, again.model.config.block_dim) == (32, 32)
     assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
     one, other = (probe_of(model, PROMPT) for model in (loaded.model, again.model))
     assert other.logprobs == pytest.approx(one.logprobs, abs=1e-6)

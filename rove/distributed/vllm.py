@@ -171,11 +171,11 @@ class VLLMEngine:
         self._probe = None  # of the old weights
         old, self._model, self.policy_version = self._model, weights or self._model, version
         with ThreadPoolExecutor(len(self.servers)) as pool:
-            for server, done in [(server, pool.submit(self._update, server)) for server in self.servers]:
+            for done in [pool.submit(self._update, server) for server in self.servers]:
                 try:
                     done.result()
                 except InfraError as error:
-                    raise RunError(f"{server.name} did not take the weights of version {version}: {error}") from error
+                    raise RunError(f"the weights of version {version} were not taken: {error}") from error
         if weights is not None and old is not None and old != weights:
             shutil.rmtree(old, ignore_errors=True)
 

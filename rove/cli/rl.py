@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {
     "threads",
+    "vllm",
     "env_dir",
     "run_dir",
     "checkpoint_every",

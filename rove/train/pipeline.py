@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.models.load import LoadedModel, trained, twin
+from rove.models.load import LoadedModel
 from rove.runs import Run
 from rove.statistics import mean
 from rove.train.bad_steps import try_step
 from rove.train.playing import DRAWN, Played, Player
 from rove.train.ranks import Team
+from rove.train.samplers import make_sampler
 from rove.train.samples import Sample
 from rove.train.trainer import lr_scale
 from rove.trained_tokens import write_tokens
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
 class Pipeline:
     """Plays and trains steps.
 
-    With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. Of a model with an adapter,
-    copies have only the adapter to themselves (but the one in bf16), and only its weights travel.
+    With `max_off_policy_steps` = 0 model and embedded sampler share their weights. With 1 the sampler has a copy, and plays a
+    step on the event loop while the one before is trained in a thread. More of who plays: `rove.train.samplers`.
 
     Args:
         config: settings.
@@ -46,15 +44,8 @@ class Pipeline:
         self.team = team
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
-        self.copies = self.overlaps or config.bf16_sampling
-        sampler = loaded
-        if self.copies:
-            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else twin(loaded.model)
-            sampler = loaded._replace(model=copied)
-        if config.bf16_sampling:
-            for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
-                parameter.data = parameter.data.bfloat16()
-        self.client = EngineClient.of(sampler, max_batch=config.batch_size)
+        self.sampler = make_sampler(config, loaded, run.path, copies=self.overlaps)
+        self.client = self.sampler.client
         self._player: Player | None = None
         self._ahead: asyncio.Task[Played] | None = None
 
@@ -93,19 +84,19 @@ class Pipeline:
         every = self.config.sync_reference_every
         if every is not None and (step + 1) % every == 0:
             self.team.do("move_reference")
-        return played, {**played.metrics, **learnt}
+        return played, {**played.metrics, **learnt, **self.sampler.metrics}
 
     async def close(self) -> None:
-        """Give up what is played ahead."""
+        """Give up what is played ahead, and end the sampler."""
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)
+        await self.sampler.close()
 
     def _publish(self, version: int) -> None:
         """Let the sampler have the newest weights."""
         self.team.do("gather")
-        newest = trained(self.loaded.model) if self.copies else None
-        self.client.engine.update_weights(version, newest)
+        self.sampler.publish(version)
 
 
 def pauses(config: RLConfig, number: int) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from rove.config import check_positive
 from rove.digest import derive_seed
+from rove.distributed.vllm_server import VLLMConfig
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
 from rove.isolation.opening import Isolation
@@ -27,6 +28,7 @@ from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.ranks import ALONE, Ranks, Team
+from rove.train.samplers import check_sampler
 from rove.train.sampling import Ordering, check_difficulty
 from rove.train.watching import OnAlarm, Watcher
 
@@ -129,6 +131,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Saves time where the CPU has bf16 products, and the more, the larger the model; elsewhere it is slow."""
     mixed_precision: bool = False
     """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
+    sampler: str = "embedded"
+    """What plays, and measures: "embedded", rove's own engine, or "vllm", servers of vLLM."""
+    vllm: VLLMConfig = VLLMConfig()
+    """These servers: the `[vllm]` table."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
@@ -249,6 +255,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_loggers(self.loggers)
         self.alarms.check()
         check_positive(self, "isolated_start_seconds", "isolated_hang_seconds")
+        check_sampler(self)
         check_evaluations(self.evaluation, self.isolation)
         self.goal.check(self.evaluation, [])
 

@@ -1,5 +1,5 @@
-"""The steps of an RL run one after another: play, train, publish the weights; with the next one, or all that come, played meanwhile
-if allowed."""
+"""The steps of an RL run one after another: play, train, publish the weights; with the next one, or all that come, played
+meanwhile if allowed."""
 
 from __future__ import annotations
 

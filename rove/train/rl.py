@@ -100,8 +100,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resample_zero_spread: int = 0
     """At most so many times in a step, play further groups in place of those without spread."""
     max_off_policy_steps: int = 0
-    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old. More = play
-    all the time, train whoever is done first, and take new weights while rollouts go on; no token is ever more versions old."""
+    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old. More =
+    play all the time, train whoever is done first, and take new weights while rollouts go on; no token is ever more versions
+    old."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     lora_rank: int = 0

@@ -57,8 +57,8 @@ class Stream:
     Args:
         player: knows the run, where it is played, and in which order examples come.
         step: the next step that is trained, counted from 0.
-        left: what `state` told when the checkpoint was written that the run goes on from; {} at the beginning. Ended groups that were
-            not trained then are read from the run folder, those that were under way are played again.
+        left: what `state` told when the checkpoint was written that the run goes on from; {} at the beginning. Ended groups that
+            were not trained then are read from the run folder, those that were under way are played again.
     """
 
     def __init__(self, player: Player, step: int, left: Mapping[str, Any]):

@@ -1,11 +1,11 @@
 """RL whose rollouts wait for something: steps per minute and final reward, played in step and all the time.
 
-    python benchmarks/async_rl.py [--steps 60] [--seeds 3] [--ahead 0 1 4]
+    python benchmarks/async_rl.py [--steps 50] [--seeds 3] [--ahead 0 3]
 
-A model from scratch (0.5 M parameters) is asked for a letter, in two turns; between them its environment waits 0.1 s, as a tool
-does, and in 1 of 20 rollouts 20 times as long. It is rewarded for the share of that letter in what it says. For each seed the
-same run is made with each `max_off_policy_steps`, one after the other and every seed in another order, so that a busy machine
-is busy for all. Steps per minute are those of the whole run; the final reward is the mean of the last tenth of the steps.
+A model from scratch (0.5 M parameters) has two turns; between them its environment waits 50 ms, as a tool does, and in 1 of 20
+rollouts 20 times as long. It is rewarded for the share of small letters in what it says. For each seed the same run is made with
+each `max_off_policy_steps`, one after the other and every seed in another order, so that a busy machine is busy for all. Steps
+per minute are those of the whole run; the final reward is the mean of the last tenth of the steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from rove.models.new import new_model
 from rove.runs import Run
 from rove.train.rl import RLConfig, train_rl
 
-LETTERS = "ab"
-WAIT, SLOWER, ONE_IN = 0.1, 20, 20
+WAIT, SLOWER, ONE_IN = 0.05, 20, 20
 
 
 class Waits(vf.MultiTurnEnv):
@@ -36,10 +35,10 @@ class Waits(vf.MultiTurnEnv):
         return "again"
 
 
-def share(completion: vf.Messages, answer: str) -> float:
-    """Of the letter that was asked for in all that the model said."""
+def share(completion: vf.Messages) -> float:
+    """Of small letters in all that the model said."""
     said = "".join(m["content"] for m in completion if m["role"] == "assistant")
-    return said.count(answer) / max(1, len(said))
+    return sum("a" <= c <= "z" for c in said) / max(1, len(said))
 
 
 class Result(NamedTuple):
@@ -54,9 +53,8 @@ class Result(NamedTuple):
 
 def run(ahead: int, seed: int, steps: int, folder: Path) -> Result:
     """One run, of a fresh model."""
-    rows = [{"question": f"say {letter}", "answer": letter} for letter in LETTERS * 8]
-    env = Waits(dataset=rows, rubric=vf.Rubric([share]), max_turns=2)
-    loaded = new_model([f"say {letter} again {letter}" for letter in LETTERS], vocab_size=300, seed=seed)
+    env = Waits(dataset=[{"question": f"say {number}"} for number in range(16)], rubric=vf.Rubric([share]), max_turns=2)
+    loaded = new_model(["say something again"], vocab_size=300, seed=seed)
     config = RLConfig(
         env="waits",
         model="new",
@@ -87,9 +85,9 @@ def run(ahead: int, seed: int, steps: int, folder: Path) -> Result:
 def main() -> None:
     """Print each run, and what they come to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ahead", type=int, nargs="+", default=[0, 1, 4])
+    parser.add_argument("--ahead", type=int, nargs="+", default=[0, 3])
     asked = parser.parse_args()
     found: dict[int, list[Result]] = {ahead: [] for ahead in asked.ahead}
     with tempfile.TemporaryDirectory() as folder:

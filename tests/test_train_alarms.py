@@ -165,6 +165,13 @@ def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
         assert text is not None and words in text and "Raise max_off_policy_steps" in text
 
 
+def test_weights_that_are_meant_to_be_old_are_named_where_they_are_too_old():
+    rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
+    text = ALARMS["logprob_mismatch"](rows, LIMITS)
+    assert text is not None
+    assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
+
+
 def test_a_model_that_was_certain_may_explore():
     assert ALARMS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
 

@@ -152,9 +152,18 @@ def logprob_mismatch(history: History, limits: AlarmLimits) -> str | None:
     if kl is None or kl <= limits.mismatch_kl:
         return None
     worst = max(_values(history[-limits.window :], "logprob_diff/max"), default=0.0)
+    seen = (
+        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token"
+    )
+    age = max(_values(history[-limits.window :], "off_policy/max"), default=0.0)
+    if age > 1:
+        rate = _rate(history)
+        return (
+            f"{seen}, with weights up to {age:g} versions old. Lower max_off_policy_steps, or the learning rate{rate}"
+        )
     return (
-        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token; "
-        "expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, top_k)"
+        f"{seen}; expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, "
+        "top_k)"
     )
 
 

@@ -234,7 +234,7 @@ class Response(msgspec.Struct, frozen=True):
             message,
             Usage(len(prompt_ids), len(made.ids)),
             finish_reason or made.finish_reason,
-            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
+            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version, made.version_spans),
             top_logprobs=made.top_logprobs,
             prompt_logprobs=made.prompt_logprobs,
             prompt_top_logprobs=made.prompt_top_logprobs,
@@ -307,5 +307,6 @@ class InferenceEngine(Protocol):
         ...
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Take new weights (None: they were changed in place) and forget everything computed with the old ones."""
+        """Take new weights (None: they were changed in place) and forget everything computed with the old ones, but for requests
+        under way: these are refused, or go on with what they have."""
         ...

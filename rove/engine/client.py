@@ -46,10 +46,10 @@ class EngineClient:
         self.max_concurrent = engine.max_batch
 
     @classmethod
-    def of(cls, loaded: LoadedModel, max_batch: int = 256) -> EngineClient:
-        """A client around a loaded model."""
+    def of(cls, loaded: LoadedModel, max_batch: int = 256, in_flight: bool = False) -> EngineClient:
+        """A client around a loaded model; `in_flight`: see `Engine`."""
         renderer = loaded.renderer
-        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer)
+        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight=in_flight)
         return cls(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:

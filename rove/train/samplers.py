@@ -107,7 +107,7 @@ class Embedded:
         if config.bf16_sampling:
             for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
                 parameter.data = parameter.data.bfloat16()
-        self.client = EngineClient.of(sampler, max_batch=config.batch_size)
+        self.client = EngineClient.of(sampler, config.batch_size, in_flight=config.max_off_policy_steps > 1)
 
     def publish(self, version: int) -> None:
         """See `Sampler`."""

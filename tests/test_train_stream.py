@@ -19,9 +19,11 @@ from test_train_rl import Killed, letters, metrics_of, rollouts_of, settings, tr
 
 import rove as vf
 from rove.errors import RunError
+from rove.models.load import trained
 from rove.protocols import Request, Response
 from rove.records import StepTokens, Usage
 from rove.runs import Run
+from rove.train.pipeline import Pipeline
 from rove.train.playing import Played, Player
 from rove.train.stream import Level, Stream
 
@@ -345,7 +347,9 @@ def test_the_reward_rises(tmp_path: Path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 
-@pytest.mark.parametrize("kill_at", [1, 5, 8])
+@pytest.mark.parametrize(
+    "kill_at", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_goes_on_and_trains_everything_once(tmp_path: Path, kill_at: int):
     with pytest.raises(Killed):
         train(tmp_path, learning(), sleeps(), kill_at)
@@ -358,6 +362,32 @@ def test_a_killed_run_goes_on_and_trains_everything_once(tmp_path: Path, kill_at
     assert Counter(r.step for r in records) == dict.fromkeys(range(1, 10), 16)
     assert len({r.seed for r in records}) == len(records)
     assert Counter(r.example_id for r in records) == dict.fromkeys(range(4), 36)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [{"lora_rank": 2}, {"bf16_sampling": True}, {"kl_penalty": 1.0, "sync_reference_every": 2}], ids=str
+)
+def test_whatever_plays_takes_its_weights_in_flight(
+    tmp_path: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    equal: list[bool] = []
+    busy: list[int] = []
+    plain = Pipeline._publish
+
+    def publish(self: Pipeline, version: int) -> None:
+        engine: Any = self.client.engine
+        busy.append(len(engine._runner.rows()))
+        plain(self, version)
+        weights, sampled = trained(self.loaded.model), trained(engine.model)
+        equal.append(all(sampled[name].equal(weight.to(sampled[name].dtype)) for name, weight in weights.items()))
+
+    monkeypatch.setattr(Pipeline, "_publish", publish)
+    train(tmp_path, learning(steps=6, **more), sleeps())
+    assert len(equal) == 7 and all(equal)
+    assert any(busy)
+    first = metrics_of(tmp_path)[0]
+    assert first["off_policy/max"] == 0 and first["logprob_diff/max"] < (0.2 if "bf16_sampling" in more else 1e-4)
 
 
 def test_evaluations_have_the_weights_of_their_step_while_rollouts_go_on(tmp_path: Path, envs: str):

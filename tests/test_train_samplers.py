@@ -22,6 +22,7 @@ from rove.distributed.vllm import VLLMEngine
 from rove.distributed.vllm_server import VLLMConfig
 from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
+from rove.models.new import new_model
 from rove.protocols import Sampling
 from rove.runs import Run
 from rove.train.rl import RLConfig, train_rl
@@ -208,8 +209,6 @@ async def changed_on_the_way(sampler: Served, loaded: LoadedModel) -> None:
 
 def with_heads_of_32(arch: str) -> LoadedModel:
     """A tied model that vLLM's attention can compute on a CPU: its heads have 32 numbers at least."""
-    from rove.models.new import new_model
-
     return new_model(["say 1 2 3 you say hello world"] * 9, arch, "tiny")
 
 

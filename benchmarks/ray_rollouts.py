@@ -1,4 +1,4 @@
-"""Rollouts on a Ray cluster of three nodes on this machine: what they cost the run's process, and what a node's death does to them.
+"""Rollouts on a Ray cluster of three nodes on this machine: what they cost the run's process, what a node's death does to them.
 
     python benchmarks/ray_rollouts.py [--rollouts 5000] [--rounds 3] [--nodes 3] [--concurrency 256]
 
@@ -191,6 +191,7 @@ def per_core(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)

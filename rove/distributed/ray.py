@@ -1,20 +1,23 @@
 """Environments in actors of a Ray cluster. All that knows Ray.
 
-Ray starts an actor on each CPU, puts them on machines, and says when one is lost. What belongs to a rollout does not go through Ray: a
-call of an actor costs the run's process 0.8 ms, a message on a connection a tenth of that.
+Ray starts an actor on each CPU, puts them on machines, and says when one is lost. What belongs to a rollout does not go through
+it: a call of an actor costs the run's process several times what a message on a connection of one's own does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
 import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +70,9 @@ class RayEnv(AwayEnv):
         limits = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
         folder = _folder(env_id, env_dir)
         self._load = (self._name, env_id, folder, dict(env_args or {}), {**limits, "python": isolation.python}, prepare)
-        count = isolation.ray_actors or free_actors(self._ray)
-        actors = [self._actor(number) for number in range(count)]
-        sites: list[Any] = self._first(actors)
+        self._fleet = fleet(self._ray.get_runtime_context().get_job_id())
+        free = int(self._ray.available_resources().get("CPU", 0))
+        sites: list[Any] = self._first(isolation.ray_actors or max(1, len(self._fleet) + free))
         told = next(one.told for one in sites if one is not None)
         rooms = SiteRooms(
             sites,
@@ -89,8 +92,8 @@ class RayEnv(AwayEnv):
         lost: Exception | None = None
         for one in [one for one in self.sites.sites if one is not None]:
             try:
-                said = self._ray.get(one.actor.ask.remote(self._name, name, args))
-            except self._ray.exceptions.RayError as error:
+                said = one.call_now("ask", self._name, name, args)
+            except WorkerError as error:
                 lost = error
                 continue
             if "failed" in said:
@@ -104,21 +107,45 @@ class RayEnv(AwayEnv):
             if one is not None:
                 one.tell("forget", self._name)
 
-    def _actor(self, number: int) -> Any:
-        """The actor of that number, which all environments of this process share."""
-        kind = self._ray.remote(site.Site)
-        return kind.options(
-            name=_actor_name(self._ray, number),
-            get_if_exists=True,
-            num_cpus=1,
-            scheduling_strategy="SPREAD",
-            max_concurrency=CALLS,
-        ).remote()
+    def _actor(self, number: int) -> _Started:
+        """The actor of that number; a new one where there is none."""
+        if number not in self._fleet:
+            kind = self._ray.remote(site.Site)
+            options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": CALLS}
+            self._fleet[number] = _Started(kind.options(**options).remote())
+        return self._fleet[number]
 
-    def _first(self, actors: list[Any]) -> list[_Actor | None]:
+    def _first(self, count: int) -> list[_Actor | None]:
         """The actors that are there, with the environment loaded; None for those that have not come yet."""
+        ray = self._ray
+        found: list[_Actor | None] = [None] * count
+        while not any(found):
+            loading: dict[int, tuple[str, Any]] = {}
+            for number, told in self._there(count).items():
+                started = self._fleet[number]
+                try:
+                    where = self._checked(ray.get(told))
+                except ray.exceptions.RayError as error:
+                    del self._fleet[number]
+                    if not started.is_up:
+                        raise ConfigError(f"a Ray actor could not start: {_words(error)}") from error
+                    continue  # its machine has been lost since then: another comes
+                started.is_up = True
+                loading[number] = where, started.actor.load.remote(*self._load)
+            for number, (where, told) in loading.items():
+                try:
+                    found[number] = self._loaded(number, self._fleet[number].actor, where, ray.get(told))
+                except ray.exceptions.RayError as error:
+                    raise ConfigError(f"on {where}: {_words(error)}") from error
+        [first, *others] = [one for one in found if one is not None]
+        for one in others:
+            _check_identity(first, one)
+        return found
+
+    def _there(self, count: int) -> dict[int, Any]:
+        """What the actors that are there say about themselves, by number."""
         ray, seconds = self._ray, self._isolation.start_seconds
-        asked = [actor.about.remote() for actor in actors]
+        asked = [self._actor(number).actor.about.remote() for number in range(count)]
         there, _ = ray.wait(asked, timeout=seconds)
         if not there:
             free, all = (one().get("CPU", 0) for one in (ray.available_resources, ray.cluster_resources))
@@ -126,55 +153,53 @@ class RayEnv(AwayEnv):
                 f"no Ray actor has started within {seconds:g} s (isolated_start_seconds): each takes a CPU, and of the "
                 f"cluster's {all:g} CPUs {free:g} are free"
             )
-        there, _ = ray.wait(asked, num_returns=len(asked), timeout=min(GRACE_SECONDS, seconds))
-        loading: dict[int, tuple[str, Any]] = {}
-        for number, told in enumerate(asked):
-            if told in there:
-                where = self._checked(self._got(told))
-                loading[number] = where, actors[number].load.remote(*self._load)
-        found: list[_Actor | None] = [None] * len(actors)
-        for number, (where, told) in loading.items():
-            found[number] = self._loaded(actors[number], where, self._got(told))
-        [first, *others] = [one for one in found if one is not None]
-        for one in others:
-            _check_identity(first, one)
-        return found
-
-    def _got(self, reference: Any) -> Any:
-        try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            raise ConfigError(f"a Ray actor could not start: {_words(error)}") from error
+        known = [told for number, told in enumerate(asked) if self._fleet[number].is_up]
+        if known:
+            ray.wait(known, num_returns=len(known), timeout=seconds)
+        youngest = max(self._fleet[number].since for number in range(count))
+        left = max(0.0, youngest + min(GRACE_SECONDS, seconds) - time.monotonic())
+        there, _ = ray.wait(asked, num_returns=len(asked), timeout=left)
+        return {number: told for number, told in enumerate(asked) if told in there}
 
     async def _another(self, number: int) -> _Actor:
         """A new actor in place of one that is lost, as soon as there is room for it."""
         while True:
-            actor = self._actor(number)
+            started = self._actor(number)
             try:
-                where = self._checked(await actor.about.remote())
-                told = await actor.load.remote(*self._load)
-            except self._ray.exceptions.RayError:  # it may not have been noticed yet that the one of that name is gone
+                where = self._checked(await started.actor.about.remote())
+                started.is_up = True
+                told = await started.actor.load.remote(*self._load)
+            except self._ray.exceptions.RayError:
+                self._drop(number, started.actor)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            made = self._loaded(actor, where, told)
+            made = self._loaded(number, started.actor, where, told)
             _check_identity(self, made)
             return made
+
+    def _drop(self, number: int, actor: Any) -> None:
+        """End an actor that is lost, if it is still there."""
+        started = self._fleet.get(number)
+        if started is not None and started.actor is actor:
+            del self._fleet[number]
+        with suppress(Exception):
+            self._ray.kill(actor)
 
     def _checked(self, theirs: Mapping[str, str]) -> str:
         site.check_same(site.about(), theirs)
         return theirs["where"]
 
-    def _loaded(self, actor: Any, where: str, told: Mapping[str, Any]) -> _Actor:
+    def _loaded(self, number: int, actor: Any, where: str, told: Mapping[str, Any]) -> _Actor:
         if "refused" in told:
             raise ConfigError(f"on {where}: {told['refused']}")
-        return _Actor(self._ray, actor, where, told["told"])
+        return _Actor(self._ray, actor, where, told["told"], functools.partial(self._drop, number, actor))
 
 
 class _Actor:
     """A `Site` in a Ray actor; see `rove.distributed.rooms.Site`."""
 
-    def __init__(self, ray: Any, actor: Any, where: str, told: Mapping[str, Any]):
-        self._ray, self.actor, self.where, self.told = ray, actor, where, told
+    def __init__(self, ray: Any, actor: Any, where: str, told: Mapping[str, Any], end: Callable[[], None]):
+        self._ray, self.actor, self.where, self.told, self.end = ray, actor, where, told, end
 
     async def call(self, name: str, /, *args: Any) -> Any:
         """What its method returns."""
@@ -183,15 +208,17 @@ class _Actor:
         except self._ray.exceptions.RayError as error:
             raise WorkerError(f"{self.where}: {_words(error)}") from error
 
+    def call_now(self, name: str, /, *args: Any) -> Any:
+        """As `call`, for code that is not async."""
+        try:
+            return self._ray.get(getattr(self.actor, name).remote(*args))
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(f"{self.where}: {_words(error)}") from error
+
     def tell(self, name: str, /, *args: Any) -> None:
         """Call its method; nobody waits for it."""
         if self._ray.is_initialized():
             getattr(self.actor, name).options(num_returns=0).remote(*args)
-
-    def end(self) -> None:
-        """End it, if it is still there."""
-        with suppress(Exception):
-            self._ray.kill(self.actor)
 
 
 def connect(address: str) -> Any:
@@ -218,23 +245,27 @@ def connect(address: str) -> Any:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:  # another version of Ray or Python, too
-        start = "" if here else "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
+        start = (
+            "" if here else "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
+        )
         raise ConfigError(f"--ray {address}: {_words(error)}{start}") from error
     return ray
 
 
-def free_actors(ray: Any) -> int:
-    """How many actors there can be: those of this process that are there already, and one for each CPU that is free."""
-    count = 0
-    with suppress(ValueError):
-        while True:
-            ray.get_actor(_actor_name(ray, count))
-            count += 1
-    return max(1, count + int(ray.available_resources().get("CPU", 0)))
+@dataclass(eq=False, slots=True)
+class _Started:
+    """An actor, which may still wait for a machine."""
+
+    actor: Any
+    since: float = field(default_factory=time.monotonic)
+    is_up: bool = False
+    """It has been heard of."""
 
 
-def _actor_name(ray: Any, number: int) -> str:
-    return f"rove-{ray.get_runtime_context().get_job_id()}-{number}"
+@functools.cache
+def fleet(job: str) -> dict[int, _Started]:
+    """The actors that this process has started, by number: all its environments share them, for they hold the CPUs."""
+    return {}
 
 
 def _reach(address: str) -> None:
@@ -269,10 +300,12 @@ def _check_identity(one: Any, other: _Actor) -> None:
     """See that two machines have the same environment."""
     first, second = (each.told["identity"] for each in (one, other))
     if first != second:
-        differ = [f"{name}: {first.get(name)} and {second.get(name)}" for name in first if first[name] != second.get(name)]
+        differ = [
+            f"{name}: {first.get(name)} and {second.get(name)}" for name in first if first[name] != second.get(name)
+        ]
         raise ConfigError(f"{other.where} has another version of the environment ({'; '.join(differ)})")
 
 
 def _words(error: BaseException) -> str:
     """What Ray says, without its colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().rstrip(".")

@@ -45,6 +45,10 @@ class Site(Protocol):
         """
         ...
 
+    def call_now(self, name: str, /, *args: Any) -> Any:
+        """As `call`, for code that is not async."""
+        ...
+
     def tell(self, name: str, /, *args: Any) -> None:
         """Call its method; nobody waits for it."""
         ...
@@ -162,7 +166,9 @@ class SiteRooms:
                 async with asyncio.timeout(max(0.0, left)):
                     await self._changed.wait()
             except TimeoutError as error:
-                raise WorkerError(f"no machine is left to play on, and none came for {self.wait_seconds:g} s") from error
+                raise WorkerError(
+                    f"no machine is left to play on, and none came for {self.wait_seconds:g} s"
+                ) from error
         home = self._homes.get(state["env_seed"]) if self.together else None
         if home is not None and home in self._rooms.values():
             return home

@@ -1,4 +1,4 @@
-"""What keeps environments on a machine for a run elsewhere: it loads them, and forks workers that talk to the run by themselves."""
+"""What keeps environments on a machine for a run elsewhere: it loads them, and forks workers that talk to the run themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import rove
 from rove.digest import digest_files
 from rove.errors import ConfigError, Error, RemoteError, traceback_text
 from rove.isolation.environment import IsolatedEnv
@@ -54,9 +53,9 @@ class Site:
             env = await asyncio.to_thread(open_environment, env_id, env_dir, env_args, Isolation(on=True, **isolation))
             assert isinstance(env, IsolatedEnv)
         except Exception as error:
-            inner = error.__cause__
-            text = inner.traceback if isinstance(inner, RemoteError) else traceback_text(error)
-            return {"refused": f"{error}\n{text}" if text and not isinstance(inner, ConfigError) else str(error)}
+            theirs = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""
+            text = theirs if isinstance(error, ConfigError) else traceback_text(error)
+            return {"refused": f"{error}\n{text}".strip()}
         self._envs[name] = env
         return {"told": env.told}
 
@@ -100,8 +99,9 @@ class Site:
 @functools.cache
 def about() -> dict[str, str]:
     """Python's version, rove's version and a hash of its code, and the name of this machine."""
-    code = digest_files(Path(rove.__file__).parent.rglob("*.py"))
-    return {"python": platform.python_version(), "rove": f"{rove.__version__} ({code})", "where": socket.gethostname()}
+    version = importlib.import_module("rove").__version__
+    code = digest_files(Path(__file__).parents[1].rglob("*.py"))
+    return {"python": platform.python_version(), "rove": f"{version} ({code})", "where": socket.gethostname()}
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:

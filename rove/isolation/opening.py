@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rove.config import check_positive
 from rove.envs.environment import Environment
 from rove.envs.loading import elsewhere, environment_file, load_environment
 from rove.isolation.environment import AwayEnv, IsolatedEnv
@@ -47,7 +48,12 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(settings: Any) -> Isolation:
-        """What settings with the names in `SETTINGS` say; an interpreter or a cluster alone says that it is on."""
+        """What settings with the names in `SETTINGS` say; an interpreter or a cluster alone says that it is on.
+
+        Raises:
+            ConfigError: one of Ray's is out of range.
+        """
+        check_positive(settings, "ray_actors", "ray_rollouts")
         is_on = settings.isolated or settings.isolated_python is not None or settings.ray is not None
         limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
         cluster = settings.ray, settings.ray_actors, settings.ray_rollouts

@@ -6,8 +6,9 @@ The tool environment `lookup` (two turns, two tools) is played by a function. "h
 "isolated" in a worker (`--isolated`), "ray" on the cluster (each node a raylet of its own with one CPU, hence one actor);
 "per core" is one process for each core, each with its share of the rollouts. All keep their rollouts in a run folder. Each run
 is a process of its own, one after another in every round; printed are medians: CPU seconds per 1,000 rollouts of the run's
-process, of everything, and rollouts per second (start-up excluded). The last run kills a node (`kill -9` of its raylet and of
-all that this has started) when two fifths of the rollouts are kept, and counts what is in rollouts.jsonl and what was asked.
+process, of everything, and rollouts per second (start-up excluded). The next run kills a node (`kill -9` of its raylet and of
+all that this has started) when two fifths of the rollouts are kept, and counts what is in rollouts.jsonl and what was asked. The
+last measures single calls: of an actor through Ray, and of a worker on a connection of its own; and how large what they carry is.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import rove as vf
 from rove.isolation.opening import Isolation, open_environment
 from rove.protocols import Request, Response
+from rove.workers import Worker
 
 CPUS = os.cpu_count() or 1
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -165,6 +169,60 @@ def measure(how: str, count: int, concurrency: int, nodes: int, kill: bool) -> d
     }
 
 
+async def cost(call: Any, times: int) -> dict[str, float]:
+    """Milliseconds of one call after the other; CPU milliseconds of this process for one of 32 at a time."""
+    await call()
+    started = time.perf_counter()
+    for _ in range(times // 4):
+        await call()
+    waited = (time.perf_counter() - started) / (times // 4)
+    before = own_cpu()
+    for _ in range(times // 32):
+        await asyncio.gather(*(call() for _ in range(32)))
+    return {"ms": 1000 * waited, "cpu_ms": 1000 * (own_cpu() - before) / (times // 32 * 32)}
+
+
+def calls(count: int, nodes: int) -> dict[str, Any]:
+    """Single calls, and bytes that a rollout takes on its connection."""
+    cluster = cluster_of(nodes)
+    env: Any = open_environment("lookup", None, {"num_examples": count}, Isolation(on=True, ray=cluster.address))
+    sizes: Counter[str] = Counter()
+    send, take = Worker._send, Worker._take
+
+    async def counted_send(self: Worker, frame: dict[str, Any]) -> None:
+        sizes["bytes_to_workers"] += len(msgspec.json.encode(frame)) + 4
+        await send(self, frame)
+
+    def counted_take(self: Worker, frame: dict[str, Any]) -> None:
+        sizes["bytes_from_workers"] += len(msgspec.json.encode(frame)) + 4
+        sizes["frames_from_workers"] += 1
+        take(self, frame)
+
+    async def single() -> dict[str, Any]:
+        env.sites._begin()
+        room = await env.sites.choose({"env_seed": 0})
+        site = room.workers.site
+        started = time.perf_counter()
+        forks = [await room.another() for _ in range(5)]
+        fork = 1000 * (time.perf_counter() - started) / len(forks)
+        worker = await room.shared()
+        ray_call, connection = await cost(lambda: site.call("about"), 640), await cost(lambda: worker.ask("ping"), 6400)
+        await env.sites.tear_down()
+        return {"ray": ray_call, "connection": connection, "fork_ms": fork}
+
+    found = asyncio.run(single())
+    Worker._send, Worker._take = counted_send, counted_take
+    asyncio.run(vf.evaluate(env, Model(256), "m"))
+    found |= {name: value / count for name, value in sizes.items()}
+    found["told_bytes"] = len(msgspec.json.encode(env.told))
+    found["row_bytes"] = len(msgspec.json.encode(list(env.examples(100)))) / 100
+    import ray
+
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
 def apart(how: str, count: int, args: argparse.Namespace, *flags: str) -> subprocess.Popen[str]:
     """The same in a process of its own."""
     words = [sys.executable, __file__, "--only", how, "--rollouts", str(count), "--nodes", str(args.nodes)]
@@ -197,9 +255,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=256)
-    parser.add_argument("--only", help="here, isolated or ray: one run, in this process")
+    parser.add_argument("--only", help="here, isolated, ray or calls: one run, in this process")
     parser.add_argument("--kill", action="store_true", help="with --only ray: kill a node on the way")
     args = parser.parse_args()
+    if args.only == "calls":
+        print(json.dumps(calls(min(args.rollouts, 500), args.nodes)))
+        return
     if args.only:
         print(json.dumps(measure(args.only, args.rollouts, args.concurrency, args.nodes, args.kill)))
         return
@@ -219,6 +280,7 @@ def main() -> None:
         )
     last = told(apart("ray", args.rollouts, args, "--kill"))
     print(f"a node killed on the way ({last['killed']:.0f} processes):", json.dumps(last))
+    print("single calls:", json.dumps(told(apart("calls", 500, args))))
 
 
 if __name__ == "__main__":

@@ -39,8 +39,6 @@ class Near:
         self.ended = asyncio.Event()
 
     async def call(self, name: str, /, *args: Any) -> Any:
-        if name == "stay":
-            await self.ended.wait()
         if self.is_gone:
             raise WorkerError(f"{self.where} is gone")
         if name == "end":  # the host is the others', too
@@ -49,6 +47,9 @@ class Near:
         if name == "fork":
             self.forked.append(told)
         return told
+
+    async def lost(self) -> None:
+        await self.ended.wait()
 
     def call_now(self, name: str, /, *args: Any) -> Any:
         raise NotImplementedError

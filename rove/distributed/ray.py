@@ -112,7 +112,8 @@ class RayEnv(AwayEnv):
         if number not in self._fleet:
             kind = self._ray.remote(site.Site)
             options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": CALLS}
-            self._fleet[number] = _Started(kind.options(**options).remote())
+            actor = kind.options(**options).remote()
+            self._fleet[number] = _Started(actor, actor.stay.remote())
         return self._fleet[number]
 
     def _first(self, count: int) -> list[_Actor | None]:
@@ -192,14 +193,16 @@ class RayEnv(AwayEnv):
     def _loaded(self, number: int, actor: Any, where: str, told: Mapping[str, Any]) -> _Actor:
         if "refused" in told:
             raise ConfigError(f"on {where}: {told['refused']}")
-        return _Actor(self._ray, actor, where, told["told"], functools.partial(self._drop, number, actor))
+        stay = self._fleet[number].stay
+        return _Actor(self._ray, actor, where, told["told"], stay, functools.partial(self._drop, number, actor))
 
 
 class _Actor:
     """A `Site` in a Ray actor; see `rove.distributed.rooms.Site`."""
 
-    def __init__(self, ray: Any, actor: Any, where: str, told: Mapping[str, Any], end: Callable[[], None]):
-        self._ray, self.actor, self.where, self.told, self.end = ray, actor, where, told, end
+    def __init__(self, ray: Any, actor: Any, where: str, told: Mapping[str, Any], stay: Any, end: Callable[[], None]):
+        self._ray, self.actor, self.where, self.told = ray, actor, where, told
+        self._stay, self.end = stay, end
 
     async def call(self, name: str, /, *args: Any) -> Any:
         """What its method returns."""
@@ -207,6 +210,11 @@ class _Actor:
             return await getattr(self.actor, name).remote(*args)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(f"{self.where}: {_words(error)}") from error
+
+    async def lost(self) -> None:
+        """Ends when it is gone, or may be."""
+        with suppress(self._ray.exceptions.RayError):
+            await self._stay
 
     def call_now(self, name: str, /, *args: Any) -> Any:
         """As `call`, for code that is not async."""
@@ -257,6 +265,8 @@ class _Started:
     """An actor, which may still wait for a machine."""
 
     actor: Any
+    stay: Any
+    """A call that ends when the actor does; one for all who want to hear of that."""
     since: float = field(default_factory=time.monotonic)
     is_up: bool = False
     """It has been heard of."""

@@ -45,6 +45,10 @@ class Site(Protocol):
         """
         ...
 
+    async def lost(self) -> None:
+        """Ends when it is gone, or may be."""
+        ...
+
     def call_now(self, name: str, /, *args: Any) -> Any:
         """As `call`, for code that is not async."""
         ...
@@ -238,8 +242,7 @@ class SiteRooms:
                     warnings.warn(f"a machine of the cluster is not played on: {error}", stacklevel=2)
                     return
                 self._furnish(number, site)
-            with suppress(WorkerError):
-                await site.call("stay")
+            await site.lost()
             if await _answers(site):  # cut off for a moment
                 await asyncio.sleep(AGAIN_SECONDS)
             else:

@@ -57,7 +57,7 @@ class Site:
             text = theirs if isinstance(error, ConfigError) else traceback_text(error)
             return {"refused": f"{error}\n{text}".strip()}
         self._envs[name] = env
-        return {"told": env.told}
+        return {"told": {**env.told, "env_id": env.env_id}}
 
     async def fork(self, name: str, address: str, port: int, token: bytes) -> int:
         """A worker that talks to whoever listens there and knows the token; its number."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import tiny_model
+from rich.console import Console
 from test_distributed import Fateful, as_here
 from test_isolation import Echo, facts, package, wheel
 
 import rove as vf
+from rove.cli.rl import run_rl
+from rove.config import convert
 from rove.distributed import ray as on_ray
 from rove.distributed import site
 from rove.errors import ConfigError
 from rove.isolation.opening import Isolation, looking_at, open_environment
 from rove.protocols import Request
 from rove.runs import Run
+from rove.train.rl import RLConfig
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: make test-ray")
@@ -173,33 +180,45 @@ def test_what_is_wrong_is_said_before_anything_is_played(
 
 @pytest.mark.slow
 @needs_ray
-def test_the_commands_start_a_cluster_of_their_own(tmp_path: Path) -> None:
-    package(tmp_path / "environments")
-    where = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(vf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    }
-    words = [
-        sys.executable,
-        "-m",
-        "rove.cli.main",
-        "eval",
-        "talk",
-        "-m",
-        "scripted:echo",
-        "-n",
-        "6",
-        "-r",
-        "2",
-        "--json",
-    ]
+def test_the_command_of_the_page_starts_a_cluster_of_its_own(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs/scale.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^rove (eval .* --ray)$", page, flags=re.MULTILINE)
+    places = [str(Path(vf.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     runs = []
-    for more in (["--ray", "--ray_actors", "1"], []):
-        done = subprocess.run([*words, *more], cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+    for words in (command.split(), command.removesuffix(" --ray").split()):
+        call = [sys.executable, "-m", "rove.cli.main", *words, "--json"]
+        where = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+        done = subprocess.run(call, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         runs.append((json.loads(done.stdout), done.stderr))
-    assert runs[0][0]["scored"] == 12
-    assert "has 12 rollouts already" in runs[1][1]  # the same run, with Ray or without
+    assert runs[0][0]["scored"] == 100
+    assert "has 100 rollouts already" in runs[1][1]  # the same run, with Ray or without
+
+
+@pytest.mark.slow
+@needs_ray
+def test_training_and_its_measurements_are_played_there(cluster: Any, tmp_path: Path) -> None:
+    """Every rollout is; the held-out environment shares the actors."""
+    tiny_model().save(tmp_path / "model")
+    package(tmp_path, more=WHERE, functions=", where")
+    config = convert(
+        RLConfig,
+        {
+            **{
+                "env": "talk",
+                "model": str(tmp_path / "model"),
+                "env_dir": str(tmp_path),
+                "run_dir": str(tmp_path / "run"),
+            },
+            **{"steps": 1, "batch_size": 12, "rollouts_per_example": 2, "max_tokens": 2, "threads": 1},
+            **{"evaluation": [{"env": "talk", "every": 1, "max_tokens": 2, "num_examples": 6}], "ray": cluster.address},
+        },
+    )
+    run_rl(config, Console(file=io.StringIO()))
+    [measured] = (tmp_path / "run" / "evaluations" / "talk").iterdir()
+    for run in (Run(tmp_path / "run"), Run(measured)):
+        hosts = {record.scores.rewards["where"] for record in run.rollouts() if record.scores}
+        assert hosts and os.getpid() not in hosts and os.getppid() not in hosts
 
 
 def test_without_ray_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ class RayEnv(AwayEnv):
         ray = self._ray
         found: list[_Actor | None] = [None] * count
         while not any(found):
-            loading: dict[int, tuple[str, Any]] = {}
+            loading: dict[int, tuple[_Started, str, Any]] = {}
             for number, told in self._there(count).items():
                 started = self._fleet[number]
                 try:
@@ -132,10 +132,10 @@ class RayEnv(AwayEnv):
                         raise ConfigError(f"a Ray actor could not start: {_words(error)}") from error
                     continue  # its machine has been lost since then: another comes
                 started.is_up = True
-                loading[number] = where, started.actor.load.remote(*self._load)
-            for number, (where, told) in loading.items():
+                loading[number] = started, where, started.actor.load.remote(*self._load)
+            for number, (started, where, told) in loading.items():
                 try:
-                    found[number] = self._loaded(number, self._fleet[number].actor, where, ray.get(told))
+                    found[number] = self._loaded(number, started, where, ray.get(told))
                 except ray.exceptions.RayError as error:
                     raise ConfigError(f"on {where}: {_words(error)}") from error
         [first, *others] = [one for one in found if one is not None]
@@ -174,7 +174,7 @@ class RayEnv(AwayEnv):
                 self._drop(number, started.actor)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            made = self._loaded(number, started.actor, where, told)
+            made = self._loaded(number, started, where, told)
             _check_identity(self, made)
             return made
 
@@ -190,19 +190,19 @@ class RayEnv(AwayEnv):
         site.check_same(site.about(), theirs)
         return theirs["where"]
 
-    def _loaded(self, number: int, actor: Any, where: str, told: Mapping[str, Any]) -> _Actor:
+    def _loaded(self, number: int, started: _Started, where: str, told: Mapping[str, Any]) -> _Actor:
         if "refused" in told:
             raise ConfigError(f"on {where}: {told['refused']}")
-        stay = self._fleet[number].stay
-        return _Actor(self._ray, actor, where, told["told"], stay, functools.partial(self._drop, number, actor))
+        drop = functools.partial(self._drop, number, started.actor)
+        return _Actor(self._ray, started, where, told["told"], drop)
 
 
 class _Actor:
     """A `Site` in a Ray actor; see `rove.distributed.rooms.Site`."""
 
-    def __init__(self, ray: Any, actor: Any, where: str, told: Mapping[str, Any], stay: Any, end: Callable[[], None]):
-        self._ray, self.actor, self.where, self.told = ray, actor, where, told
-        self._stay, self.end = stay, end
+    def __init__(self, ray: Any, started: _Started, where: str, told: Mapping[str, Any], end: Callable[[], None]):
+        self._ray, self.actor, self._stay = ray, started.actor, started.stay
+        self.where, self.told, self.end = where, told, end
 
     async def call(self, name: str, /, *args: Any) -> Any:
         """What its method returns."""

@@ -1,10 +1,11 @@
 """Rollouts on a Ray cluster of three nodes on this machine: what they cost the run's process, what a node's death does to them.
 
-    python benchmarks/ray_rollouts.py [--rollouts 5000] [--rounds 3] [--nodes 3] [--concurrency 256]
+    python benchmarks/ray_rollouts.py [--rollouts 5000] [--rounds 3] [--nodes 3] [--concurrency 256] [--work 0]
 
 The tool environment `lookup` (two turns, two tools) is played by a function. "here" has the environment in the run's process,
 "isolated" in a worker (`--isolated`), "ray" on the cluster (each node a raylet of its own with one CPU, hence one actor);
-"per core" is one process for each core, each with its share of the rollouts. All keep their rollouts in a run folder. Each run
+"per core" is one process for each core, each with its share of the rollouts; with --work a turn of the environment takes so many
+milliseconds of CPU. All keep their rollouts in a run folder. Each run
 is a process of its own, one after another in every round; printed are medians: CPU seconds per 1,000 rollouts of the run's
 process, of everything, and rollouts per second (start-up excluded). The next run kills a node (`kill -9` of its raylet and of
 all that this has started) when two fifths of the rollouts are kept, and counts what is in rollouts.jsonl and what was asked. The
@@ -37,6 +38,25 @@ from rove.workers import Worker
 
 CPUS = os.cpu_count() or 1
 TICKS = os.sysconf("SC_CLK_TCK")
+
+
+BUSY = """
+import time
+import rove as vf
+
+def load_environment(num_examples, work):
+    env = vf.load_environment("lookup", num_examples=num_examples)
+    plain = env.env_response
+
+    async def busy(messages, state, **kwargs):
+        until = time.process_time() + work / 1000
+        while time.process_time() < until:
+            pass
+        return await plain(messages, state, **kwargs)
+
+    env.env_response = busy
+    return env
+"""
 
 
 class Model:
@@ -113,14 +133,16 @@ def raylet_of(cluster: Any, but: str) -> int:
     return node.all_processes["raylet"][0].process.pid
 
 
-def measure(how: str, count: int, concurrency: int, nodes: int, kill: bool) -> dict[str, Any]:
+def measure(how: str, count: int, concurrency: int, nodes: int, kill: bool, work: float) -> dict[str, Any]:
     """One evaluation, in this process."""
+    envs = tempfile.TemporaryDirectory()
+    (Path(envs.name) / "busy.py").write_text(BUSY)
     cluster, isolation = None, Isolation(on=how == "isolated")
     if how == "ray":
         cluster = cluster_of(nodes)
         isolation = Isolation(on=True, ray=cluster.address)
     before_opening = time.perf_counter()
-    env = open_environment("lookup", None, {"num_examples": count}, isolation)
+    env = open_environment("busy", envs.name, {"num_examples": count, "work": work}, isolation)
     opening = time.perf_counter() - before_opening
     model, done, killed, slept = Model(concurrency), 0, 0.0, 0.0
 
@@ -226,7 +248,7 @@ def calls(count: int, nodes: int) -> dict[str, Any]:
 def apart(how: str, count: int, args: argparse.Namespace, *flags: str) -> subprocess.Popen[str]:
     """The same in a process of its own."""
     words = [sys.executable, __file__, "--only", how, "--rollouts", str(count), "--nodes", str(args.nodes)]
-    words += ["--concurrency", str(args.concurrency), *flags]
+    words += ["--concurrency", str(args.concurrency), "--work", str(args.work), *flags]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
@@ -255,6 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--work", type=float, default=0.0, help="milliseconds of CPU in a turn of the environment")
     parser.add_argument("--only", help="here, isolated, ray or calls: one run, in this process")
     parser.add_argument("--kill", action="store_true", help="with --only ray: kill a node on the way")
     args = parser.parse_args()
@@ -262,7 +285,7 @@ def main() -> None:
         print(json.dumps(calls(min(args.rollouts, 500), args.nodes)))
         return
     if args.only:
-        print(json.dumps(measure(args.only, args.rollouts, args.concurrency, args.nodes, args.kill)))
+        print(json.dumps(measure(args.only, args.rollouts, args.concurrency, args.nodes, args.kill, args.work)))
         return
     found: dict[str, list[dict[str, Any]]] = {how: [] for how in ("here", "isolated", "ray", "per core")}
     for _ in range(args.rounds):

@@ -274,10 +274,10 @@ def test_machines_must_be_alike() -> None:
     ours = site.about()
     site.check_same(ours, {**ours, "where": "elsewhere"})
     other = f"{sys.version_info[0]}.{sys.version_info[1] + 1}.0"
-    with pytest.raises(ConfigError, match=f"elsewhere has Python {other}, this process"):
+    with pytest.raises(ConfigError, match=f"elsewhere has Python {other} in .*, this process"):
         site.check_same(ours, {**ours, "python": other, "where": "elsewhere"})
     with pytest.raises(
-        ConfigError, match="elsewhere has rove 0.0.1 .old., this process .*: a run's machines need the same"
+        ConfigError, match="elsewhere has rove 0.0.1 .old. in .*, this process .*: a run's machines need the same"
     ):
         site.check_same(ours, {**ours, "rove": "0.0.1 (old)", "where": "elsewhere"})
 

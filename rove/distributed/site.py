@@ -98,10 +98,16 @@ class Site:
 
 @functools.cache
 def about() -> dict[str, str]:
-    """Python's version, rove's version and a hash of its code, and the name of this machine."""
+    """Python's version, rove's version with a hash of its code, and where that is."""
     version = importlib.import_module("rove").__version__
-    code = digest_files(Path(__file__).parents[1].rglob("*.py"))
-    return {"python": platform.python_version(), "rove": f"{version} ({code})", "where": socket.gethostname()}
+    folder = Path(__file__).resolve().parents[1]
+    code = digest_files(folder.rglob("*.py"))
+    return {
+        "python": platform.python_version(),
+        "rove": f"{version} ({code})",
+        "folder": str(folder),
+        "where": socket.gethostname(),
+    }
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
@@ -116,8 +122,8 @@ def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
             here, there = (version.rpartition(".")[0] for version in (here, there))
         if here != there:
             raise ConfigError(
-                f"{theirs['where']} has {shown} {theirs[name]}, this process {ours[name]}: a run's machines need the same; "
-                f"install {shown} {ours[name]} there"
+                f"{theirs['where']} has {shown} {theirs[name]} in {theirs['folder']}, this process {ours[name]} in "
+                f"{ours['folder']}: a run's machines need the same; install {shown} {ours[name]} there"
             )
 
 

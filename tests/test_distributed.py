@@ -22,6 +22,7 @@ from rove.distributed.rooms import SiteRooms, SiteWorkers
 from rove.errors import ConfigError, WorkerError
 from rove.isolation.environment import AwayEnv
 from rove.isolation.rollout import LOSSES
+from rove.isolation.room import Room
 from rove.protocols import Request, Response
 
 HERE = "127.0.0.1"
@@ -46,6 +47,9 @@ class Near:
         told = await getattr(self.real, name)(*args)
         if name == "fork":
             self.forked.append(told)
+            if self.is_gone:
+                self.lose()
+                raise WorkerError(f"{self.where} is gone")
         return told
 
     async def lost(self) -> None:
@@ -232,6 +236,16 @@ def test_siblings_that_are_scored_together_are_played_together(grouped: tuple[si
     assert list(map(facts, records)) == as_here(grouped[1], 3)
     assert {len(places) for places in seen.values()} == {1} and len(set.union(*seen.values())) == 3
     assert all(room.load == 0 for room in set.union(*seen.values()))
+
+
+async def test_a_worker_that_comes_from_a_lost_machine_is_sent_away(alone: tuple[site.Site, Path]) -> None:
+    """Its machine was taken for lost while the worker was on its way."""
+    room = Room(SiteWorkers(Near(alone[0], "far away"), "talk", HERE), 120.0)
+    opening = asyncio.create_task(room.another())
+    await asyncio.sleep(0)
+    room.lose("its machine is lost")
+    with pytest.raises(WorkerError, match="its machine is lost"):
+        await opening
 
 
 async def test_nobody_else_is_taken_for_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

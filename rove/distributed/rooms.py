@@ -258,7 +258,7 @@ class SiteRooms:
         self.lost += 1
         self._since = time.monotonic()
         self._count()
-        room.close(LOST)
+        room.lose(LOST)
         if site is not None:
             site.end()
 

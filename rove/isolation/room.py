@@ -80,6 +80,7 @@ class Room:
         """Rollouts that are in it, or about to be."""
         self._left: list[int] = []
         self._shared: asyncio.Task[Worker] | None = None
+        self._lost = ""
         self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
 
     @property
@@ -110,6 +111,9 @@ class Room:
     async def another(self) -> Worker:
         """A worker of one's own."""
         worker = await self.workers.open(self._answer)
+        if self._lost:
+            worker.close(self._lost)
+            raise WorkerError(self._lost)
         self._opened[worker] = asyncio.create_task(self._watch(worker))
         return worker
 
@@ -141,6 +145,11 @@ class Room:
                 await (await shared).call("tear_down", TEARDOWN_SECONDS)
         self.close()
         await self.workers.end()
+
+    def lose(self, reason: str) -> None:
+        """As `close`, where the machine is lost; a worker that comes from there later is ended, too."""
+        self._lost = reason
+        self.close(reason)
 
     def close(self, reason: str = "") -> None:
         """End all workers; who waits for an answer is told the reason."""

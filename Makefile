@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-slow test-ray test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -32,6 +32,10 @@ viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md 
 
 hub-pictures: $(STAMP)  ## docs/hub/*.png, of a hub that it makes
 	$(BIN)/python tests/hub_pictures.py
+
+test-ray: $(STAMP)  ## environments on a Ray cluster, of three nodes on this machine
+	rm -rf build/ray && $(BIN)/python -m pip install --quiet --target build/ray "ray>=2.60" -c constraints.txt
+	PYTHONPATH=$(CURDIR)/build/ray $(BIN)/python -m pytest -q tests/test_distributed_ray.py
 
 test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 	for sdk in "mcp==1.24.*" "mcp<2" "mcp<3"; do \

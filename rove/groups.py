@@ -70,7 +70,7 @@ async def run_groups(
             finished.put_nowait(records)
             await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
 
-    pool = _Pool(client, units, play)
+    pool = _Pool(env, client, units, play)
     workers = [pool.worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
     async with aclosing(_until_done(workers, finished)) as batches:
         async for records in batches:
@@ -82,19 +82,21 @@ class _Pool:
     """Workers that each play one rollout after another, until there are no more.
 
     Args:
-        client: whose room a new rollout needs.
+        env, client: whose room a new rollout needs; the environment's first, so that none of the client's stands idle.
         units: what to play.
         play: plays one.
     """
 
     def __init__(
         self,
+        env: Environment,
         client: Client,
         units: Iterator[tuple[_Unit, int]],
         play: Callable[[_Unit, int, _Place], Coroutine[Any, Any, None]],
     ):
         limiter = getattr(client, "limiter", None)
         self.limiter = limiter if isinstance(limiter, AdmissionLimiter) and limiter.adaptive else None
+        self.env = env
         self.units = units
         self.play = play
         self._next: tuple[_Unit, int] | None = None
@@ -108,14 +110,15 @@ class _Pool:
         try:
             while self._more():
                 self._waiting.add(me)
-                await place.take()
-                self._waiting.discard(me)
-                if self._more():
-                    assert self._next is not None
-                    (unit, position), self._next = self._next, None
-                    if self._waiting:  # tell them at once when this was the last: room may be long in coming
-                        self._more()
-                    await self.play(unit, position, place)
+                async with self.env.admitted():
+                    await place.take()
+                    self._waiting.discard(me)
+                    if self._more():
+                        assert self._next is not None
+                        (unit, position), self._next = self._next, None
+                        if self._waiting:  # tell them at once when this was the last: room may be long in coming
+                            self._more()
+                        await self.play(unit, position, place)
         except asyncio.CancelledError:
             if not (self._exhausted and me in self._waiting):
                 raise

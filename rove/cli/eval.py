@@ -67,6 +67,13 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """For loading an isolated environment."""
     isolated_hang_seconds: float = 120.0
     """An isolated environment that does not look up for so long is killed."""
+    ray: str | None = None
+    """Play in actors of the Ray cluster at this address; "auto" is the one that this machine is in, "local" one that is started
+    here."""
+    ray_actors: int | None = None
+    """How many actors; one for each free CPU of the cluster when not given."""
+    ray_rollouts: int = 128
+    """Rollouts of one actor at a time."""
     run_dir: str | None = None
     save: bool = True
     """Keep the rollouts in a run folder."""
@@ -227,6 +234,13 @@ def _of_run(folder: str) -> list[str]:
 )
 @click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
 @hub_option
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="local",
+    help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
+)
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
 @click.option(
     "--max-errors", type=float, help="Stop after more failed rollouts than this: a count, or a share below 1."

@@ -189,6 +189,13 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."
 )
 @hub_option
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="local",
+    help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
+)
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

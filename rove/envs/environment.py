@@ -7,7 +7,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -229,6 +229,10 @@ class Environment(ABC):
     def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """`evaluate` for code that is not async."""
         return asyncio.run(self.evaluate(client, model, **options))
+
+    def admitted(self) -> AbstractAsyncContextManager[None]:
+        """Held while a run plays and scores one of its rollouts. Where it has no room for one more, this waits until it has."""
+        return nullcontext()
 
     def time_limit(self, state: State) -> float | None:
         """Wall seconds that this rollout may take; None = no limit."""

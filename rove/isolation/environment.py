@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from rove.envs.environment import Environment, Player, Turn
 from rove.envs.multi_turn import Opponent
 from rove.errors import ConfigError, RemoteError, WorkerError
-from rove.isolation.rollout import Rollout
-from rove.isolation.room import Room
+from rove.isolation.rollout import Rollout, score_together
+from rove.isolation.room import Room, Rooms
 from rove.messages import Message, Messages
 from rove.records import Scores
 from rove.rollout import within
@@ -31,7 +33,88 @@ NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that say where this interpreter finds things."""
 
 
-class IsolatedEnv(Environment):
+class AwayEnv(Environment):
+    """An environment in worker processes: these play and score, the model is asked from here.
+
+    Args:
+        told: what a worker says of it; see `rove.isolation.worker.setup`.
+        rooms: where its rollouts are played.
+        env_args: how it was loaded.
+    """
+
+    def __init__(self, told: Mapping[str, Any], rooms: Rooms, env_args: Mapping[str, Any] | None = None):
+        self.told, self.rooms = dict(told), rooms
+        super().__init__(
+            dataset=lambda: self.examples(train=True),
+            rubric=_AwayRubric(self),
+            sampling_args=told["sampling_args"],
+            players={name: self._player(name) for name in told["players"]},
+            env_id=told["env_id"],
+            env_args=env_args,
+        )
+        self.message_type = told["message_type"]
+        self.system_prompt = told["system_prompt"]
+        self.source = told["source"]
+        self.two_player: bool = told["two_player"]
+        self.opponent: Opponent | None = None
+
+    @abstractmethod
+    def ask_now(self, name: str, /, **args: Any) -> Any:
+        """A worker's answer to a call about the dataset, for code that is not async."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers."""
+
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+        """The first `n` examples (all when n < 0), some at a time."""
+        start = 0
+        while n < 0 or start < n:
+            stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
+            made = self.ask_now("examples", start=start, stop=stop, train=train)
+            for example in made:
+                if isinstance(example["prompt"], list):
+                    example["prompt"] = [Message(message) for message in example["prompt"]]
+                yield example
+            start += len(made)
+            if len(made) < CHUNK:
+                return
+
+    def count_examples(self, n: int = -1, train: bool = False) -> int | None:
+        """How many `examples` would give; None when only reading them all would tell."""
+        return self.ask_now("count_examples", n=n, train=train)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """That of the environment itself: a run may go on with or without isolation."""
+        return self.told["identity"]
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Play the rollout in a worker, within the time that the environment gives it."""
+        rollout = Rollout(self.rooms, state, turn, self.opponent if self.two_player else None)
+        await within(await rollout.time_limit(), state, rollout.run)
+
+    def admitted(self) -> AbstractAsyncContextManager[None]:
+        """Where there is no room for one more rollout, waits until there is."""
+        return self.rooms.place()
+
+    async def clean_up(self, state: State) -> None:
+        """Clean up in the worker, and take over what is to be known of the rollout."""
+        if "isolated" in state:
+            await state["isolated"].clean_up()
+
+    async def tear_down(self) -> None:
+        """Run the environment's own `@teardown` methods, then end the workers."""
+        await self.rooms.tear_down()
+
+    def _player(self, name: str) -> Player:
+        async def answer(messages: Messages, state: State, rng: Any) -> Any:
+            return await state["isolated"].ask_player(name, messages, rng.getstate(), state.get("conversation", 0))
+
+        return answer
+
+
+class IsolatedEnv(AwayEnv):
     """An environment package in a worker process: it plays and scores there, the model is asked from here.
 
     What the package does to its process (crash, exit(), a hang, prints, global seeds, imports that clash) stays there.
@@ -87,7 +170,7 @@ class IsolatedEnv(Environment):
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
         )
-        self.hang_seconds, self.rows_seconds = hang_seconds, rows_seconds
+        self.rows_seconds = rows_seconds
         try:
             self.workers.start()
         except RemoteError as error:
@@ -95,70 +178,22 @@ class IsolatedEnv(Environment):
             raise ConfigError(said) from error
         except WorkerError as error:
             raise ConfigError(str(error)) from error
-        self.told: dict[str, Any] = self.workers.told
-        super().__init__(
-            dataset=lambda: self.examples(train=True),
-            rubric=_IsolatedRubric(self),
-            sampling_args=self.told["sampling_args"],
-            players={name: self._player(name) for name in self.told["players"]},
-            env_id=self.told["env_id"],
-            env_args=env_args,
-        )
-        self.message_type = self.told["message_type"]
-        self.system_prompt = self.told["system_prompt"]
-        self.source = self.told["source"]
-        self.two_player: bool = self.told["two_player"]
-        self.opponent: Opponent | None = None
         self.room = Room(self.workers, hang_seconds)
+        super().__init__(self.workers.told, self.room, env_args)
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
-        """The first `n` examples (all when n < 0), some at a time."""
-        start = 0
-        while n < 0 or start < n:
-            stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
-            made = self.workers.call_now("examples", self.rows_seconds, start=start, stop=stop, train=train)
-            for example in made:
-                if isinstance(example["prompt"], list):
-                    example["prompt"] = [Message(message) for message in example["prompt"]]
-                yield example
-            start += len(made)
-            if len(made) < CHUNK:
-                return
+    def ask_now(self, name: str, /, **args: Any) -> Any:
+        """A worker's answer to a call about the dataset, for code that is not async."""
+        return self.workers.call_now(name, self.rows_seconds, **args)
 
-    def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """How many `examples` would give; None when only reading them all would tell."""
-        return self.workers.call_now("count_examples", self.rows_seconds, n=n, train=train)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """That of the environment itself: a run may go on with or without isolation."""
-        return self.told["identity"]
-
-    async def run(self, state: State, turn: Turn) -> None:
-        """Play the rollout in a worker, within the time that the environment gives it."""
-        rollout = Rollout(self.room, state, turn, self.opponent if self.two_player else None)
-        await within(await rollout.time_limit(), state, rollout.run)
-
-    async def clean_up(self, state: State) -> None:
-        """Clean up in the worker, and take over what is to be known of the rollout."""
-        if "isolated" in state:
-            await state["isolated"].clean_up()
-
-    async def tear_down(self) -> None:
-        """Run the environment's own `@teardown` methods, then end the workers."""
-        await self.room.tear_down()
-
-    def _player(self, name: str) -> Player:
-        async def answer(messages: Messages, state: State, rng: Any) -> Any:
-            return await state["isolated"].ask_player(name, messages, rng.getstate(), state.get("conversation", 0))
-
-        return answer
+    def close(self) -> None:
+        """End all workers."""
+        self.workers.close()
 
 
-class _IsolatedRubric(Rubric):
+class _AwayRubric(Rubric):
     """The environment's rubric, in the worker; functions added here score what is known here."""
 
-    def __init__(self, env: IsolatedEnv):
+    def __init__(self, env: AwayEnv):
         super().__init__()
         self.env = env
 
@@ -185,7 +220,11 @@ class _IsolatedRubric(Rubric):
     async def score_rollout(self, state: State) -> Scores:
         """What the environment's rubric says; see `Rubric.score_rollout`."""
         rollout: Rollout = state["isolated"]
-        scores = await rollout.score()
+        try:
+            scores = await rollout.score()
+        except BaseException:
+            rollout.leave()
+            raise
         if not self.env.told["has_group_rewards"]:
             rollout.leave()
         own = await super().score_rollout(state)
@@ -197,14 +236,11 @@ class _IsolatedRubric(Rubric):
         given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
         if states and self.env.told["has_group_rewards"]:
             rollouts: list[Rollout] = [state["isolated"] for state in states]
-            if len({rollout.worker for rollout in rollouts}) > 1 or rollouts[0].is_lost:
-                worker = await self.env.room.another()
+            try:
+                given = await score_together(rollouts, given)
+            finally:
                 for rollout in rollouts:
-                    await rollout.settle_in(worker)
-            told = await rollouts[0].score_with(rollouts, given)
-            given = [rollout.taken(one) for rollout, one in zip(rollouts, told, strict=True)]
-            for rollout in rollouts:
-                rollout.leave()
+                    rollout.leave()
         return await super().score_group(states, given)
 
 

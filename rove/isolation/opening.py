@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +11,23 @@ from typing import Any
 
 import msgspec
 
+from rove.config import check_positive
 from rove.envs.environment import Environment
 from rove.envs.loading import elsewhere, environment_file, load_environment
-from rove.isolation.environment import IsolatedEnv
+from rove.isolation.environment import AwayEnv, IsolatedEnv
 from rove.isolation.venv import StandIns, python_for
 
-SETTINGS = frozenset({"isolated", "isolated_python", "isolated_start_seconds", "isolated_hang_seconds"})
+SETTINGS = frozenset(
+    {
+        "isolated",
+        "isolated_python",
+        "isolated_start_seconds",
+        "isolated_hang_seconds",
+        "ray",
+        "ray_actors",
+        "ray_rollouts",
+    }
+)
 """Names of settings that say where an environment is, and change nothing of what it does."""
 
 
@@ -27,13 +39,25 @@ class Isolation(msgspec.Struct, frozen=True):
     """Interpreter of its virtual environment. Default: of one that is made, where it declares dependencies."""
     start_seconds: float = 60.0
     hang_seconds: float = 120.0
+    ray: str | None = None
+    """Address of the Ray cluster on whose machines it is; "local" = one that is started here. Default: on this machine."""
+    ray_actors: int | None = None
+    """Ray actors that have it. Default: as many as the cluster has CPUs that are free."""
+    ray_rollouts: int = 128
+    """Rollouts of one actor at a time."""
 
     @staticmethod
     def of(settings: Any) -> Isolation:
-        """What settings with the names in `SETTINGS` say; an interpreter alone says that it is on."""
-        is_on = settings.isolated or settings.isolated_python is not None
+        """What settings with the names in `SETTINGS` say; an interpreter or a cluster alone says that it is on.
+
+        Raises:
+            ConfigError: one of Ray's is out of range.
+        """
+        check_positive(settings, "ray_actors", "ray_rollouts")
+        is_on = settings.isolated or settings.isolated_python is not None or settings.ray is not None
         limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
-        return Isolation(is_on, settings.isolated_python, *limits)
+        cluster = settings.ray, settings.ray_actors, settings.ray_rollouts
+        return Isolation(is_on, settings.isolated_python, *limits, *cluster)
 
 
 def open_environment(
@@ -42,18 +66,21 @@ def open_environment(
     env_args: Mapping[str, Any] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
-    """The environment, loaded here or in a worker.
+    """The environment, loaded here, in a worker, or in workers on the machines of a Ray cluster.
 
     Raises:
-        ConfigError: it cannot be loaded, or what it needs cannot be installed.
+        ConfigError: it cannot be loaded, what it needs cannot be installed, or the cluster cannot be used.
     """
+    prepare, stand_ins = _answered_for()
+    if isolation.ray is not None:
+        module = importlib.import_module("rove.distributed.ray")
+        return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
     limits: dict[str, Any] = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
     if not isolation.on:
         return load_environment(env_id, env_dir, **(env_args or {}))
-    prepare, stand_ins = _answered_for()
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
 
@@ -75,12 +102,12 @@ def looking_at(
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Iterator[Environment]:
     """As `open_environment`, for a look at it that starts no run; its process ends afterwards."""
-    env = open_environment(env_id, env_dir, env_args, isolation)
+    env = open_environment(env_id, env_dir, env_args, msgspec.structs.replace(isolation, ray_actors=1))
     try:
         yield env
     finally:
-        if isinstance(env, IsolatedEnv):
-            env.workers.close()
+        if isinstance(env, AwayEnv):
+            env.close()
 
 
 def without_isolation(plain: Mapping[str, Any]) -> dict[str, Any]:

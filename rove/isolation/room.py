@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 from rove.errors import Error, WorkerError
-from rove.workers import Worker, Workers
+from rove.state import State
+from rove.workers import Worker
+from rove.workers.worker import Answerer as Answers
 
 TEARDOWN_SECONDS = 30.0
 LOOK_SECONDS = 5.0
@@ -30,21 +33,72 @@ class Answerer(Protocol):
 ASKED = ("answer", "give_up", "opponent")
 
 
+class Opens(Protocol):
+    """Makes workers, on this machine or on another; `rove.workers.Workers` does."""
+
+    async def open(self, answer: Answers | None = None) -> Worker: ...  # noqa: D102
+    async def end(self) -> None: ...  # noqa: D102
+
+
+class Rooms(Protocol):
+    """Where rollouts are played: in one room, or in several on as many machines, which may be lost."""
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Held for as long as a rollout is played and scored; waits where there is no room for one more."""
+        ...
+
+    async def choose(self, state: State) -> Room:
+        """The room for a rollout; siblings that are scored together share one as long as it is there.
+
+        Raises:
+            WorkerError: there is none left.
+        """
+        ...
+
+    async def is_lost(self, room: Room) -> bool:
+        """Whether a room's machine cannot be reached any more."""
+        ...
+
+    async def tear_down(self) -> None:
+        """Run the environment's `@teardown` methods, then end all workers."""
+        ...
+
+
 class Room:
-    """Workers with rollouts in them.
+    """Workers with rollouts in them. One room is also all `Rooms` where there is no other machine.
 
     Args:
         workers: makes them.
         hang_seconds: a worker that gives no sign of life for so long is killed.
     """
 
-    def __init__(self, workers: Workers, hang_seconds: float):
+    def __init__(self, workers: Opens, hang_seconds: float):
         self.workers, self.hang_seconds = workers, hang_seconds
         self._numbers = itertools.count()
         self._answerers: dict[int, Answerer] = {}
+        self.members: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Rollouts that are in it, or about to be."""
         self._left: list[int] = []
         self._shared: asyncio.Task[Worker] | None = None
+        self._lost = ""
         self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
+
+    @property
+    def load(self) -> int:
+        """Rollouts that are in it."""
+        return len(self.members)
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """No limit of its own."""
+        return nullcontext()
+
+    async def choose(self, state: State) -> Room:
+        """This one."""
+        return self
+
+    async def is_lost(self, room: Room) -> bool:
+        """Never: it is where this process is."""
+        return False
 
     async def shared(self) -> Worker:
         """The worker that many rollouts share; a new one where it has died."""
@@ -57,6 +111,9 @@ class Room:
     async def another(self) -> Worker:
         """A worker of one's own."""
         worker = await self.workers.open(self._answer)
+        if self._lost:
+            worker.close(self._lost)
+            raise WorkerError(self._lost)
         self._opened[worker] = asyncio.create_task(self._watch(worker))
         return worker
 
@@ -86,17 +143,26 @@ class Room:
         if shared is not None and shared.get_loop() is asyncio.get_running_loop():
             with suppress(WorkerError):
                 await (await shared).call("tear_down", TEARDOWN_SECONDS)
-        for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
-            self._close(worker)
-        self._opened.clear()
-        self._answerers.clear()
+        self.close()
         await self.workers.end()
 
-    def _close(self, worker: Worker) -> None:
+    def lose(self, reason: str) -> None:
+        """As `close`, where the machine is lost; a worker that comes from there later is ended, too."""
+        self._lost = reason
+        self.close(reason)
+
+    def close(self, reason: str = "") -> None:
+        """End all workers; who waits for an answer is told the reason."""
+        for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
+            self._close(worker, reason)
+        self._opened.clear()
+        self._answerers.clear()
+
+    def _close(self, worker: Worker, reason: str = "") -> None:
         watch = self._opened.pop(worker, None)
         if watch is not None:
             watch.cancel()
-        worker.close()
+        worker.close(reason)
 
     async def _answer(self, name: str, args: dict[str, Any]) -> Any:
         if name not in ASKED:

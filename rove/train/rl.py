@@ -155,6 +155,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """For loading an isolated environment."""
     isolated_hang_seconds: float = 120.0
     """An isolated environment that does not look up for so long is killed."""
+    ray: str | None = None
+    """Play the environment, and those of evaluations, in actors of the Ray cluster at this address; "auto" is the one that this
+    machine is in, "local" one that is started here."""
+    ray_actors: int | None = None
+    """How many actors; one for each free CPU of the cluster when not given."""
+    ray_rollouts: int = 128
+    """Rollouts of one actor at a time."""
     run_dir: str | None = None
     """The run folder of `rove rl`; runs/ and a name made of the settings when not given."""
     checkpoint_every: int = 10

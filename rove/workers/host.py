@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import os
 import select
@@ -84,6 +85,8 @@ class Workers:
         """What `setup` returned."""
         self._starting = threading.Lock()
         self._host: _Host | None = None
+        self._numbers = itertools.count(1)
+        self._forked: dict[int, _Host] = {}
         self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._rooms = weakref.WeakKeyDictionary()
         self._idle: list[Worker] = []
@@ -117,12 +120,33 @@ class Workers:
             WorkerError, RemoteError: as `start`.
         """
         await self.ready()
+        connection, theirs = socket.socketpair()
+        number = self.fork(theirs)
+        kill, last_words = functools.partial(self.kill, number), functools.partial(self.last_words, number)
+        return Worker(connection, kill, last_words, answer)
+
+    def fork(self, connection: socket.socket) -> int:
+        """A new worker that talks over this connection, which is closed here: its number, for `kill` and `last_words`.
+
+        The host has been started.
+        """
         host = self._host
         assert host is not None
-        number, connection = host.fork()
-        return Worker(
-            connection, functools.partial(host.kill, number), functools.partial(host.last_words, number), answer
-        )
+        number = next(self._numbers)
+        self._forked[number] = host
+        self._forked.pop(number - KEPT_STATUSES, None)
+        with connection:
+            host.fork(number, connection)
+        return number
+
+    def kill(self, number: int) -> None:
+        """End a worker and what it has started."""
+        if number in self._forked:
+            self._forked[number].kill(number)
+
+    async def last_words(self, number: int) -> str:
+        """How a worker ended, and what was printed last."""
+        return await self._forked[number].last_words(number) if number in self._forked else ""
 
     @asynccontextmanager
     async def borrowed(self) -> AsyncIterator[Worker]:
@@ -205,7 +229,6 @@ class _Host:
         finally:
             theirs.close()
         self.is_gone = False
-        self._count = 0
         self._sending = threading.Lock()
         self._statuses: dict[int, int] = {}
         self.printed: deque[str] = deque(maxlen=KEPT_LINES)
@@ -235,14 +258,10 @@ class _Host:
             raise RemoteError(**self._first["broken"])
         return self._first["ready"]
 
-    def fork(self) -> tuple[int, socket.socket]:
-        """A new worker: its number and our end of the socket to it."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._sending:
-            self._count += 1
-            with suppress(OSError):  # it is gone: so is the worker
-                socket.send_fds(self.control, [json.dumps({"fork": self._count}).encode() + b"\n"], [theirs.fileno()])
-            return self._count, ours
+    def fork(self, number: int, connection: socket.socket) -> None:
+        """A new worker at the end of a connection."""
+        with self._sending, suppress(OSError):  # it is gone: so is the worker
+            socket.send_fds(self.control, [json.dumps({"fork": number}).encode() + b"\n"], [connection.fileno()])
 
     def kill(self, number: int) -> None:
         """End a worker and what it has started."""

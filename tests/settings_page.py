@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from rove.cli.fields import documented_fields
-from rove.distributed.vllm_server import VLLMConfig
 from rove.lines import Goals
 from rove.train.alarms import AlarmLimits
 from rove.train.evaluation import EvaluationConfig
 from rove.train.rl import RLConfig
 from rove.train.sft import SFTConfig
+from rove.vllm.server import VLLMConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/settings.md"
 TABLES: dict[str, type[msgspec.Struct]] = {

@@ -18,8 +18,6 @@ from test_train_evaluation import envs, table
 from test_train_rl import metrics_of, one_turn, rollouts_of, settings, two_turns
 from vllm_server import FakeVLLM
 
-from rove.distributed.vllm import VLLMEngine
-from rove.distributed.vllm_server import VLLMConfig
 from rove.errors import ConfigError, RunError
 from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model
@@ -27,6 +25,8 @@ from rove.protocols import Sampling
 from rove.runs import Run
 from rove.train.rl import RLConfig, train_rl
 from rove.train.samplers import Served, make_sampler, probe_of
+from rove.vllm.engine import VLLMEngine
+from rove.vllm.server import VLLMConfig
 
 __all__ = ["envs"]
 
@@ -140,7 +140,7 @@ def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
 
 
 def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.001)
     tiny_model().save(tmp_path / "theirs")
     fake, run = FakeVLLM(tmp_path / "theirs"), tmp_path / "run"
 

@@ -1,1 +1,1 @@
-"""What is outside of this process: environments on other machines, servers that sample."""
+"""Environments on other machines."""

@@ -11,7 +11,6 @@ import msgspec
 
 from rove.config import check_positive
 from rove.digest import derive_seed
-from rove.distributed.vllm_server import VLLMConfig
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
 from rove.isolation.opening import Isolation
@@ -31,6 +30,7 @@ from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samplers import check_sampler
 from rove.train.sampling import Ordering, check_difficulty
 from rove.train.watching import OnAlarm, Watcher
+from rove.vllm.server import VLLMConfig
 
 
 class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

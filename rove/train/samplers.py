@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rove.distributed.vllm import VLLMEngine
-from rove.distributed.vllm_answers import Probe
-from rove.distributed.vllm_server import PLAIN
-from rove.distributed.vllm_weights import write_served
 from rove.engine.client import EngineClient
 from rove.engine.sampling import score
 from rove.errors import ConfigError
 from rove.models.load import LoadedModel, trained, twin
+from rove.vllm.answers import Probe
+from rove.vllm.engine import VLLMEngine
+from rove.vllm.server import PLAIN
+from rove.vllm.weights import write_served
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig

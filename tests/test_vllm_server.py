@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rove.distributed.vllm_server import PLAIN, Server, VLLMConfig
 from rove.errors import ConfigError, InfraError
+from rove.vllm.server import PLAIN, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -102,10 +102,10 @@ def test_every_setting_changes_something():
         "urls",  # below: nothing is started
         "command",  # above
         "args",  # above
-        "servers",  # test_distributed_vllm
+        "servers",  # test_vllm_engine
         "gpus",  # below
         "start_seconds",  # below
-        "tolerance",  # test_distributed_vllm
+        "tolerance",  # test_vllm_engine
     }
 
 
@@ -154,7 +154,7 @@ def test_a_kill_is_seen(server: Server):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rove.distributed.vllm_server import Server, VLLMConfig
+from rove.vllm.server import Server, VLLMConfig
 
 server = Server(None, VLLMConfig(command=sys.argv[1]), 0, Path(sys.argv[2]))
 server.start(Path("/m"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rove.distributed import keeper
+from rove.vllm import keeper
 
 GRANDCHILD = """
 import subprocess, sys, time

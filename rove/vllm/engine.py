@@ -1,7 +1,7 @@
 """Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
 
 Written against vLLM 0.32 (`/inference/v1/generate`, `/pause`, `/collective_rpc`, `/update_weight_version`); all that knows its
-HTTP is here and in `rove.distributed.vllm_server`.
+HTTP is here and in `rove.vllm.server`.
 
 An update: the weights are written as a model folder that the servers see; each is paused with its requests kept, reads them,
 is told their version, goes on. Nothing that was computed with older weights is found by a later request, because what is
@@ -24,12 +24,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rove.distributed.vllm_answers import Probe, differences, generation, prompt_logprobs
-from rove.distributed.vllm_server import Server, VLLMConfig
 from rove.engine.stops import Ending, ends_of
 from rove.errors import ConfigError, InfraError, ModelError, OverlongPromptError, RunError
 from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
+from rove.vllm.answers import Probe, differences, generation, prompt_logprobs
+from rove.vllm.server import Server, VLLMConfig
 
 DEFAULT_MAX_TOKENS = 512
 STARTS = 3

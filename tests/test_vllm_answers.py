@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rove.distributed.vllm_answers import Probe, differences, generation, prompt_logprobs
 from rove.engine.stops import Ending
 from rove.errors import ModelError
 from rove.protocols import Sampling
+from rove.vllm.answers import Probe, differences, generation, prompt_logprobs
 
 
 def answer(ids: list[int], spans: list[tuple[str, int, int]], logprob: float = -1.0) -> dict[str, Any]:

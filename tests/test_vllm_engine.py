@@ -16,14 +16,14 @@ import vllm_server
 from fakes import tiny_model
 from vllm_server import FakeVLLM
 
-from rove.distributed.vllm import VLLMEngine
-from rove.distributed.vllm_server import VLLMConfig
-from rove.distributed.vllm_weights import write_served
 from rove.engine.client import ClientEngine
 from rove.errors import ConfigError, InfraError, OverlongPromptError, RunError
 from rove.models.load import LoadedModel
 from rove.protocols import Generation, Sampling, Token
 from rove.train.samplers import probe_of
+from rove.vllm.engine import VLLMEngine
+from rove.vllm.server import VLLMConfig
+from rove.vllm.weights import write_served
 
 LOADED = tiny_model()
 PROMPT = LOADED.renderer.encode("hello world, you say 4")
@@ -270,7 +270,7 @@ def test_requests_are_spread_and_a_next_turn_finds_its_server(tmp_path: Path, fo
 
 @pytest.mark.parametrize("fault", ["http_500", "abort"])
 def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
     engine = synced(tmp_path, fake.url)
     fake.faults.append(fault)
     assert ask(engine, PROMPT)[0].ids
@@ -278,7 +278,7 @@ def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monke
 
 
 def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
     engine = synced(tmp_path, fake.url)
     fake.faults += ["http_500"] * 4
     with pytest.raises(InfraError, match="HTTP 500: EngineDeadError") as raised:
@@ -288,7 +288,7 @@ def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.1)
     engine = engine_of(tmp_path, command=FAKE, args=["--x", "1"], servers=2)
     publish(engine, LOADED, 7)
     pids = [int(server.log.read_text().split()[1]) for server in engine.servers]
@@ -307,7 +307,7 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.distributed.vllm.BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
     engine = synced(tmp_path, command=FAKE)
     monkeypatch.setattr(
         engine.servers[0],

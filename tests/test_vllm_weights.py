@@ -10,10 +10,10 @@ import torch
 from fakes import tiny_model
 from safetensors.torch import load_file
 
-from rove.distributed.vllm_weights import BODY_FILE, HEAD_FILE, merged_weights, write_served
 from rove.models.adapter import add_adapter
 from rove.models.load import load_model
 from rove.train.samplers import probe_of
+from rove.vllm.weights import BODY_FILE, HEAD_FILE, merged_weights, write_served
 
 PROMPT = [7, 30, 31, 40, 9, 100]
 

@@ -1,0 +1,1 @@
+"""vLLM as an engine: a room of its own, since its interface changes between releases."""

@@ -160,12 +160,10 @@ def served_client(config: ServeConfig) -> Client:
         raise ConfigError(f"'{config.model}' is no model folder here{other}")
     with needs_train_extra():
         from rove.engine.client import EngineClient
-        from rove.engine.engine import Engine
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
     client = EngineClient.of(load_for_sampling(folder), config.max_batch)
-    assert isinstance(client.engine, Engine)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client

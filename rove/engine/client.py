@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rove.engine.engine import Engine
 from rove.messages import AssistantMessage, Message
@@ -29,7 +29,10 @@ class ClientEngine(InferenceEngine, Protocol):
         ...
 
 
-class EngineClient:
+AnEngine = TypeVar("AnEngine", bound=ClientEngine)
+
+
+class EngineClient(Generic[AnEngine]):
     """Answers requests with an engine: the embedded one, or another that takes tokens.
 
     Args:
@@ -38,7 +41,7 @@ class EngineClient:
         model: name of the weights, for the identity of runs.
     """
 
-    def __init__(self, engine: ClientEngine, renderer: Renderer, model: str = ""):
+    def __init__(self, engine: AnEngine, renderer: Renderer, model: str = ""):
         self.identity = {"model": model} if model else {}
         """What tells its answers from those of another client."""
         self.engine = engine
@@ -46,11 +49,11 @@ class EngineClient:
         self.max_concurrent = engine.max_batch
 
     @classmethod
-    def of(cls, loaded: LoadedModel, max_batch: int = 256, in_flight: bool = False) -> EngineClient:
+    def of(cls, loaded: LoadedModel, max_batch: int = 256, in_flight: bool = False) -> EngineClient[Engine]:
         """A client around a loaded model; `in_flight`: see `Engine`."""
         renderer = loaded.renderer
         engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight=in_flight)
-        return cls(engine, renderer, loaded.name)
+        return EngineClient(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.

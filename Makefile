@@ -12,8 +12,8 @@ demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another se
 test: $(STAMP)  ## everything that is not slow
 	$(BIN)/python -m pytest -m "not slow" -q -n 2 $(ARGS)
 
-test-slow: $(STAMP)  ## the rest
-	$(BIN)/python -m pytest -m slow -q $(ARGS)
+test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "slow or hypothesis" -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check rove environments tests benchmarks shim

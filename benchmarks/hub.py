@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from hubs import add, form, parts_of
 from packages import put_package
 
-from rove.hub.store import Store
-from rove.hub.tokens import make_token
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import make_token
 
 ENVIRONMENTS, VERSIONS, LARGE = 20, 20, 8 << 20
 AT_ONCE = 16

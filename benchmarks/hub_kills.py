@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from packages import put_package
 
-from rove.hub import catalogue
-from rove.hub.store import Store
-from rove.hub.tokens import make_token
+from rove.hub.server import catalogue
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import make_token
 
 PADDING = 1 << 20
 """Bytes that do not compress, in each wheel: an upload is to take a while."""

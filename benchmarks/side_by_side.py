@@ -25,11 +25,11 @@ import compat_runner
 from compat_server import ScriptedServer
 
 import rove
-from rove.hub.building import build
-from rove.hub.client import Hub
-from rove.hub.finding import Installed, all_installed, load
-from rove.hub.installing import fetch, look_up, place
-from rove.hub.names import Reference
+from rove.hub.client.hub import Hub
+from rove.hub.client.installed import Installed, all_installed, load
+from rove.hub.client.installing import fetch, look_up, place
+from rove.hub.package.building import build
+from rove.hub.package.names import Reference
 from rove.isolation import IsolatedEnv
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -109,7 +109,7 @@ _LAZY = {
 
 def _installed_from_hub(env_id: str) -> Elsewhere | None:
     """What `load_environment` asks about names like OWNER/NAME."""
-    from rove.hub.finding import finder
+    from rove.hub.client.installed import finder
 
     return finder(env_id)
 

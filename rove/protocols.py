@@ -234,7 +234,7 @@ class Response(msgspec.Struct, frozen=True):
             message,
             Usage(len(prompt_ids), len(made.ids)),
             finish_reason or made.finish_reason,
-            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version),
+            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version, made.version_spans),
             top_logprobs=made.top_logprobs,
             prompt_logprobs=made.prompt_logprobs,
             prompt_top_logprobs=made.prompt_top_logprobs,
@@ -269,6 +269,7 @@ class Generation(msgspec.Struct, frozen=True):
     finish_reason: str
     """"stop" or "length"."""
     policy_version: int
+    """Version of the weights that sampled the first token."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
     """For each token the likeliest ids in its place with their log-probabilities; None where none were asked for."""
     prompt_logprobs: list[float] | None = None
@@ -279,6 +280,8 @@ class Generation(msgspec.Struct, frozen=True):
     """What the ids say, cut before the stop text that ended it; None where no stop texts were given."""
     stopped_by: str | int | None = None
     """The stop text or the token id that ended it."""
+    version_spans: list[tuple[int, int]] = []
+    """Where the weights changed on the way: each version, oldest first, and how many of the tokens it has sampled."""
 
 
 @runtime_checkable
@@ -304,5 +307,6 @@ class InferenceEngine(Protocol):
         ...
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Take new weights (None: they were changed in place) and forget everything computed with the old ones."""
+        """Take new weights (None: they were changed in place) and forget everything computed with the old ones, but for requests
+        under way: these are refused, or go on with what they have."""
         ...

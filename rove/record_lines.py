@@ -35,6 +35,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_ids: list[int] = []
     logprobs: list[float] = []
     policy_version: int = 0
+    version_spans: list[tuple[int, int]] = []
     attempts: list[str] = []
     reward: float | None = None
     tools: list[dict[str, Any]] | None = None
@@ -128,6 +129,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
                 completion_ids=tokens.completion_ids if tokens else [],
                 logprobs=tokens.logprobs if tokens else [],
                 policy_version=tokens.policy_version if tokens else 0,
+                version_spans=tokens.version_spans if tokens else [],
                 attempts=step.attempts,
                 reward=step.reward,
                 tools=step.tools,
@@ -146,7 +148,7 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
         tokens = None
         if item.prompt_ids is not None:
             prompt_ids = ids[: item.shared_ids] + item.prompt_ids
-            tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version)
+            tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version, item.version_spans)
         prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
         completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
         told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)

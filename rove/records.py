@@ -35,7 +35,14 @@ class StepTokens(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
     policy_version: int = 0
-    """Version of the weights that sampled them."""
+    """Version of the weights that sampled them; the oldest, where they changed on the way."""
+    version_spans: list[tuple[int, int]] = []
+    """Where they did: each version, oldest first, and how many of the sampled ids are of it."""
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Each version of the weights that sampled any of the ids, oldest first, and how many are of it."""
+        return self.version_spans or [(self.policy_version, len(self.completion_ids))]
 
     @property
     def ids(self) -> list[int]:

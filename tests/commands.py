@@ -71,3 +71,9 @@ def environment(folder: Path, name: str, source: str) -> None:
     """Writes a one-file environment package."""
     (folder / name).mkdir(parents=True)
     (folder / name / f"{name}.py").write_text(source)
+
+
+def contents(run: Path) -> dict[str, tuple[int, bytes]]:
+    """When each file of a run was last written, and what it holds; but for what every start writes anew."""
+    ours = [path for path in run.rglob("*") if path.is_file() and path.name not in ("config.toml", "versions.json")]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in ours}

@@ -3,9 +3,10 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
@@ -15,6 +16,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whether a busy machine draws inputs slowly says nothing about what is tested.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rove")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A quarter of the inputs that hypothesis would draw; all of them with ROVE_EXAMPLES=all, as `make test-slow` has it."""
+    if os.environ.get("ROVE_EXAMPLES") == "all":
+        return
+    tests: set[Any] = {item.obj for item in items if isinstance(item, pytest.Function)}
+    for test in filter(is_hypothesis_test, tests):  # the one place where hypothesis keeps what a test is run with
+        asked = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 4))
 
 
 @pytest.fixture(scope="session")

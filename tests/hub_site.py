@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from hubs import add
 
-from rove.hub.manifest import Argument, Needs, Player, Source
-from rove.hub.results import read_run
-from rove.hub.store import Store
-from rove.hub.tokens import Access
+from rove.hub.package.manifest import Argument, Needs, Player, Source
+from rove.hub.server.results import read_run
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import Access
 
 EVIL = "<b onmouseover=1>\"'&</b></script><script>window.pwned = 1</script>"
 """For texts that the hub takes as they are."""

@@ -1,9 +1,10 @@
-"""Hubs for tests: a data folder with owners and packages, and a server to ask over a real socket."""
+"""Hubs for tests: a data folder with owners and packages, a server to ask over a real socket, and a folder of plain files."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -11,16 +12,46 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import ClientSession, FormData
+from aiohttp import ClientSession, FormData, TCPConnector
 from multidict import CIMultiDictProxy
 from packages import put_package
 from yarl import URL
 
-from rove.hub.checking import Session
-from rove.hub.manifest import Manifest
-from rove.hub.server import make_hub, serving
-from rove.hub.store import Kept, Store
-from rove.hub.tokens import make_token
+from rove.hub.package.manifest import Manifest
+from rove.hub.server.app import make_hub, serving
+from rove.hub.server.checking import Session
+from rove.hub.server.results import read_run
+from rove.hub.server.store import Kept, Store
+from rove.hub.server.tokens import Access, make_token
+
+DOUBLING = """
+import rove as vf
+{imports}
+
+def load_environment(num_examples: int = 4, seed: int = 0):
+    def correct(completion, answer):
+        return float(completion[-1]["content"] == answer)
+
+    return vf.SingleTurnEnv(
+        dataset=[{{"question": f"{what} {{n}}", "answer": str({factor} * n)}} for n in range(seed, seed + num_examples)],
+        rubric=vf.Rubric([correct], [{weight}]),
+        players={{"oracle": lambda messages, state, rng: state["answer"]}},
+    )
+"""
+V0 = """
+import verifiers as vf
+
+
+def load_environment(num_examples=4, **kwargs):
+    def correct(completion, answer):
+        return 1.0 if completion[-1]["content"] == answer else 0.0
+
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(num_examples)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[correct]))
+"""
+
+
+T = TypeVar("T")
 
 
 def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str = "1.0", **fields: Any) -> Manifest:
@@ -34,6 +65,19 @@ def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str =
     kept = [Kept(**file) for file in Session().check(str(draft), owner, name, version, [])]
     store.add(owner, manifest, draft, kept, private=private)
     return manifest
+
+
+def fill(store: Store, keys: list[str] | None = None) -> None:
+    """Put on a hub: acme/my-sums, one version with a run and one yanked; zeta/chess; acme/secret, which is private."""
+    store.add_owner("acme", keys)
+    store.add_owner("zeta")
+    for version in ("1.0", "1.1"):
+        add(store, version=version)
+    add(store, "zeta", "chess")
+    store.set_private("acme", "secret", True, Access("acme", ("admin",)))
+    add(store, name="secret")
+    store.add_run("acme", "my-sums", "1.1", read_run(b'{"model": "tiny", "summary": {"reward": 1}}'))
+    store.yank("acme", "my-sums", "1.0", "old")
 
 
 def parts_of(folder: Path, manifest: Manifest) -> dict[str, bytes]:
@@ -64,9 +108,6 @@ def listing(folder: Path) -> dict[str, str]:
         if not path.name.startswith("hub.sqlite")
     }
     return files | rows
-
-
-T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -167,7 +208,70 @@ async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **option
             store.add_owner(owner)
             tokens[owner] = make_token(store.database, owner)
             tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
-        async with serving(make_hub(store, "test", **options)) as url, ClientSession() as session:
+        alone = TCPConnector(force_close=True)  # one that is used again may be closed at that moment, for being idle
+        async with serving(make_hub(store, "test", **options)) as url, ClientSession(connector=alone) as session:
             yield Asking(url, session, tokens)
     finally:
         store.close()
+
+
+def code(what: str = "Double", factor: int = 2, weight: float = 1.0, imports: str = "") -> bytes:
+    """A module that works: its oracle gets `weight`."""
+    return DOUBLING.format(what=what, factor=factor, weight=weight, imports=imports).encode()
+
+
+def publish(
+    hub: Path,
+    owner: str = "alice",
+    name: str = "doubling",
+    version: str = "1.0",
+    module: bytes | None = None,
+    module_name: str | None = None,
+    dependencies: tuple[str, ...] = (),
+    **fields: Any,
+) -> Path:
+    """Put a version that works into a hub's folder, as `rove hub export` lays it out; returns where its files are."""
+    folder = hub / owner / name / version
+    modules = {f"{module_name or name.replace('-', '_')}.py": code() if module is None else module}
+    fields = {"description": f"{name} of {owner}", **fields}
+    put_package(folder, name, version, modules=modules, dependencies=dependencies, is_with_source=False, **fields)
+    (folder / "README.md").unlink()
+    list_again(hub)
+    return folder
+
+
+def list_again(hub: Path, **said: dict[str, Any]) -> None:
+    """Write the indexes of a hub's folder, from what lies in it.
+
+    Args:
+        said: more about an environment, by "OWNER/NAME": fields of its index.
+    """
+    listed = []
+    for environment in sorted(folder for folder in hub.glob("*/*") if folder.is_dir()):
+        owner, name = environment.parent.name, environment.name
+        versions = []
+        for folder in sorted(one for one in environment.iterdir() if one.is_dir()):
+            content = (folder / "manifest.json").read_bytes()
+            files = [{key: one[key] for key in ("filename", "sha256", "size")} for one in json.loads(content)["files"]]
+            sha256 = hashlib.sha256(content).hexdigest()
+            uploaded = "2026-11-22T00:00:00Z"
+            versions.append(
+                {"version": folder.name, "uploaded": uploaded, "yanked": None, "manifest": sha256, "files": files}
+            )
+        index = {"schema": 1, "owner": owner, "name": name, "versions": versions, "keys": []}
+        (environment / "index.json").write_bytes(msgspec.json.encode(index | said.get(f"{owner}/{name}", {})))
+        last = json.loads(content)
+        kept = {key: last[key] for key in ("description", "tags", "compatibility", "licence")}
+        listed.append(
+            {"owner": owner, "name": name, "version": last["version"], "downloads": 0, "updated": uploaded} | kept
+        )
+    (hub / "index.json").write_bytes(
+        msgspec.json.encode({"schema": 1, "hub": "test", "environments": listed, "search": None})
+    )
+
+
+def tampered(file: Path, old: bytes, new: bytes) -> None:
+    """Change what a hub has."""
+    content = file.read_bytes()
+    assert old in content and len(old) == len(new)
+    file.write_bytes(content.replace(old, new))

@@ -8,12 +8,12 @@ import io
 import struct
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rove.hub.archives import check_wheel, record_hash
-from rove.hub.manifest import File, Manifest, filename, manifest_bytes
+from rove.hub.package.archives import check_wheel, record_hash
+from rove.hub.package.manifest import File, Manifest, filename, manifest_bytes
 
 MODULE = b"def load_environment(num_examples: int = 10):\n    raise RuntimeError('this was run')\n"
 README = "# Sums\n\nAdd two numbers.\n"
@@ -109,13 +109,20 @@ def put_package(
     version: str = "1.0",
     more: Mapping[str, bytes] | None = None,
     readme: str = README,
+    modules: Mapping[str, bytes] | None = None,
+    dependencies: Iterable[str] = (),
+    is_with_source: bool = True,
     **fields: Any,
 ) -> Manifest:
     """A whole package in a folder: wheel (with `more` files), source archive and manifest.json; `fields` are the manifest's."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {**wheel_files(name, version, readme=readme), **(more or {})}
+    extra = "".join(f"Requires-Dist: {one}\n" for one in dependencies)
+    files = {**wheel_files(name, version, modules, extra, readme), **(more or {})}
     wheel = put_wheel(folder, with_record(files), filename(name, version, "wheel"))
-    source = put_source(folder, tarred(source_files(name, version)), filename(name, version, "source"))
+    entries = [described(wheel)]
+    if is_with_source:
+        source = put_source(folder, tarred(source_files(name, version)), filename(name, version, "source"))
+        entries.append(described(source, "source"))
     checked = check_wheel(wheel)
     known: dict[str, Any] = {
         "name": name,
@@ -125,7 +132,7 @@ def put_package(
         "requires_python": checked.requires_python,
         "dependencies": checked.dependencies,
         "content": checked.content,
-        "files": [described(wheel), described(source, "source")],
+        "files": entries,
     }
     manifest = Manifest(**{**known, **fields})
     (folder / "manifest.json").write_bytes(manifest_bytes(manifest))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.cli.fields import documented_fields
+from rove.distributed.vllm_server import VLLMConfig
 from rove.lines import Goals
 from rove.train.alarms import AlarmLimits
 from rove.train.evaluation import EvaluationConfig
@@ -21,6 +22,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "`[[evaluation]]`, of both": EvaluationConfig,
     "`[evaluation.goals]`": Goals,
     "`[alarms]`, of both": AlarmLimits,
+    "`[vllm]`, of `rove rl`": VLLMConfig,
 }
 BEGINNING = """# Settings of training
 

@@ -17,7 +17,7 @@ from rove.check.package import Report, check
 from rove.check.play import Failure, Limited, Played
 from rove.check.players import PLAYERS, fitting
 from rove.check.reading import read
-from rove.check.rules import GONE, RULES, deviations, generation
+from rove.check.rules import GONE, RULES, V1, deviations, generation
 from rove.check.sources import module_of, packages_in, texts_of
 from rove.errors import ConfigError
 from rove.messages import UserMessage
@@ -180,13 +180,27 @@ KEY = "OF_MODULE"
 def load_environment(key_var: str = "OF_ARGUMENT", *, other: str = "OF_KEYWORD"):
     os.environ["PLAIN"], os.getenv(KEY), os.environ.get(key_var, "x"), os.environ[other]
     os.environ["WRITTEN"] = "x"
+    os.environ.pop("POPPED"), os.environ.setdefault("SET", ""), Judge(api_key_var="NAMED")
     vf.ensure_keys(["FIRST", key_var])
     AsyncOpenAI(base_url="u"); AsyncOpenAI(api_key="k"); vf.JudgeRubric(judge_client=c); AsyncOpenAI(**options)
 """
     assert read({"one.py": source}).keys == {
         **dict.fromkeys(["PLAIN", "OF_KEYWORD", "FIRST", "OF_ARGUMENT", "OPENAI_API_KEY"], True),
-        "OF_MODULE": False,
+        **dict.fromkeys(["OF_MODULE", "POPPED", "SET", "NAMED"], False),
     }
+
+
+def test_long_sums_are_read_and_what_is_too_deep_is_told() -> None:
+    texts = {"sum.py": "x = getenv('A') + " + "1 + " * 1000 + "1", "deep.py": "x = " + "a." * 20_000 + "b"}
+    reading = read(texts)
+    assert (reading.keys, list(reading.broken)) == ({"A": False}, ["deep.py"])
+
+
+@pytest.mark.parametrize(
+    "source", ["import verifiers.v1 as vf", "from verifiers import v1", "import verifiers as vf\nvf.v1.Task"]
+)
+def test_v1_is_found_however_it_is_imported(source: str) -> None:
+    assert generation(read({"one.py": source}).features) == V1
 
 
 def test_imports_of_others() -> None:
@@ -197,7 +211,7 @@ def test_imports_of_others() -> None:
     }
     reading = read(texts)
     assert reading.imports == {"numpy": True, "torch": False, "pandas": True}
-    assert len(reading.broken) == 1 and reading.broken[0].startswith("pack/broken.py: ")
+    assert list(reading.broken) == ["pack/broken.py"]
 
 
 # Players

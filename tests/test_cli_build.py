@@ -13,8 +13,8 @@ from commands import Rove, in_this_process
 
 from rove.cli.hub_key import command as key_command
 from rove.cli.init import scaffold
-from rove.hub.folder import verify
-from rove.hub.signing import load_key, public_key
+from rove.hub.package.folder import verify
+from rove.hub.package.signing import load_key, public_key
 
 
 @pytest.fixture

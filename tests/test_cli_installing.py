@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from commands import Rove, in_this_process
 from fault_endpoint import last_text
-from hub_folders import V0, code, list_again, publish, tampered
+from hubs import V0, code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 from test_cli import endpoint
 
 from rove.cli import hubs, install
-from rove.hub.client import Hub
-from rove.hub.finding import all_installed
-from rove.hub.listings import HubFile
-from rove.hub.lock import Locked, write_lock
-from rove.hub.settings import token_for
+from rove.hub.client.hub import Hub
+from rove.hub.client.installed import all_installed
+from rove.hub.client.listings import HubFile
+from rove.hub.client.lock import Locked, write_lock
+from rove.hub.client.settings import token_for
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,24 @@ def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
     (hub / "index.json").write_text(json.dumps(index))
     out = rove("search")[1]
     assert "\x1b" not in out and "\x07" not in out and "\u202e" not in out and "[bold]" in out
+
+
+def test_a_hub_that_was_given_is_asked_again_by_what_is_said_next(
+    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROVE_HUB")
+    flag = ("--hub", str(hub))
+    wanted = f"--hub {hub}"
+    out = rove("search", *flag)[1]
+    assert f"rove info alice/doubling {wanted}" in out and f"rove install alice/doubling {wanted}" in out
+    assert f"`rove search {wanted}` alone" in rove("search", "chess", *flag)[1]
+    assert f"rove install alice/doubling {wanted}" in rove("info", "alice/doubling", *flag)[1]
+    words = ("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "1", "-r", "1")
+    status, _, err = rove(*words, *flag)
+    assert status == 2 and f"install it first: rove install alice/doubling {wanted}, or give --yes" in err
+    status, out, err = rove(*words, *flag, "--yes")
+    assert status == 0 and "rove play alice/doubling -m scripted:oracle" in out, err
+    assert rove("play", "alice/doubling", "-m", "scripted:oracle", "--hub", "/nowhere")[0] == 0  # it is installed
 
 
 def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:

@@ -1,17 +1,19 @@
-"""`rove sft`, `rove rl` and `rove demo`: what they leave in the run folder, and that a complete run is left alone."""
+"""`rove sft` and `rove rl`: what they leave in the run folder, and that a complete run is left alone."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import re
+import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, in_this_process, lines
+from commands import Rove, contents, environment, in_this_process, lines
 from rich.console import Console
 
 from rove.cli.eval import EvalConfig, run_eval
@@ -104,12 +106,6 @@ def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(
     assert done.status == 2
     assert "lora_dropout is 0.1, but lora_rank is 0" in done.err
     assert not Path("runs/mine").exists()
-
-
-def contents(run: Path) -> dict[str, tuple[int, bytes]]:
-    """When each file of a run was last written, and what it holds; but for what every start writes anew."""
-    ours = [path for path in run.rglob("*") if path.is_file() and path.name not in ("config.toml", "versions.json")]
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in ours}
 
 
 def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
@@ -248,27 +244,6 @@ def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, ma
     assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
 
 
-@pytest.mark.slow
-def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove):
-    done = rove("demo", "tictactoe", "--smoke", "--json")
-    assert done.status == 0
-    shown = json.loads(done.out)
-    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
-    assert [row["name"] for row in shown["rows"]] == names
-    for row in shown["rows"]:
-        for summary in row["opponents"].values():
-            assert (summary["scored"], summary["failed"]) == (8, 0)
-        assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
-    folder = Path(shown["folder"])
-    assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
-    before = {path: content for path, (_, content) in contents(folder).items()}
-    again = rove("demo", "tictactoe", "--smoke", "--json")
-    assert json.loads(again.out) == shown
-    assert {path: content for path, (_, content) in contents(folder).items()} == before
-    row = rove("eval", "--fresh", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
-    assert json.loads(row.out)["functions"] == shown["rows"][4]["opponents"]["optimal"]["functions"]
-
-
 WATCHED = """
 shuffle = true
 keep_best = "eval/perfect/reward/mean"
@@ -339,42 +314,6 @@ def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
     assert not Path("runs/mine").exists()
 
 
-def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
-    done = rove("demo", "tictactoe", "--prove", "scripted:optimal", "--prove", "scripted:teacher", "--json")
-    assert done.status == 0
-    optimal, teacher = json.loads(done.out)
-    assert optimal["counts"]["lost"] == 0
-    assert optimal["failed_lines"] == []
-    assert len(teacher["failed_lines"]) == teacher["counts"]["lost"] > 0
-    assert all(line["failed"] == ["lost"] and line["opening"]["starter"] in "XO" for line in teacher["failed_lines"])
-    assert f"lost in {teacher['counts']['lost']} lines" in done.err
-    assert all(len(line) <= 100 for line in done.err.splitlines())
-
-
-def test_prove_refuses_what_has_no_lines(rove: Rove):
-    assert "has no demo" in rove("demo", "reverse_text", "--prove", "scripted:oracle").err
-    assert "no scripted player 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
-
-
-@pytest.mark.slow
-def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
-    before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
-    words = ("demo", "tictactoe", "--smoke", "--full", "--json")
-    done = rove(*words)
-    assert done.status == 0
-    shown = json.loads(done.out)
-    assert shown["rows"][:-1] == before["rows"]
-    assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
-    assert len(shown["proofs"]) == 4  # SFT and three stages of RL
-    assert all(proof["lines"] > 0 and proof["missed"] for proof in shown["proofs"])  # smoke learns nothing
-    assert "not mastered" in done.err
-    folder = Path(shown["folder"])
-    steps = [metrics for metrics in Run(folder / "full").metrics() if "eval/lines/missed" in metrics]
-    assert [metrics["step"] for metrics in steps] == [2]
-    assert steps[0]["eval/lines/missed"] > 0
-    assert json.loads(rove(*words).out) == shown
-
-
 @pytest.mark.parametrize(
     ("last", "over", "told"),
     [
@@ -397,6 +336,28 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     config = RLConfig(env="tictactoe", model="models/x", **over)
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
     assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+
+
+def test_what_to_do_next_is_said_so_that_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        run.finish({"steps": 0})
+    out = io.StringIO()
+    args = {"num_examples": 3, "system_prompt": "it's a [game]"}
+    config = RLConfig(env="adding", env_dir="some envs", env_args=args, model="models/x", isolated=True)
+    print_rl(config, tmp_path / "the end", run, Console(file=out, width=100))
+    evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
+    environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
+    monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
+    done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["env"], told["env_dir"], told["env_args"], told["isolated"]) == ("adding", "some envs", args, True)
+    assert told["model"] == str(tmp_path / "the end")
+    assert play[1 : play.index("-m")] == evaluate[1 : evaluate.index("-m")]
 
 
 def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):

@@ -27,10 +27,12 @@ from rove.compat import alias
 from rove.compat.verifiers.types import State
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
+from rove.isolation import IsolatedEnv
 from rove.rubrics import Rubric as RoveRubric
 from rove.runs import Run
 
 PACKAGES = Path(__file__).parent / "compat_packages"
+SERVER = Path(__file__).with_name("mcp_server.py")
 PATHS = """verifiers.types verifiers.errors verifiers.decorators verifiers.clients verifiers.parsers.parser
 verifiers.parsers.think_parser verifiers.parsers.xml_parser verifiers.rubrics.rubric verifiers.rubrics.judge_rubric
 verifiers.rubrics.tool_rubric verifiers.rubrics.rubric_group verifiers.envs.environment verifiers.envs.multiturn_env
@@ -79,6 +81,15 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
+ADDING = """
+import sys
+import rove.compat.verifiers as vf
+
+def load_environment():
+    servers = [{{"name": "test", "command": sys.executable, "args": [{server!r}, "stdio"]}}]
+    rows = [{{"question": "2+3?", "answer": "5"}}, {{"question": "3+2?", "answer": "5"}}]
+    return vf.MCPEnv(mcp_servers=servers, dataset=rows, rubric=vf.Rubric(), max_turns=2)
+"""
 ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}]
 
 
@@ -925,9 +936,7 @@ async def test_a_python_that_remembers(contained: None) -> None:
 
 
 async def test_servers_come_back_for_the_next_run() -> None:
-    servers = [
-        {"name": "test", "command": sys.executable, "args": [str(Path(__file__).with_name("mcp_server.py")), "stdio"]}
-    ]
+    servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     assert "add" in env.tool_map
     for _ in range(2):
@@ -935,6 +944,18 @@ async def test_servers_come_back_for_the_next_run() -> None:
         await env._teardown()
         assert record.completion[1]["content"] == "5"
         assert record.reward == 1.0
+
+
+async def test_servers_that_run_when_a_worker_is_forked_are_started_anew_in_it(tmp_path: Path) -> None:
+    (tmp_path / "adding").mkdir()
+    (tmp_path / "adding" / "adding.py").write_text(ADDING.format(server=str(SERVER)))
+    env = IsolatedEnv("adding", env_dir=tmp_path, hang_seconds=60)
+    try:
+        records = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "5"), max_concurrent=1)
+        assert [record.error for record in records] == [None, None]
+        assert [record.completion[1]["content"] for record in records] == ["5", "5"]
+    finally:
+        await env.tear_down()
 
 
 def test_messages_are_read_in_every_way() -> None:

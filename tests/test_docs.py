@@ -26,7 +26,7 @@ from test_engine_lora import adapter_of, save
 from rove.config import load
 from rove.envs.loading import example_environments
 from rove.errors import RunError
-from rove.hub.reading import declared
+from rove.hub.package.reading import declared
 from rove.models.load import load_model
 from rove.train.rl import RLConfig
 from rove.wire import chat, completions, tokens
@@ -382,6 +382,14 @@ def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text(whole.replace("= 100", "= 2").replace("= 64", "= 4"))
     run(["rove", *words.split()], tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
+
+
+def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
+    [table] = blocks("docs/scale.md", "toml")
+    (tmp_path / "rl.toml").write_text(table.replace("/path/to/venv/bin/vllm", sys.executable))
+    config = load(RLConfig, {"env": "tictactoe", "model": "models/tiny"}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert (config.sampler, config.vllm.gpus) == ("vllm", ["1"])
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from rove.hub import limits
+from rove.hub.package import limits
 
 
 def test_limits_fit_each_other():

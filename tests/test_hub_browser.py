@@ -11,7 +11,7 @@ from browser import NARROW, WIDE, Tab, chromium
 from hub_site import made_hub
 from hubs import InThread
 
-from rove.hub.export import export
+from rove.hub.server.export import export
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hubs import InThread, add
 
-from rove.hub.export import export
-from rove.hub.store import Store
-from rove.hub.tokens import Access
+from rove.hub.server.export import export
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import Access
 
 UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 WHEEL = "my_sums-1.1-py3-none-any.whl"

@@ -8,41 +8,22 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from libraries import needs_library
+from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixture
 from toys import says
 
 import rove as vf
 from rove.integrations.environments.reasoning import ReasoningGymEnv
-from rove.workers import Workers
 
 pytestmark = needs_library("reasoning_gym", "rove[reasoning-gym]")
 
 
-class Lasting(ReasoningGymEnv):
-    """Shares a host process with the other tests here: starting one takes seconds."""
-
-    shared: ClassVar[Workers | None] = None
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.workers = Lasting.shared = Lasting.shared or self.workers
-
-    async def end_workers(self) -> None:  # not marked: a run leaves it alone
-        """Nothing."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_host() -> Iterator[None]:
-    yield
-    if Lasting.shared is not None:
-        Lasting.shared.close()
-        Lasting.shared = None
+class Families(Lasting, ReasoningGymEnv):
+    """Of one host."""
 
 
 def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -63,7 +44,7 @@ def answered(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]:
 
 
 def test_a_family_is_asked_and_scored() -> None:
-    env = Lasting("leg_counting", num_train_examples=5, num_eval_examples=20)
+    env = Families("leg_counting", num_train_examples=5, num_eval_examples=20)
     train, held_out = env.get_dataset(), env.get_eval_dataset()
     assert (len(train), len(held_out)) == (5, 20)
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
@@ -96,7 +77,7 @@ def test_the_same_seed_makes_the_same_tasks_in_every_process() -> None:
 
 def test_a_mixture_has_its_shares_and_its_settings() -> None:
     mixture = [{"name": "gcd", "weight": 3, "config": {"min_numbers": 4, "max_numbers": 4}}, "leg_counting"]
-    env = Lasting(mixture, num_eval_examples=64)
+    env = Families(mixture, num_eval_examples=64)
     rows = env.get_eval_dataset()
     gcds = [row for row in rows if row["info"]["family"] == "gcd"]
     assert 36 <= len(gcds) <= 60 and len(gcds) < 64
@@ -105,13 +86,13 @@ def test_a_mixture_has_its_shares_and_its_settings() -> None:
 
 
 def test_own_answers_of_families_with_tuples_in_their_tasks_are_right() -> None:
-    env = Lasting(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
+    env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
     records = [record for record in env.generate_sync(says(right)) if record.info["family"] != "graph_color"]
     assert records and {record.reward for record in records} == {1.0}
 
 
 def test_partial_credit_can_be_left_out() -> None:
-    half, none = (Lasting("count_primes", partial_credit=partial) for partial in (True, False))
+    half, none = (Families("count_primes", partial_credit=partial) for partial in (True, False))
     [row] = half.get_eval_dataset(1)
     [paid], [unpaid] = (answered(env, f"it is {row['answer']}, or 7") for env in (half, none))
     assert paid.scores is not None and 0.0 < paid.scores.reward < 1.0
@@ -121,7 +102,7 @@ def test_partial_credit_can_be_left_out() -> None:
 
 
 def test_an_answer_that_the_scorer_cannot_read_is_wrong() -> None:
-    [record] = answered(Lasting("prime_factorization"), "two times three")
+    [record] = answered(Families("prime_factorization"), "two times three")
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["unreadable"]) == (0.0, 1.0)
 
@@ -131,7 +112,7 @@ def test_answers_are_never_run_here(tmp_path: Path) -> None:
     note = tmp_path / "note"
     write = f"__import__('pathlib').Path('{note}').write_text(str(__import__('os').getpid()))"
     cheat = "setattr(__import__('reasoning_gym').games.n_queens.NQueensDataset, 'score_answer', lambda *a, **k: 1.0)"
-    env = Lasting("n_queens", score_seconds=3.0)
+    env = Families("n_queens", score_seconds=3.0)
     ran, cheated, later, slow, deadly, last = answered(
         env, write, cheat, "banana", "9**9**9**9", "__import__('os')._exit(0)", "banana"
     )
@@ -148,14 +129,14 @@ def test_answers_are_never_run_here(tmp_path: Path) -> None:
 def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path) -> None:
     note = tmp_path / "note"
     write = f"__import__('pathlib').Path({str(note)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
-    workers = Lasting("gcd").workers
+    workers = Families("gcd").workers
     workers.start()
     families = workers.told["families"]
     specs = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]
     right, played = set(), set()
     for family in families:
         config = {"datasets": specs} if family == "composite" else None
-        env = Lasting(family, num_eval_examples=1, config=config, score_seconds=20.0)
+        env = Families(family, num_eval_examples=1, config=config, score_seconds=20.0)
         own, ran = (
             env.generate_sync(says(player))[0] for player in (env.players["oracle"], f"<answer>{write}</answer>")
         )
@@ -177,7 +158,7 @@ def test_workers_end_with_the_run() -> None:
 
 def test_the_host_process_keeps_its_randomness() -> None:
     before = random.getstate()
-    Lasting("word_ladder", num_eval_examples=3).evaluate_sync(says(right))
+    Families("word_ladder", num_eval_examples=3).evaluate_sync(says(right))
     assert random.getstate() == before and "reasoning_gym" not in sys.modules
 
 
@@ -194,7 +175,7 @@ def test_the_host_process_keeps_its_randomness() -> None:
 )
 def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
     with pytest.raises(vf.Error, match=told):
-        Lasting(**arguments).get_eval_dataset()
+        Families(**arguments).get_eval_dataset()
 
 
 def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +195,7 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_scoring_may_be_asked_for_directly() -> None:
-    env = Lasting("gcd", num_eval_examples=1)
+    env = Families("gcd", num_eval_examples=1)
     [row] = env.get_eval_dataset()
 
     async def score() -> list[float | None]:

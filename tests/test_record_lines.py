@@ -34,6 +34,9 @@ tools = st.none() | st.just([]) | st.just([{"type": "function"}])
 usages = st.builds(Usage, st.integers(0, 99), st.integers(0, 99))
 
 
+spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=3)
+
+
 @st.composite
 def trajectories(draw) -> list[TrajectoryStep]:
     """Turns that extend what was said before, in messages, in tokens, in both or in neither; tokens may be missing."""
@@ -48,7 +51,7 @@ def trajectories(draw) -> list[TrajectoryStep]:
             sampled = draw(ids)
             logprobs = draw(st.lists(numbers, min_size=len(sampled), max_size=len(sampled)))
             before = (seen if draw(st.booleans()) else []) + draw(ids)
-            tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)))
+            tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)), draw(spans))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
         reward = draw(st.none() | numbers)
         steps.append(

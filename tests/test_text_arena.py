@@ -5,40 +5,20 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import pytest
-from libraries import needs_library
+from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixture
 from toys import says
 
 import rove as vf
 from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
 from rove.state import State
-from rove.workers import Workers
 
 library = needs_library("textarena", "rove[textarena]")
 
 
-class Lasting(TextArenaEnv):
-    """Shares a host process with the other tests here: starting one takes a second."""
-
-    shared: ClassVar[Workers | None] = None
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.workers = Lasting.shared = Lasting.shared or self.workers
-
-    async def end_workers(self) -> None:  # not marked: a run leaves it alone
-        """Nothing."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_host() -> Iterator[None]:
-    yield
-    if Lasting.shared is not None:
-        Lasting.shared.close()
-        Lasting.shared = None
+class Games(Lasting, TextArenaEnv):
+    """Of one host."""
 
 
 def rolled(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
@@ -52,7 +32,7 @@ def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> st
 
 @library
 def test_a_game_of_two_is_played_in_both_seats() -> None:
-    records = rolled(Lasting("TicTacToe-v0", 8), rollouts=2)
+    records = rolled(Games("TicTacToe-v0", 8), rollouts=2)
     assert [record.error for record in records] == [None] * 16
     assert {frozenset(record.seats) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
     for record in records:
@@ -65,7 +45,7 @@ def test_a_game_of_two_is_played_in_both_seats() -> None:
 
 @library
 def test_siblings_play_the_same_game_and_examples_others() -> None:
-    env = Lasting("Minesweeper-v0", 3)
+    env = Games("Minesweeper-v0", 3)
     groups = [rolled(env, "[0 0]", rollouts=3) for _ in range(2)]
     assert [record.completion for record in groups[0]] == [record.completion for record in groups[1]]
     by_row = {i: {str(r.completion) for r in groups[0] if r.example_id == i} for i in range(3)}
@@ -81,7 +61,7 @@ def test_the_host_ends_with_the_run() -> None:
 @library
 def test_games_side_by_side_are_as_they_are_alone() -> None:
     """The library seeds and draws from the one generator of its process."""
-    env = Lasting("Blackjack-v0", 12)
+    env = Games("Blackjack-v0", 12)
     together = env.generate_sync(says("[Hit]"), max_concurrent=12)
     alone = env.generate_sync(says("[Hit]"), max_concurrent=1)
     assert [r.completion for r in together] == [r.completion for r in alone]
@@ -98,51 +78,51 @@ def test_other_seats_are_whoever_one_wants_and_see_the_game_from_there() -> None
         seen.append([message.role for message in messages])
         return first_free(messages, state, rng)
 
-    [record] = rolled(Lasting("TicTacToe-v0", 1, opponent=other), first_free)
+    [record] = rolled(Games("TicTacToe-v0", 1, opponent=other), first_free)
     [steps] = record.seats.values()
     assert len(steps) == len(seen) >= 2 and seen[1] == ["user", "assistant", "user"]
-    [record] = rolled(Lasting("TicTacToe-v0", 1, opponent=says("no move at all")))
+    [record] = rolled(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
     assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)
 
 
 @library
 def test_an_invalid_move_is_forgiven_once() -> None:
-    [record] = rolled(Lasting("TicTacToe-v0", 1), "I pass")
+    [record] = rolled(Games("TicTacToe-v0", 1), "I pass")
     assert record.scores is not None and len(record.steps) == 2
     assert (record.reward, record.scores.metrics["invalid_move"]) == (0.0, 1.0)
 
 
 @library
 def test_a_game_cut_short_earns_nothing() -> None:
-    [record] = rolled(Lasting("TicTacToe-v0", 1, max_turns=1))
+    [record] = rolled(Games("TicTacToe-v0", 1, max_turns=1))
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["finished"], record.stop_condition) == (0.0, 0.0, "max_turns_reached")
 
 
 @library
 def test_what_the_game_says_can_be_changed() -> None:
-    [record] = rolled(Lasting("TicTacToe-v0", 1, feedback_fn=str.upper))
+    [record] = rolled(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
     assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
 
 
 @library
 def test_a_game_that_never_comes_back_fails_its_rollout_in_time() -> None:
     """With one player this game waits for others for ever."""
-    [record] = rolled(Lasting("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
+    [record] = rolled(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
     assert record.error is not None
     assert record.error.type == "WorkerError" and "did not end within 3 s" in record.error.message
 
 
 @library
 def test_a_game_that_wants_the_network_is_refused_it() -> None:
-    [record] = rolled(Lasting("Wordle-v0", 1), "[crane]")
+    [record] = rolled(Games("Wordle-v0", 1), "[crane]")
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("setup_state", "LookupError") and "nltk" in record.error.message
 
 
 @library
 def test_a_game_that_is_not_there_is_told() -> None:
-    [record] = rolled(Lasting("TicTacTo-v0", 1))
+    [record] = rolled(Games("TicTacTo-v0", 1))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "setup_state")
     assert "did you mean 'TicTacToe" in record.error.message
@@ -151,7 +131,7 @@ def test_a_game_that_is_not_there_is_told() -> None:
 @library
 def test_arguments_are_checked() -> None:
     with pytest.raises(vf.ConfigError, match="num_players is 0"):
-        Lasting("TicTacToe-v0", num_players=0)
+        Games("TicTacToe-v0", num_players=0)
 
 
 def test_random_moves_are_those_that_were_shown() -> None:

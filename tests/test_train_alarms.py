@@ -100,6 +100,18 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
         "20, usually 1.5",
         {"grad_norm_factor": 20.0},
     ),
+    "trainer_idle": (
+        history(idle__trainer=[0.1, 0.9, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
+        history(idle__trainer=[1.0, 0.5, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
+        "90% of the time it waits for rollouts. Sampling takes longer than training",
+        {"idle": 0.95},
+    ),
+    "sampler_idle": (
+        history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
+        history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
+        "90% of the places for rollouts are empty: the trainer is slower",
+        {"idle": 0.95},
+    ),
 }
 
 
@@ -141,6 +153,23 @@ def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
         told = [alarm.step for end in range(1, len(rows) + 1) for alarm in started(rows[:end], limits)]
         assert told == steps
+
+
+def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
+    rows = history(idle__trainer=[0.9] * 2, idle__sampler=[0.9] * 2, queue__late=[0.0, 1.0])
+    for name, words in (
+        ("trainer_idle", "too old for a later step"),
+        ("sampler_idle", "few more can be trained in time"),
+    ):
+        text = ALARMS[name](rows, LIMITS)
+        assert text is not None and words in text and "Raise max_off_policy_steps" in text
+
+
+def test_weights_that_are_meant_to_be_old_are_named_where_they_are_too_old():
+    rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
+    text = ALARMS["logprob_mismatch"](rows, LIMITS)
+    assert text is not None
+    assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
 
 
 def test_a_model_that_was_certain_may_explore():

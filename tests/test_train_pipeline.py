@@ -114,9 +114,8 @@ def test_evaluations_have_the_weights_of_their_step(tmp_path: Path, envs: str):
 
 
 def test_other_numbers_are_refused():
-    for steps in (-1, 2):
-        with pytest.raises(ConfigError, match=f"max_off_policy_steps is {steps}; expected 0"):
-            settings(max_off_policy_steps=steps).check()
+    with pytest.raises(ConfigError, match="max_off_policy_steps is -1; expected 0"):
+        settings(max_off_policy_steps=-1).check()
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

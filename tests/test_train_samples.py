@@ -77,6 +77,17 @@ def test_a_sample_is_as_old_as_its_oldest_token():
     assert [s.policy_version for s in samples_from_record(record_of(turns), 1.0)] == [4, 6]
 
 
+def test_every_token_of_a_sample_knows_the_version_that_sampled_it():
+    first = StepTokens([1], [2, 3, 4], [-0.1] * 3, 4, [(4, 1), (5, 2)])
+    second = StepTokens([1, 2, 3, 4, 9], [6], [-0.1], 5)
+    third = StepTokens([1, 2, 3, 4, 9, 6, 9], [7, 8], [-0.1] * 2, 6, [(6, 1), (8, 1)])
+    other = StepTokens([7], [7, 7], [-0.1] * 2, 8)
+    whole, alone = samples_from_record(record_of([first, second, third, other]), 1.0)
+    assert (whole.policy_version, whole.version_spans) == (4, [(4, 1), (5, 3), (6, 1), (8, 1)])
+    assert whole.versions == whole.version_spans
+    assert (alone.policy_version, alone.version_spans, alone.versions) == (8, [], [(8, 2)])
+
+
 def test_the_sampling_temperature_goes_along_and_greedy_counts_as_one():
     turns = [StepTokens([1], [2], [0.0])]
     assert [samples_from_record(record_of(turns, temperature=t), 1.0)[0].temperature for t in (1.25, 0.0)] == [

@@ -17,6 +17,8 @@ V0 = ("verifiers", "rove.compat.verifiers")
 CLIENTS = {"OpenAI": "api_key", "AsyncOpenAI": "api_key", "JudgeRubric": "judge_client"}
 """What takes its key from the environment → the keyword with which it does not."""
 OPENAI_KEY = "OPENAI_API_KEY"
+KEY_VARS = ("api_key_var", "key_var")
+"""Keywords that take the name of an environment variable."""
 TABLES = {"state", "info", "results", "inputs", "row", "step"}
 """Names of variables whose keys are looked at."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -33,8 +35,10 @@ class Reading(msgspec.Struct):
     """Environment variables that are read → whether there is no other value for them."""
     imports: dict[str, bool] = {}
     """Modules of others, by their first name → whether nothing is done where they are missing."""
-    broken: list[str] = []
-    """Files that are not Python."""
+    datasets: set[str] = set()
+    """Names of data sets that are loaded."""
+    broken: dict[str, str] = {}
+    """Files that are not Python → why not."""
 
 
 def read(texts: Mapping[str, str]) -> Reading:
@@ -43,11 +47,9 @@ def read(texts: Mapping[str, str]) -> Reading:
     own = {path.replace("/", ".").removesuffix(".py").split(".")[0] for path in texts}
     for path, text in texts.items():
         try:
-            tree = ast.parse(text)
+            _File(reading).visit(ast.parse(text))
         except (SyntaxError, ValueError, RecursionError) as error:
-            reading.broken.append(f"{path}: {error}")
-            continue
-        _File(reading).visit(tree)
+            reading.broken[path] = str(error)
     known = own | sys.stdlib_module_names | {"rove", "verifiers"}
     reading.imports = {name: needed for name, needed in reading.imports.items() if name not in known}
     return reading
@@ -125,6 +127,8 @@ class _File(ast.NodeVisitor):
             path = found[1].split(".")
             last = next((place for place, part in enumerate(path) if part[:1].isupper()), len(path) - 1)
             self.reading.names[found[0]].add(".".join(path[: last + 1]))
+            if path[0] == "v1":
+                self.note("name", "v1")
             self.note("name", path[last])
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -211,6 +215,8 @@ class _File(ast.NodeVisitor):
         self.note("keyword", keyword)
         if keyword in ("message_type", "client_type"):
             self.note(keyword, self._said(value) or "")
+        if keyword in KEY_VARS:
+            self._key(self._said(value), False)
         if keyword == "sampling_args" and isinstance(value, ast.Dict):
             for key in value.keys:
                 self.note("sampling", _text(key) or "")
@@ -240,6 +246,13 @@ class _File(ast.NodeVisitor):
             if function.args.kwarg or any(_tail(hint) in ("dict", "Dict", "Mapping", "TypedDict") for hint in hints):
                 self.note("tool", "dict")
 
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        left: ast.AST = node
+        while isinstance(left, ast.BinOp):  # sums may be longer than Python's stack is deep
+            self.visit(left.right)
+            left = left.left
+        self.visit(left)
+
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = {_text(key) for key in node.keys}
         for key in keys:
@@ -248,14 +261,16 @@ class _File(ast.NodeVisitor):
             self.note("column", "task")
         self.generic_visit(node)
 
-    # environment variables
+    # environment variables and data sets
 
     def _keys(self, node: ast.Call, name: str, keywords: Mapping[str, ast.AST]) -> None:
         of_environ = isinstance(node.func, ast.Attribute) and _tail(node.func.value) == "environ"
         given = CLIENTS.get(name)
-        if name == "getenv" or (of_environ and name == "get"):
+        if name == "getenv" or (of_environ and name in ("get", "pop", "setdefault")):
             for one in node.args[:1]:
                 self._key(self._said(one), False)
+        elif name == "load_dataset":
+            self.reading.datasets |= {text for one in node.args[:1] if (text := self._said(one))}
         elif name == "ensure_keys":
             for one in _elements(node.args[0]) if node.args else ():
                 self._key(self._said(one), True)

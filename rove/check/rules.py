@@ -200,7 +200,7 @@ GONE = {
 def generation(names: Collection[str]) -> str:
     """What a package is written for, by what was noted of it: the newest generation in which it could be written so."""
     modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
-    if ["verifiers", "v1"] in [module[:2] for module in modules]:
+    if "name:v1" in names or ["verifiers", "v1"] in [module[:2] for module in modules]:
         return V1
     if not any(module[0] == "verifiers" or module[:3] == ["rove", "compat", "verifiers"] for module in modules):
         return ROVE if modules else NEITHER

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, print_warnings
-from rove.hub.building import build
-from rove.hub.manifest import Manifest
+from rove.hub.package.building import build
+from rove.hub.package.manifest import Manifest
 
 
 @click.command()

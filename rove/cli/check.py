@@ -20,8 +20,8 @@ from rove.check.sources import Package, packages_in
 from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
 from rove.errors import ConfigError
 from rove.files import write_whole
-from rove.hub.finding import find
-from rove.hub.names import parse_reference
+from rove.hub.client.installed import find
+from rove.hub.package.names import parse_reference
 
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
@@ -157,7 +157,7 @@ def _hints(
     if len(reports) == 1 and reports[0].runs:
         steps.append(_next(given[0], packages[0]))
     if steps:
-        hint(console, *map(escape, steps))
+        hint(console, *steps)
 
 
 def _next(given: str, package: Package) -> str:

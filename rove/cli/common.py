@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shlex
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ import click
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from rove.config import load, parse_value
 from rove.digest import fingerprint
-from rove.errors import ConfigError
+from rove.errors import ConfigError, in_json
 from rove.runs import Run
 
 RUNS = Path("runs")
@@ -218,4 +220,21 @@ def hint(console: Console, *lines: str) -> None:
     """What to do next."""
     console.print()
     for line in lines:
-        console.print(f"[dim]→[/dim] {line}", soft_wrap=True)
+        console.print(f"[dim]→[/dim] {escape(line)}", soft_wrap=True)
+
+
+def environment_words(config: Any) -> str:
+    """How a command line names the environment of these settings: with the flags without which it would be another."""
+    words = [config.env]
+    words += ["--env-dir", config.env_dir] if config.env_dir else []
+    words += ["-a", in_json(config.env_args)] if config.env_args else []
+    if config.isolated_python is not None:
+        words += ["--isolated-python", config.isolated_python]
+    elif config.isolated:
+        words.append("--isolated")
+    return shlex.join(words)
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -114,4 +114,4 @@ def command(run_a: str, run_b: str, value: str, as_json: bool) -> None:
     kinds = {settings_a["kind"], settings_b["kind"]}
     if "rl" in kinds:
         console.print("rollouts of RL are of a model that changes while it runs: compare evaluations instead")
-    hint(console, *map(escape, next_steps(comparison, kinds, (run_a, run_b))))
+    hint(console, *next_steps(comparison, kinds, (run_a, run_b)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -21,11 +21,22 @@ from rove.envs.loading import environment_file
 from rove.errors import ConfigError
 from rove.viewer.tables import percent
 
+if TYPE_CHECKING:
+    from rove.train.ranks import Ranks
+    from rove.train.rl import RLConfig
+    from rove.train.sft import SFTConfig
+
+
+FULL = "full"
+"""The folder of the stage that `--full` adds."""
+SAMPLED = "the same at T = 1"
+
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `demo.toml`: the settings of every stage of the loop, and how its table looks."""
 
-    model: dict[str, Any]
+    model: dict[str, Any] = {}
+    """Of a new model, with random weights; where there is none, `-m` names the model."""
     data: dict[str, Any]
     sft: dict[str, Any]
     rl: list[dict[str, Any]]
@@ -49,53 +60,96 @@ class Demo:
         folder: where the stages' run folders live.
         seed: of everything.
         console: where progress is shown.
+        ranks: the processes that train together, of which this is one.
+        model: folder of the model to begin with; a new one, as the recipe says, when not given.
         full: with the recipe's `full` stage.
     """
 
-    def __init__(self, env: str, recipe: Recipe, folder: Path, seed: int, console: Console, full: bool = False):
+    def __init__(
+        self,
+        env: str,
+        recipe: Recipe,
+        folder: Path,
+        seed: int,
+        console: Console,
+        ranks: Ranks,
+        model: str | None = None,
+        full: bool = False,
+    ):
         self.env = env
         self.recipe = recipe
         self.folder = folder
         self.seed = seed
         self.console = console
+        self.ranks = ranks
+        self.is_new = model is None
+        self.model = model or str(folder / "model")
         self.full = full
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> list[dict[str, Any]]:
         """Run every stage; returns the rows of the table."""
+        from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
-        from rove.train.sft import SFTConfig
 
-        self._say("1", "a new model, random weights")
-        model = self._new_model()
-        self._say("2", "the teacher plays")
-        data = self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})[1]
-        self._row("teacher (script)", self.recipe.data["model"])
-        self._row("base", str(model))
-        self._say("3", "SFT on the teacher's games that were not lost")
-        given = {"data": str(data), "model": str(model), "seed": self.seed}
-        sft = convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
-        trained, _ = run_sft(sft, self.console)
-        self._row("+ SFT", str(trained))
-        for number, stage in enumerate(self.recipe.rl, start=1):
-            trained = self._rl(stage, trained, number, f"rl{number}")
-        self._row("the same at T = 1", str(trained), temperature=1.0)
-        if self.full:
-            self._rl(self._full_stage(), trained, 1 + len(self.recipe.rl), "full")
+        teacher = self.recipe.data["model"]
+        if self.is_new:
+            self._say("1. a new model, random weights")
+            self._new_model()
+        else:
+            self._say(f"1. the model is {self.model}")
+        self._say("2. the teacher plays")
+        self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
+        self._row(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
+        self._row("base", self.model)
+        self._say("3. SFT on the teacher's games that were not lost")
+        trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
+        self._row("+ SFT", trained)
+        for number, (folder, stage) in enumerate(self.stages(), start=4):
+            if folder == FULL:
+                self._row(SAMPLED, trained, temperature=1.0)
+            self._say(f"{number}. {stage['name']}: the model plays and learns")
+            trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
+            self._row(f"+ {stage['name']}", trained)
+        if not self.full:
+            self._row(SAMPLED, trained, temperature=1.0)
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
 
-    def _rl(self, stage: dict[str, Any], model: Path, number: int, folder: str) -> Path:
-        from rove.cli.rl import run_rl
+    def follow(self) -> None:
+        """Be one of the other processes: train with the first one in every stage that it trains in."""
+        from rove.models.load import load_model
+        from rove.train.rl import follow_rl
+        from rove.train.sft import follow_sft
+
+        if self.ranks.agree():
+            follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
+        before = "sft"
+        for folder, stage in self.stages():
+            config = self.rl_config(folder, stage, str(self.folder / before / "final"))
+            if self.ranks.agree():
+                follow_rl(config, load_model(config.model, "cpu"), self.ranks)
+            before = folder
+
+    def sft_config(self) -> SFTConfig:
+        """Settings of SFT."""
+        from rove.train.sft import SFTConfig
+
+        given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed}
+        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
+
+    def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
+        """Settings of a stage of RL."""
         from rove.train.rl import RLConfig
 
-        self._say(str(3 + number), f"{stage['name']}: the model plays and learns")
         values = {key: value for key, value in stage.items() if key != "name"}
-        given = {"env": self.env, "model": str(model), "seed": self.seed, "run_dir": str(self.folder / folder)}
-        config = convert(RLConfig, {**given, **values})
-        trained = run_rl(config, self.console)[0]
-        self._row(f"+ {stage['name']}", str(trained))
-        return trained
+        given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
+        return convert(RLConfig, {**given, **values})
+
+    def stages(self) -> list[tuple[str, dict[str, Any]]]:
+        """Those of RL, each with the name of its folder."""
+        stages = [(f"rl{number}", stage) for number, stage in enumerate(self.recipe.rl, start=1)]
+        return [*stages, (FULL, self._full_stage())] if self.full else stages
 
     def _full_stage(self) -> dict[str, Any]:
         """The recipe's `full`, which ends as soon as what is to be proven holds."""
@@ -103,22 +157,18 @@ class Demo:
         lines = {"env": self.env, "every_line": True, "goals": msgspec.to_builtins(self.recipe.proof.goals)}
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
-    def _say(self, number: str, text: str) -> None:
-        self.console.print(f"\n[bold]{number}. {text}[/bold]")
+    def _say(self, text: str) -> None:
+        self.console.print(f"\n[bold]{text}[/bold]")
 
-    def _new_model(self) -> Path:
-        path = self.folder / "model"
-        if not (path / "config.json").exists():
-            config = convert(
-                ModelConfig, {"env": self.env, "output": str(path), "seed": self.seed, **self.recipe.model}
-            )
+    def _new_model(self) -> None:
+        if not (Path(self.model) / "config.json").exists():
+            given = {"env": self.env, "output": self.model, "seed": self.seed}
+            config = convert(ModelConfig, {**given, **self.recipe.model})
             print_model(config, *run_model_new(config), self.console)
-        return path
 
-    def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> tuple[dict[str, Any], Path]:
+    def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
-        summary, _ = run_eval(config, self.console, title)
-        return summary, folder
+        return run_eval(config, self.console, title)[0]
 
     def _row(self, name: str, model: str, **over: Any) -> None:
         """Evaluate a player against every opponent and add its row to the table."""
@@ -128,7 +178,7 @@ class Demo:
             slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
             merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
             title = f"{name} against {opponent['name']}"
-            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)[0]
+            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)
         self.rows.append({"name": name, "model": model, "opponents": seen})
 
 
@@ -155,25 +205,30 @@ def _cell(summary: dict[str, Any], names: list[str]) -> str:
     return "/".join(percent(summary["functions"].get(name, {}).get("mean")) for name in names)
 
 
-def load_recipe(env: str, smoke: bool) -> Recipe:
-    """The demo.toml beside the environment's module.
+def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe:
+    """A recipe: the demo.toml beside the environment's module, if no other file is given.
 
     Raises:
         ConfigError: there is none, or it is not a recipe.
     """
-    file = environment_file(env).with_name("demo.toml")
+    file = environment_file(env).with_name("demo.toml") if file is None else Path(file)
     if not file.exists():
         raise ConfigError(f"environment '{env}' has no demo: {file} does not exist")
     values = read_toml(file)
     if smoke:
         for key, over in values.get("smoke", {}).items():
-            for table in values[key] if isinstance(values[key], list) else [values[key]]:
+            tables = values.setdefault(key, {})
+            for table in tables if isinstance(tables, list) else [tables]:
                 merge(table, over)
     return convert(Recipe, values)
 
 
 @click.command()
 @click.argument("env")
+@click.option("-m", "--model", help="Model folder to begin with.  [default: a new one, if the recipe has one]")
+@click.option(
+    "--recipe", "file", type=click.Path(), help="A recipe of your own.  [default: the environment's demo.toml]"
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 @click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
 @click.option("--full", is_flag=True, help="Go on to mastery, and prove it in every line of play.")
@@ -181,14 +236,22 @@ def load_recipe(env: str, smoke: bool) -> Recipe:
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(
-    env: str, seed: int, run_dir: str | None, full: bool, players: tuple[str, ...], smoke: bool, as_json: bool
+    env: str,
+    model: str | None,
+    file: str | None,
+    seed: int,
+    run_dir: str | None,
+    full: bool,
+    players: tuple[str, ...],
+    smoke: bool,
+    as_json: bool,
 ) -> None:
-    """Run the whole loop in ENV: a new model, the teacher's games, SFT, RL, and the table of how they play.
+    """Run the whole loop in ENV: a model, the teacher's games, SFT, RL, and the table of how they play.
 
     Stop it whenever you like: the same command continues where it was, and --full where it ended.
     """
     console = console_for(as_json)
-    recipe = load_recipe(env, smoke)
+    recipe = load_recipe(env, smoke, file)
     if (full or players) and recipe.proof is None:
         raise ConfigError(f"the demo of '{env}' has no [proof]: what --full and --prove are to show")
     if players:
@@ -196,12 +259,20 @@ def command(
         if as_json:
             print_json(proofs)
         return
+    if model is None and not recipe.model:
+        raise ConfigError(f"{file} has no [model]: name the folder of the model to begin with: -m FOLDER")
     with needs_train_extra():
         import torch
 
-    folder = Path(run_dir) if run_dir else RUNS / f"demo-{env}-seed{seed}{'-smoke' if smoke else ''}"
+        from rove.train.ranks import join
+
+    name = "-".join(["demo", env, *([Path(file).stem] if file else []), f"seed{seed}", *(["smoke"] if smoke else [])])
+    folder = Path(run_dir) if run_dir else RUNS / name
     started, cpu = time.time(), time.process_time()
-    demo = Demo(env, recipe, folder, seed, console, full)
+    demo = Demo(env, recipe, folder, seed, console, join(), model, full)
+    if not demo.ranks.is_first:
+        demo.follow()
+        return
     rows = demo.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
+
+import click
 
 from rove.cli.asking import confirmed
 from rove.envs import loading
 from rove.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rove.hub.finding import Installed
-    from rove.hub.names import Reference
+    from rove.hub.client.installed import Installed
+    from rove.hub.package.names import Reference
 
 
 _told: set[str] = set()
 """Names of which it has been said that they are not installed."""
+
+
+_HUB = "rove.cli.environments.hub"
+
+
+def _keep(ctx: click.Context, _: click.Parameter, hub: str | None) -> None:
+    ctx.meta[_HUB] = hub
+
+
+hub_option = click.option(
+    "--hub",
+    expose_value=False,
+    callback=_keep,
+    help="URL or folder of the hub where OWNER/NAME is looked up, if it is not installed.  "
+    "[default: $ROVE_HUB, else that of rove hub login]",
+)
+"""Of commands that load environments."""
 
 
 def offer() -> None:
@@ -25,9 +45,9 @@ def offer() -> None:
 
 def _found(env_id: str) -> loading.Elsewhere | None:
     """An installed environment; nothing of the hub is imported before the first name of this kind."""
-    from rove.hub import finding
+    from rove.hub.client import installed
 
-    return finding.finder(env_id, _absent)
+    return installed.finder(env_id, _absent)
 
 
 def _absent(reference: Reference) -> Installed | None:
@@ -38,15 +58,18 @@ def _absent(reference: Reference) -> Installed | None:
     """
     from rove.cli.common import console_for
     from rove.cli.install import Installer
-    from rove.hub.finding import find
-    from rove.hub.settings import hub_of
+    from rove.hub.client.installed import find
+    from rove.hub.client.settings import hub_of
 
     name = str(reference)
     if name in _told:
         return None
+    context = click.get_current_context(silent=True)
+    given = None if context is None else context.meta.get(_HUB)
+    install = f"rove install {name}" + (f" --hub {shlex.quote(given)}" if given else "")
     console = console_for(True)
     there = find(reference._replace(version=None))
-    if hub_of() is None:
+    if hub_of(given) is None:
         if there is not None:
             raise ConfigError(
                 f"{name} is not installed, {there.reference} is; install it: rove install {name} --hub HUB"
@@ -55,10 +78,10 @@ def _absent(reference: Reference) -> Installed | None:
         console.print(f"note: {name} is not installed; a module of that name is used, if there is one", markup=False)
         return None
     question = f"{name} is not installed" + (f" ({there.version} is)." if there else ".")
-    if not confirmed(f"{question} Look it up on {hub_of()}?", f"install it first: rove install {name}, or give --yes"):
-        raise ConfigError(f"{name} is not installed: rove install {name}")
-    made = Installer(console).from_hub(reference)
+    if not confirmed(f"{question} Look it up on {hub_of(given)}?", f"install it first: {install}, or give --yes"):
+        raise ConfigError(f"{name} is not installed: {install}")
+    made = Installer(console, given).from_hub(reference)
     if made is None:
-        raise ConfigError(f"{name} is not installed: rove install {name}")
+        raise ConfigError(f"{name} is not installed: {install}")
     console.print(f"installed {made.reference}", markup=False)
     return find(reference)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import find_endpoint, make_client
+from rove.cli.answerers import API_KEY_VAR, find_endpoint, make_client
 from rove.cli.common import (
     SETTINGS,
     Tell,
     console_for,
+    environment_words,
     hint,
     json_object,
     print_json,
@@ -21,6 +23,7 @@ from rove.cli.common import (
     run_folder,
     short,
 )
+from rove.cli.environments import hub_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
 from rove.errors import RunError
@@ -49,7 +52,7 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     base_url: str | None = None
     endpoints: str | None = None
     """File of endpoint names; default: endpoints.toml, else configs/endpoints.toml, where there is one."""
-    api_key_var: str = "OPENAI_API_KEY"
+    api_key_var: str = API_KEY_VAR
     """Environment variable that holds the key."""
     timeout: float = 600.0
     """Seconds one request may take."""
@@ -191,10 +194,9 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
         next_steps.append(
             f"rollouts: {run.path}/rollouts.jsonl; the same command again runs only what is missing or failed"
         )
-    where = "".join(
-        f" {flag} {value}" for flag, value in (("--env-dir", config.env_dir), ("-b", config.base_url)) if value
-    )
-    next_steps.append(f"play it: rove play {config.env} -m {config.model}{where}")
+    words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
+    words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
+    next_steps.append(f"play it: rove play {environment_words(config)} {shlex.join(words)}")
     hint(console, *next_steps)
 
 
@@ -238,6 +240,7 @@ def _of_run(folder: str) -> list[str]:
     flag_value="local",
     help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
 )
+@hub_option
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
 @click.option(
     "--max-errors", type=float, help="Stop after more failed rollouts than this: a count, or a share below 1."

@@ -14,7 +14,8 @@ import click
 from rich.table import Table
 
 from rove.cli import hub_key, hub_login
-from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.common import console_for, counted, hint, print_json, run_async
+from rove.cli.hubs import at
 from rove.errors import ConfigError
 
 DATA = Path("hub")
@@ -38,8 +39,8 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
     Raises:
         ConfigError: there is none, and it is not to be made.
     """
-    from rove.hub.database import FILE
-    from rove.hub.store import Store
+    from rove.hub.server.database import FILE
+    from rove.hub.server.store import Store
 
     if not new and not (data / FILE).is_file():
         raise ConfigError(f"there is no hub in {data}; name its folder with --data, or make one: rove hub user OWNER")
@@ -76,7 +77,7 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
         new = store.add_owner(owner, list(keys) if keys or no_keys else None)
     console.print(f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}", markup=False, soft_wrap=True)
     if keys:
-        console.print(f"every upload has to be signed by one of {len(keys)} keys", markup=False)
+        console.print(f"every upload has to be signed by one of {counted(len(keys), 'key')}", markup=False)
     hint(console, f"give them a token: rove hub token {owner}{_data(data)}")
 
 
@@ -121,7 +122,7 @@ def token(
     as_json: bool,
 ) -> None:
     """Make an API token for OWNER, who is made, too, if need be. It is shown once; the hub keeps its hash only."""
-    from rove.hub import tokens
+    from rove.hub.server import tokens
 
     console = console_for(as_json)
     if revoke is not None:
@@ -176,20 +177,20 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Simple index where pip is sent for what an owner does not have, like https://pypi.org/simple/.",
+    help="Simple index where pip is sent for what an owner does not have, like https://index.example/simple/.",
 )
 @click.option("--uploads", type=click.IntRange(1, 64), default=8, show_default=True, help="Uploads at once; more wait.")
 @data_option
 def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
     """Serve a hub until Ctrl-C. Whatever stops it, a version is there whole or not at all."""
-    from rove.hub.server import make_hub, serve_hub
-    from rove.hub.uploads import Limits
+    from rove.hub.server.app import make_hub, serve_hub
+    from rove.hub.server.uploads import Pace
     from rove.server import is_loopback
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     console = console_for(False)
     if fallback is not None and not fallback.startswith(("https://", "http://")):
-        raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://pypi.org/simple/")
+        raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://index.example/simple/")
 
     def started(url: str) -> None:
         console.print(f"the hub in {data} is at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
@@ -198,7 +199,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
         hint(
             console,
             f"publish: rove hub login {url}; rove push",
-            f"look: rove search --hub {url}",
+            f"look: rove search{at(url)}",
             *([] if owners else [f"nobody can publish yet: rove hub token OWNER{_data(data)}"]),
         )
 
@@ -211,7 +212,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
                 markup=False,
                 soft_wrap=True,
             )
-        app = make_hub(store, name, fallback=fallback, limits=Limits(uploads=uploads))
+        app = make_hub(store, name, fallback=fallback, pace=Pace(uploads=uploads))
         try:
             run_async(serve_hub(app, host, port, started))
         except KeyboardInterrupt:
@@ -225,7 +226,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
 @json_option
 def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     """Write what is public into FOLDER, as files for any web server, for pip and for rove itself."""
-    from rove.hub.export import export as write
+    from rove.hub.server.export import export as write
 
     console = console_for(as_json)
     with opened(data) as store:
@@ -234,13 +235,13 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
         print_json(made._asdict())
         return
     console.print(
-        f"{folder}: {made.environments} environments, {made.versions} versions, {made.bytes:,} bytes",
+        f"{folder}: {counted(made.environments, 'environment')}, {counted(made.versions, 'version')}, {made.bytes:,} bytes",
         markup=False,
         soft_wrap=True,
     )
     hint(
         console,
-        f"look: rove search --hub {folder}",
+        f"look: rove search{at(str(folder))}",
         f"install: pip install --index-url file://{folder.resolve()}/OWNER/simple/ NAME",
         f"serve: any web server will do, like python -m http.server -d {folder}",
     )
@@ -257,8 +258,8 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
 
     Hashes and archives are checked; manifests, signatures, results and what was yanked are kept. DATA is this hub's folder.
     """
-    from rove.hub.client import Hub
-    from rove.hub.mirror import Mirror, Mirrored, check_source
+    from rove.hub.client.hub import Hub
+    from rove.hub.server.mirror import Mirror, Mirrored, check_source
 
     console = console_for(as_json)
     data = to or data
@@ -274,7 +275,9 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
     if as_json:
         print_json(done._asdict())
     else:
-        console.print(f"{data}: {done.new} new versions, {done.known} that were there", markup=False, soft_wrap=True)
+        console.print(
+            f"{data}: {counted(done.new, 'new version')}, {done.known} that were there", markup=False, soft_wrap=True
+        )
         hint(console, f"serve it: rove hub serve{_data(data)}")
     for problem in done.problems:
         console.print(problem, style="red", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rove.cli.common import console_for, hint, print_json
-from rove.hub.signing import key_file, load_key, make_key, public_key
+from rove.hub.package.signing import key_file, load_key, make_key, public_key
 
 
 @click.command("key")

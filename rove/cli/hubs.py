@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -11,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import run_async
-from rove.hub.client import Hub
-from rove.hub.listings import Listed, Release
-from rove.hub.manifest import Manifest
-from rove.hub.settings import needed_hub, token_for
+from rove.hub.client.hub import Hub
+from rove.hub.client.listings import Listed, Release
+from rove.hub.client.settings import needed_hub, token_for
+from rove.hub.package.manifest import Manifest
 
 T = TypeVar("T")
 
@@ -43,6 +44,11 @@ def hub_at(where: str, given: str | None) -> Hub:
         given: what --hub says, which may be another: see `token_for`.
     """
     return Hub(where, token_for(where, given))
+
+
+def at(hub: str | None) -> str:
+    """The flag of a command that is to ask the same hub as this one."""
+    return f" --hub {shlex.quote(hub)}" if hub else ""
 
 
 def plain(text: str) -> Text:

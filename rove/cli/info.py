@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_at, hub_option, plain, versions
-from rove.hub import keys
-from rove.hub.finding import find
-from rove.hub.installing import Offer, look_up
-from rove.hub.listings import Releases
-from rove.hub.names import Reference, parse_reference
-from rove.hub.settings import needed_hub
+from rove.cli.hubs import at, card, hub_at, hub_option, plain, versions
+from rove.hub.client import known_keys
+from rove.hub.client.installed import find
+from rove.hub.client.installing import Offer, look_up
+from rove.hub.client.listings import Releases
+from rove.hub.client.settings import needed_hub
+from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.tables import number
 
 
@@ -65,7 +65,7 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
         }
         print_json({**told, "hub": where, "key": offer.key, "installed": there and there.version})
         return
-    more = [("hub", where), ("signed", f"by {keys.short(offer.key)}" if offer.key else "no")]
+    more = [("hub", where), ("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no")]
     more.append(("installed", there.version if there else "no"))
     console.print(card(offer.manifest, str(offer.reference), more))
     console.print(versions(releases.versions))
@@ -75,9 +75,8 @@ def command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
         lines = run_async(_readme(where, hub, offer.reference)).splitlines()
         console.print(Text("\n").join(map(plain, lines)), soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
-    hint(
-        console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else f"install it: rove install {short}"
-    )
+    install = f"install it: rove install {short}{at(hub)}"
+    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else install)
 
 
 async def _readme(where: str, given: str | None, reference: Reference) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rove.cli.common import hint
 from rove.errors import ConfigError
-from rove.hub.names import check_module, normalise_name
+from rove.hub.package.names import check_module, normalise_name
 
 TEMPLATES = Path(__file__).with_name("templates")
 """A folder for each kind, and `every`: packages called my-task that work as they are."""

@@ -13,12 +13,12 @@ from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hubs import card, hub_at, hub_option, show_notes
 from rove.errors import ConfigError
-from rove.hub import keys, local
-from rove.hub.finding import Installed, find
-from rove.hub.installing import Offer, check_runs, fetch, look_up, place, place_here
-from rove.hub.lock import LOCK, Locked, read_lock, write_lock
-from rove.hub.names import Reference, parse_reference
-from rove.hub.settings import needed_hub
+from rove.hub.client import known_keys, sources
+from rove.hub.client.installed import Installed, find
+from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
+from rove.hub.client.lock import LOCK, Locked, read_lock, write_lock
+from rove.hub.client.settings import needed_hub
+from rove.hub.package.names import Reference, parse_reference
 
 
 class Installer:
@@ -70,7 +70,7 @@ class Installer:
 
     def from_wheel(self, wheel: Path, origin: str = "") -> Installed | Offer | None:
         """Install a wheel that lies here."""
-        offer = local.offer_of_wheel(wheel, origin)
+        offer = sources.offer_of_wheel(wheel, origin)
         return self._put(offer, wheel) if self._agreed(offer) else None
 
     def from_folder(self, folder: Path, origin: str = "") -> Installed | Offer | None:
@@ -79,14 +79,14 @@ class Installer:
         if not confirmed(question, "give --yes to agree"):
             return None
         with tempfile.TemporaryDirectory(prefix="rove-build-") as built:
-            wheel = local.built(folder, Path(built))
+            wheel = sources.built(folder, Path(built))
             return self.from_wheel(wheel, origin or str(folder.resolve()))
 
     def from_git(self, target: str) -> Installed | Offer | None:
         """Get a repository, build and install it."""
         with tempfile.TemporaryDirectory(prefix="rove-clone-") as parent:
-            folder, commit = local.clone(target, Path(parent) / "repository")
-            return self.from_folder(folder, f"{local.masked(target)} ({commit[:12]})")
+            folder, commit = sources.clone(target, Path(parent) / "repository")
+            return self.from_folder(folder, f"{sources.masked(target)} ({commit[:12]})")
 
     def of_lock(self) -> list[Installed | Offer | None]:
         """Install what the lock file has, where it is not installed already; None where the answer was no."""
@@ -106,7 +106,7 @@ class Installer:
     def _agreed(self, offer: Offer) -> bool:
         check_runs(offer.manifest, str(offer.reference))
         more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; this is what its wheel says")]
-        more.append(("signed", f"by {keys.short(offer.key)}" if offer.key else "no"))
+        more.append(("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no"))
         self.console.print(card(offer.manifest, str(offer.reference), more))
         show_notes(self.console, offer.notes)
         return confirmed(f"Install {offer.reference}?", "give --yes to agree")
@@ -122,7 +122,7 @@ class Installer:
 
     def _note(self, offer: Offer) -> None:
         """Keep the lock file up to date, where there is one."""
-        if offer.files and offer.sha256 and offer.reference.owner != local.LOCAL and self.lock.is_file():
+        if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
             write_lock(self.lock, content.values())
@@ -130,7 +130,7 @@ class Installer:
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
     """Install whatever a word of the command line means."""
-    if local.is_git(target):
+    if sources.is_git(target):
         return installer.from_git(target)
     path = Path(target).expanduser()
     if target.endswith(".whl"):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.hubs import plain
 from rove.envs.loading import example_environments
-from rove.hub.finding import all_installed
+from rove.hub.client.installed import all_installed
 
 
 @click.command()

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rove.boards import Board
 from rove.cli.answerers import make_client
 from rove.cli.common import hint, json_object, run_async
+from rove.cli.environments import hub_option
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
 from rove.errors import ConfigError, in_json
@@ -161,6 +162,7 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 )
 @click.option("--isolated", is_flag=True, help="Load ENV in a process of its own, which may crash or hang.")
 @click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
+@hub_option
 @click.option("--seed", type=int, default=None, help="Which example; random when not given.")
 @click.option("--web", is_flag=True, help="Play in the browser, game after game.")
 @click.option(

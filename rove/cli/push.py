@@ -10,17 +10,16 @@ import click
 from rich.console import Console
 
 from rove.cli.asking import confirmed
-from rove.cli.common import console_for, hint, print_json, print_warnings, run_async
-from rove.cli.hubs import card, hub_at, hub_option
+from rove.cli.common import console_for, counted, hint, print_json, print_warnings, run_async
+from rove.cli.hubs import at, card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
-from rove.hub import signing
-from rove.hub.building import build
-from rove.hub.checking import PARTS
-from rove.hub.folder import MANIFEST, SIGNATURE, verify
-from rove.hub.manifest import Manifest
-from rove.hub.names import Reference, check_owner
-from rove.hub.run_results import results_of
-from rove.hub.settings import is_url, needed_hub
+from rove.hub.client.run_results import results_of
+from rove.hub.client.settings import is_url, needed_hub
+from rove.hub.package import signing
+from rove.hub.package.building import build
+from rove.hub.package.folder import MANIFEST, PARTS, SIGNATURE, verify
+from rove.hub.package.manifest import Manifest
+from rove.hub.package.names import Reference, check_owner
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
@@ -83,8 +82,10 @@ def command(
     if as_json:
         print_json({"environment": f"{who}/{manifest.name}", "version": manifest.version, "new": is_new, "hub": where})
     said = "published" if is_new else "there already, the same:"
-    console.print(f"[green]{said}[/green] {reference}" + f", with {len(results)} runs" * bool(results), soft_wrap=True)
-    hint(console, f"install it anywhere: rove install {who}/{manifest.name} --hub {where}")
+    console.print(
+        f"[green]{said}[/green] {reference}" + f", with {counted(len(results), 'run')}" * bool(results), soft_wrap=True
+    )
+    hint(console, f"install it anywhere: rove install {who}/{manifest.name}{at(where)}")
 
 
 def _taken(folder: Path) -> Path:

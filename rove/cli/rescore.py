@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from rove.cli.common import console_for, hint, json_object, print_json, progress, run_async, run_folder, short
 from rove.cli.eval import Watch
@@ -48,7 +47,7 @@ def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into:
         console.print(f"left out: {told['failed']} rollouts that had failed; `rove eval` runs them again")
     if told["gone"]:
         console.print(f"[yellow]left out: {told['gone']} rollouts of examples that the dataset has no more[/yellow]")
-    hint(console, f"what has changed: rove compare {escape(str(source.path))} {escape(str(into))}")
+    hint(console, f"what has changed: rove compare {source.path} {into}")
 
 
 @click.command()

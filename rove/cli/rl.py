@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from rove.cli.common import (
     SETTINGS,
     alarm_printer,
     console_for,
+    environment_words,
     hint,
     json_object,
     print_json,
@@ -26,6 +28,7 @@ from rove.cli.common import (
     settings,
     tell_goal,
 )
+from rove.cli.environments import hub_option
 from rove.cli.fields import all_settings
 from rove.digest import digest_model
 from rove.envs.environment import Environment
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {
     "threads",
+    "vllm",
     "env_dir",
     "run_dir",
     "checkpoint_every",
@@ -156,11 +160,12 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     flat = None if told_otherwise else no_gain([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
+    there, model = environment_words(config), shlex.quote(str(final))
     hint(
         console,
         f"curves: {run.path / CURVES}",
-        f"evaluate it: rove eval {config.env} -m {final} -n 200 -r 1 -T 0",
-        f"play against it: rove play {config.env} -m {final}",
+        f"evaluate it: rove eval {there} -m {model} -n 200 -r 1 -T 0",
+        f"play against it: rove play {there} -m {model}",
     )
 
 
@@ -190,6 +195,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     flag_value="local",
     help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
 )
+@hub_option
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

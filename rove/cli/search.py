@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rove.cli.common import console_for, hint, print_json
-from rove.cli.hubs import hub_option, listing, with_hub
+from rove.cli.hubs import at, hub_option, listing, with_hub
 
 
 @click.command()
@@ -27,9 +27,11 @@ def command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, 
         print_json({"environments": msgspec.to_builtins(found), "total": total})
         return
     if not found:
-        console.print("nothing was found; fewer words find more, and `rove search` alone lists everything")
+        told = f"nothing was found; fewer words find more, and `rove search{at(hub)}` alone lists everything"
+        console.print(told, markup=False, soft_wrap=True)
         return
     console.print(listing(found))
     if total > len(found):
         console.print(f"{len(found)} of {total}; --limit shows more")
-    hint(console, f"what it is: rove info {found[0].reference}", f"install it: rove install {found[0].reference}")
+    first = f"{found[0].reference}{at(hub)}"
+    hint(console, f"what it is: rove info {first}", f"install it: rove install {first}")

@@ -13,10 +13,10 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, settings
+from rove.cli.common import SETTINGS, console_for, counted, hint, settings
+from rove.cli.environments import hub_option
 from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
 from rove.config import check_positive
 from rove.envs.environment import Environment
@@ -160,10 +160,12 @@ def served_client(config: ServeConfig) -> Client:
         raise ConfigError(f"'{config.model}' is no model folder here{other}")
     with needs_train_extra():
         from rove.engine.client import EngineClient
+        from rove.engine.engine import Engine
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
     client = EngineClient.of(load_for_sampling(folder), config.max_batch)
+    assert isinstance(client.engine, Engine)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client
@@ -196,7 +198,7 @@ def print_start(config: ServeConfig, url: str, console: Console, prompt: Mapping
     evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
     hint(
         console,
-        escape(f"curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}"),
+        f"curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}",
         evaluate + (f" -k {config.api_key_var}" if config.api_key_var else ""),
         f"curl {url.removesuffix('/v1')}/metrics{key}",
     )
@@ -236,11 +238,6 @@ def run_serve(config: ServeConfig, console: Console) -> int:
     return cut_off
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things in words."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
     """NAME=FOLDER … as a table; None where none is given."""
     pairs = [one.partition("=") for one in given]
@@ -276,6 +273,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("--env", help="Environment that ships the player scripted:NAME.")
 @click.option("--openenv", metavar="ENV", help="Serve this environment, not a model, with OpenEnv's protocol.")
+@hub_option
 @click.pass_context
 def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
     """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.

@@ -7,8 +7,8 @@ import click
 from rove.cli.asking import confirmed
 from rove.cli.common import console_for
 from rove.errors import HubError
-from rove.hub.finding import all_installed, find, uninstall
-from rove.hub.names import parse_reference
+from rove.hub.client.installed import all_installed, find, uninstall
+from rove.hub.package.names import parse_reference
 
 
 @click.command()

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from rove.engine.engine import Engine
 from rove.messages import AssistantMessage, Message
 from rove.models.load import LoadedModel
-from rove.protocols import Generation, Request, Response
+from rove.protocols import Generation, InferenceEngine, Request, Response
 from rove.renderer import Renderer, Speech
 
 
+class ClientEngine(InferenceEngine, Protocol):
+    """What a client needs of an engine beside."""
+
+    context: int
+    """Most tokens of prompt and answer together."""
+    max_batch: int
+    """How many requests it likes to have under way."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded."""
+        ...
+
+    def release(self) -> None:
+        """Forget what it keeps of ended requests."""
+        ...
+
+
 class EngineClient:
-    """Answers requests with a model in this process.
+    """Answers requests with an engine: the embedded one, or another that takes tokens.
 
     Args:
         engine: generates tokens.
@@ -18,7 +38,7 @@ class EngineClient:
         model: name of the weights, for the identity of runs.
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer, model: str = ""):
+    def __init__(self, engine: ClientEngine, renderer: Renderer, model: str = ""):
         self.identity = {"model": model} if model else {}
         """What tells its answers from those of another client."""
         self.engine = engine
@@ -26,10 +46,10 @@ class EngineClient:
         self.max_concurrent = engine.max_batch
 
     @classmethod
-    def of(cls, loaded: LoadedModel, max_batch: int = 256) -> EngineClient:
-        """A client around a loaded model."""
+    def of(cls, loaded: LoadedModel, max_batch: int = 256, in_flight: bool = False) -> EngineClient:
+        """A client around a loaded model; `in_flight`: see `Engine`."""
         renderer = loaded.renderer
-        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer)
+        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight=in_flight)
         return cls(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ import msgspec
 import torch
 
 from rove.engine import decoder, lora, sampler
-from rove.engine.constraints import Constraint, constraint_for
+from rove.engine.asked import Asked
+from rove.engine.constraints import constraint_for
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler
 from rove.engine.sampling import score
@@ -43,34 +43,6 @@ QUIET_PASSES = 4
 Scored = tuple[list[float], list[list[tuple[int, float]]]]
 
 
-@dataclass(eq=False)
-class _Request:
-    """Who asked for a row, and what has been said so far."""
-
-    sampling: Sampling
-    seed: int
-    future: asyncio.Future[Generation]
-    on_token: OnToken | None
-    ending: Ending
-    constraint: Constraint | None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-
-    def generation(self, version: int) -> Generation:
-        """What was said, once it has ended."""
-        ending = self.ending
-        return Generation(
-            self.ids,
-            self.logprobs,
-            ending.reason or "stop",
-            version,
-            top_logprobs=self.top or None,
-            text=ending.text if self.sampling.stop else None,
-            stopped_by=ending.stopped_by,
-        )
-
-
 class Engine:
     """Batched sampling with log-probabilities from a transformers model; an `InferenceEngine`.
 
@@ -82,6 +54,7 @@ class Engine:
         chunk: most prompt tokens read in between two sampled tokens of those under way.
         renderer: of the same model; only stop texts and structured output need one.
         native: on a CPU, use kernels that its C compiler makes for it, where there is one.
+        in_flight: take new weights while requests are under way, too; they go on with them.
     """
 
     def __init__(
@@ -93,8 +66,10 @@ class Engine:
         chunk: int = CHUNK,
         renderer: Renderer | None = None,
         native: bool = True,
+        in_flight: bool = False,
     ):
         self.model = model
+        self.in_flight = in_flight
         self.stop_ids = frozenset(stop_ids)
         self.renderer = renderer
         self.max_batch = max_batch
@@ -172,7 +147,7 @@ class Engine:
             made, prompt_logprobs=logprobs, prompt_top_logprobs=top if sampling.prompt_logprobs else None
         )
 
-    def _new_request(self, sampling: Sampling, seed: int, on_token: OnToken | None, room: int) -> tuple[_Request, int]:
+    def _new_request(self, sampling: Sampling, seed: int, on_token: OnToken | None, room: int) -> tuple[Asked, int]:
         """A request, and the most tokens that it may sample."""
         _check_sampling(sampling, self.vocab, self.renderer is not None)
         max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, room)
@@ -182,7 +157,7 @@ class Engine:
             decode = self.renderer.decode if sampling.stop else None
         ending = Ending(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
-        return _Request(sampling, seed, future, on_token, ending, constraint), max_tokens
+        return Asked(sampling, seed, future, on_token, ending, constraint), max_tokens
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> int:
         if len(prompt_ids) == 0:
@@ -224,26 +199,33 @@ class Engine:
     def update_weights(self, version: int, weights: Mapping[str, torch.Tensor] | str | Path | None = None) -> None:
         """Take new weights and forget what was computed with the old ones. Adapters stay, on top of the new ones.
 
+        With `in_flight` requests under way go on: what they have said stays, with the version that said it
+        (`Generation.version_spans`), and so do the keys and values computed for them, which are of no use to others any more, not
+        even to their own next turn.
+
         Args:
             version: written on every token sampled from now on.
             weights: parameter name → tensor, or a checkpoint's folder; copied in place. None when they were changed in place
                 already.
 
         Raises:
-            ConfigError: names or shapes do not match the model's, or requests are under way (an answer has one version:
-                await or cancel them first).
+            ConfigError: names or shapes do not match the model's, or requests are under way and the engine is not to take
+                weights in flight (then await or cancel them first).
         """
         self._drop_cancelled()
-        under_way = len(self._runner.rows())
-        if under_way:
+        under_way = self._runner.rows()
+        if under_way and not self.in_flight:
             raise ConfigError(
-                f"{under_way} requests are under way, and an answer has one version of the weights: "
-                "await or cancel them before update_weights"
+                f"{len(under_way)} requests are under way, and an answer has one version of the weights: "
+                "await or cancel them before update_weights, or make the engine with in_flight"
             )
         if weights is not None:
             copy_weights(self.model, weights if isinstance(weights, Mapping) else read_weights(weights))
+        for row in under_way:
+            if row.adapter is None:
+                row.request.said_with(self.policy_version)
         self.policy_version = version
-        self._runner.forget()
+        self._runner.outdate()
 
     def load_adapter(self, name: str, source: lora.Source, version: int = 0) -> None:
         """Load a LoRA adapter, or another one in place of that of the same name.
@@ -339,7 +321,7 @@ class Engine:
             return
         places = {row: i for i, row in enumerate(self._sampled)}
         new = [row for row in rows if row not in places]
-        asked: list[_Request] = [row.request for row in new]
+        asked: list[Asked] = [row.request for row in new]
         self._sampler.add(
             [
                 sampler.Row(
@@ -354,7 +336,7 @@ class Engine:
 
     def _push(self, row: Row, token: int, logprob: float, top: list[tuple[int, float]] | None) -> bool:
         """Give a row its token; whether that was its last."""
-        request: _Request = row.request
+        request: Asked = row.request
         try:
             if not math.isfinite(logprob):
                 raise ModelError(

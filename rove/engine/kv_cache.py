@@ -70,6 +70,8 @@ class Slot:
     common: int = 0
     scope: int = 0
     """Whose keys and values they are (an adapter's, 0 = the model's own): only the same scope's are of use to a sequence."""
+    outdated: bool = False
+    """Computed with older weights, in part at least: of use to its own sequence alone, and not when that has ended."""
 
     def join(self, source: Slot, length: int) -> None:
         """Take note that the first `length` positions were copied from `source`."""
@@ -281,17 +283,22 @@ class KVCache:
         if larger is not None:
             copy_row(slot, larger, slot.filled)
             larger.target, larger.family, larger.common = slot.target, slot.family, slot.common
-            larger.scope = slot.scope
+            larger.scope, larger.outdated = slot.scope, slot.outdated
             self.free(slot)
         return larger
 
     def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
         """A sequence has ended: `tokens` are those of its filled positions."""
-        if not slot.filled:
+        if not slot.filled or slot.outdated:
             return self.free(slot)
         slot.target = 0
         self.kept[slot] = None
         self.index.add(tokens[: slot.filled], slot, slot.scope)
+
+    def outdate(self, slot: Slot) -> None:
+        """The weights have changed beneath a sequence that goes on: nobody else may find what was computed for it."""
+        self.index.remove(slot)
+        slot.outdated = True
 
     def reuse(self, slot: Slot) -> None:
         """A kept slot goes on living."""

@@ -51,6 +51,10 @@ class Runner(Protocol):
         """Drop what is kept of ended rows (the weights may have changed), with `release` also the memory it took."""
         ...
 
+    def outdate(self) -> None:
+        """The weights have changed: who is being decoded goes on with what was computed for him, and nobody else does."""
+        ...
+
     def load(self, source: Source, version: int) -> Adapter:
         """An adapter for rows to come.
 
@@ -128,6 +132,10 @@ class FastRunner:
     def forget(self, release: bool = False) -> None:  # noqa: D102
         self.cache.forget(release)
         self._changed = True
+
+    def outdate(self) -> None:  # noqa: D102
+        self.forget()
+        self.scheduler.outdate()
 
     def load(self, source: Source, version: int) -> Adapter:  # noqa: D102
         return load(self.decoder.model, source, version, self.decoder.paired)
@@ -224,6 +232,9 @@ class SlowRunner:
 
     def forget(self, release: bool = False) -> None:
         """Nothing is kept."""
+
+    def outdate(self) -> None:
+        """Nothing is shared."""
 
     def load(self, source: Source, version: int) -> Adapter:
         """There are no adapters here."""

@@ -125,6 +125,12 @@ class Scheduler:
                 self.cache.keep(row.slot, row.tokens)
                 row.slot = None
 
+    def outdate(self) -> None:
+        """The weights have changed: who runs goes on with the keys and values he has, which become of no use to others."""
+        for row in self.running:
+            assert row.slot is not None
+            self.cache.outdate(row.slot)
+
     def drop_all(self) -> list[Row]:
         """Give up everybody and free what they had (a step failed, so it may be half written)."""
         rows = [*self.running, *self.waiting]
@@ -143,7 +149,7 @@ class Scheduler:
                 if larger is None:
                     self._preempt(self.running[-1])
                 else:
-                    if larger is not row.slot:
+                    if larger is not row.slot and not larger.outdated:
                         self.cache.index.add(row.tokens[: row.prompt_length], larger, row.scope)
                     row.slot = larger
 

@@ -56,6 +56,8 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """SFT: a loss above this times the lowest so far, and more than 0.5 nats per token above it."""
     grad_norm_factor: float = 10.0
     """A gradient longer than this times the median of the steps before."""
+    idle: float = 0.8
+    """Where rollouts are played all the time: trainer, or sampler, idle for more than this share of it."""
 
     def check(self) -> None:
         """Refuse limits that make no sense.
@@ -67,7 +69,7 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             check_positive(self, *self.__struct_fields__)
         except ConfigError as error:
             raise ConfigError(f"alarms: {error}") from None
-        for name in ("entropy_share", "dead_groups"):
+        for name in ("entropy_share", "dead_groups", "idle"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"alarms: {name} is {getattr(self, name)}; expected a share, at most 1")
 
@@ -150,9 +152,18 @@ def logprob_mismatch(history: History, limits: AlarmLimits) -> str | None:
     if kl is None or kl <= limits.mismatch_kl:
         return None
     worst = max(_values(history[-limits.window :], "logprob_diff/max"), default=0.0)
+    seen = (
+        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token"
+    )
+    age = max(_values(history[-limits.window :], "off_policy/max"), default=0.0)
+    if age > 1:
+        rate = _rate(history)
+        return (
+            f"{seen}, with weights up to {age:g} versions old. Lower max_off_policy_steps, or the learning rate{rate}"
+        )
     return (
-        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token; "
-        "expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, top_k)"
+        f"{seen}; expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, "
+        "top_k)"
     )
 
 
@@ -301,6 +312,37 @@ def grad_norm_spike(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
+def trainer_idle(history: History, limits: AlarmLimits) -> str | None:
+    """What is trained has to be waited for most of the time."""
+    idle = _last(history, "idle/trainer", limits.window)
+    if idle is None or idle <= limits.idle:
+        return None
+    seen = f"trainer idle: {idle:.0%} of the time it waits for rollouts"
+    if _last(history, "queue/late", limits.window):
+        return (
+            f"{seen}, and for slow ones, which would be too old for a later step. Raise max_off_policy_steps, or let the "
+            "environment end them sooner"
+        )
+    return (
+        f"{seen}. Sampling takes longer than training: more samplers, or faster environments, save time; a faster trainer does "
+        "not"
+    )
+
+
+def sampler_idle(history: History, limits: AlarmLimits) -> str | None:
+    """Hardly anything is played."""
+    idle = _last(history, "idle/sampler", limits.window)
+    if idle is None or idle <= limits.idle:
+        return None
+    seen = f"sampler idle: {idle:.0%} of the places for rollouts are empty"
+    if (_last(history, "idle/trainer", limits.window) or 0.0) <= 1 - limits.idle:
+        return f"{seen}: the trainer is slower than they are played. A faster trainer saves time; more samplers do not"
+    return (
+        f"{seen}, as few more can be trained in time beside the slow ones that are under way. Raise max_off_policy_steps, or let "
+        "the environment end them sooner"
+    )
+
+
 ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
     alarm.__name__: alarm
     for alarm in (
@@ -315,6 +357,8 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
         format_drift,
         held_out_flat,
         grad_norm_spike,
+        trainer_idle,
+        sampler_idle,
     )
 }
 

@@ -1,22 +1,22 @@
-"""The steps of an RL run one after another: play, train, publish the weights; with the next one played meanwhile if allowed."""
+"""The steps of an RL run one after another: play, train, publish the weights; with the next one, or all that come, played
+meanwhile if allowed."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.models.load import LoadedModel, trained, twin
+from rove.models.load import LoadedModel
 from rove.runs import Run
-from rove.statistics import mean
 from rove.train.bad_steps import try_step
 from rove.train.playing import DRAWN, Played, Player
 from rove.train.ranks import Team
+from rove.train.samplers import make_sampler
 from rove.train.samples import Sample
+from rove.train.stream import Stream
 from rove.train.trainer import lr_scale
 from rove.trained_tokens import write_tokens
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Pipeline:
     """Plays and trains steps.
 
-    With `max_off_policy_steps` = 0 model and sampler share their weights. With 1 the sampler has a copy, and plays a step on
-    the event loop while the one before is trained in a thread; with `bf16_sampling` a copy, too. Of a model with an adapter,
-    copies have only the adapter to themselves (but the one in bf16), and only its weights travel.
+    With `max_off_policy_steps` = 0 model and embedded sampler share their weights. With 1 the sampler has a copy, and plays a
+    step on the event loop while the one before is trained in a thread; with more it plays all the time, and takes new weights
+    meanwhile (`rove.train.stream`). More of who plays: `rove.train.samplers`.
 
     Args:
         config: settings.
@@ -46,17 +46,11 @@ class Pipeline:
         self.team = team
         self.run = run
         self.overlaps = config.max_off_policy_steps > 0
-        self.copies = self.overlaps or config.bf16_sampling
-        sampler = loaded
-        if self.copies:
-            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else twin(loaded.model)
-            sampler = loaded._replace(model=copied)
-        if config.bf16_sampling:
-            for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
-                parameter.data = parameter.data.bfloat16()
-        self.client = EngineClient.of(sampler, max_batch=config.batch_size)
+        self.sampler = make_sampler(config, loaded, run.path, copies=self.overlaps)
+        self.client = self.sampler.client
         self._player: Player | None = None
         self._ahead: asyncio.Task[Played] | None = None
+        self._stream: Stream | None = None
 
     def start(self, step: int, history: Sequence[Mapping[str, float]]) -> None:
         """Begin, or go on, after so many steps, whose metrics are `history`.
@@ -67,6 +61,13 @@ class Pipeline:
         drawn = int(history[-1].get(DRAWN, step * self.config.groups)) if history else 0
         self._player = Player(self.config, self.env, self.client, self.run, drawn)
         self._publish(step)
+        if self.config.max_off_policy_steps > 1:
+            last = self.run.last_checkpoint()
+            self._stream = Stream(self._player, step, last[1].state if last else {})
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold beside weights, for `start` to go on there."""
+        return self._stream.state() if self._stream is not None else {}
 
     async def step(self, step: int, history: Sequence[Mapping[str, float]]) -> tuple[Played, dict[str, float]]:
         """Play and train a step (counted from 0); what was played, and the metrics of both.
@@ -78,34 +79,42 @@ class Pipeline:
             TrainingError: too many steps in a row were not finite.
         """
         assert self._player is not None
-        played = await (self._ahead or self._player.play(step))
-        self._ahead = None
+        if self._stream is not None:
+            played = await self._stream.take(step)
+        else:
+            played = await (self._ahead or self._player.play(step))
+            self._ahead = None
         arguments = (self.config, step, played.samples, self.team, self.run, history)
         if self.overlaps:
-            self._publish(step)
-            if not pauses(self.config, step + 1):
-                self._ahead = asyncio.create_task(self._player.play(step + 1))
+            if self._stream is None:
+                self._publish(step)
+                if not pauses(self.config, step + 1):
+                    self._ahead = asyncio.create_task(self._player.play(step + 1))
             learnt = await asyncio.to_thread(learn, *arguments)
         else:
             learnt = learn(*arguments)
         if self._ahead is None:
             self._publish(step + 1)
+        if self._stream is not None:
+            self._stream.trained(step + 1)
         every = self.config.sync_reference_every
         if every is not None and (step + 1) % every == 0:
             self.team.do("move_reference")
-        return played, {**played.metrics, **learnt}
+        return played, {**played.metrics, **learnt, **self.sampler.metrics}
 
     async def close(self) -> None:
-        """Give up what is played ahead."""
+        """Give up what is played ahead, and end the sampler."""
+        if self._stream is not None:
+            await self._stream.close()
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)
+        await self.sampler.close()
 
     def _publish(self, version: int) -> None:
         """Let the sampler have the newest weights."""
         self.team.do("gather")
-        newest = trained(self.loaded.model) if self.copies else None
-        self.client.engine.update_weights(version, newest)
+        self.sampler.publish(version)
 
 
 def pauses(config: RLConfig, number: int) -> bool:
@@ -118,6 +127,16 @@ def pauses(config: RLConfig, number: int) -> bool:
         or number == config.steps
         or any(number % evaluation.every == 0 for evaluation in config.evaluation)
     )
+
+
+def ages(samples: Sequence[Sample], step: int) -> dict[str, float]:
+    """How many versions the weights that are trained are ahead of those that sampled: mean over tokens, and of the oldest."""
+    counts = [(step - version, count) for sample in samples for version, count in sample.versions]
+    total = sum(age * count for age, count in counts)
+    return {
+        "off_policy/mean": total / max(1, sum(count for _, count in counts)),
+        "off_policy/max": float(max(age for age, _ in counts)),
+    }
 
 
 def learn(
@@ -144,7 +163,6 @@ def learn(
         return measured
 
     if samples:
-        ages = [step - sample.policy_version for sample in samples]
-        learnt = {"off_policy/mean": mean(ages), "off_policy/max": float(max(ages))}
+        learnt = ages(samples, step)
         learnt |= try_step(train, samples, run, history, config.max_bad_steps)
     return {**learnt, "time/training": time.perf_counter() - started}

@@ -80,15 +80,14 @@ class Player:
             chosen += draw.take(wanted)
             records += await self._run(step, step_groups(config, step, [self.examples[i] for i in chosen])[before:])
             rounds += 1
-            _check_failures(records, step + 1)
+            check_failures(records, step + 1)
             rollouts, counts = training_samples(records, config.truncated, config.advantages, config.gamma)
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
             if wanted <= 0 or rounds == config.resample_zero_spread:
                 break
         self.difficulty.add(records)
         self.drawn = draw.position
-        normalisation = choose_normalisation(config.loss, config.normalisation)
-        samples = weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
+        samples = _weighed(config, rollouts)
         times = {"time/sampling": time.perf_counter() - started}
         drawn = {
             "groups/resampled": float(len(chosen) - config.groups),
@@ -128,7 +127,12 @@ def _examples(config: RLConfig, env: Environment) -> list[dict[str, Any]]:
     return examples
 
 
-def _check_failures(records: Sequence[RolloutRecord], number: int) -> None:
+def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
+    """Refuse to train on nothing but failures in step `number`.
+
+    Raises:
+        RunError: every rollout failed.
+    """
     error = records[0].error
     if error is not None and all(record.scores is None for record in records):
         raise RunError(
@@ -201,6 +205,17 @@ def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: 
         msgspec.structs.replace(sample, weight=weight * sum(counts))
         for sample, weight in zip(samples, weights, strict=True)
     ]
+
+
+def _weighed(config: RLConfig, rollouts: Sequence[Sequence[Sample]]) -> list[Sample]:
+    normalisation = choose_normalisation(config.loss, config.normalisation)
+    return weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
+
+
+def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[Sample], dict[str, float]]:
+    """What a step trains on, made of all its rollouts, and what there is to measure of them."""
+    rollouts, counts = training_samples(records, config.truncated, config.advantages, config.gamma)
+    return _weighed(config, rollouts), {**rollout_metrics(records), **counts}
 
 
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:

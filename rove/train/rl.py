@@ -11,6 +11,7 @@ import msgspec
 
 from rove.config import check_positive
 from rove.digest import derive_seed
+from rove.distributed.vllm_server import VLLMConfig
 from rove.envs.environment import Environment
 from rove.errors import ConfigError
 from rove.isolation.opening import Isolation
@@ -27,6 +28,7 @@ from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.ranks import ALONE, Ranks, Team
+from rove.train.samplers import check_sampler
 from rove.train.sampling import Ordering, check_difficulty
 from rove.train.watching import OnAlarm, Watcher
 
@@ -100,7 +102,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resample_zero_spread: int = 0
     """At most so many times in a step, play further groups in place of those without spread."""
     max_off_policy_steps: int = 0
-    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old."""
+    """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old. More =
+    play all the time, train whoever is done first, and take new weights while rollouts go on; no token is ever more versions
+    old."""
     truncated: str = "keep"
     """Truncated rollouts: "keep" their score, "zero" it, or "mask" (leave them out)."""
     lora_rank: int = 0
@@ -129,6 +133,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Saves time where the CPU has bf16 products, and the more, the larger the model; elsewhere it is slow."""
     mixed_precision: bool = False
     """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
+    sampler: str = "embedded"
+    """What plays, and measures: "embedded", rove's own engine, or "vllm", servers of vLLM."""
+    vllm: VLLMConfig = VLLMConfig()
+    """These servers: the `[vllm]` table."""
     threads: int | None = None
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
@@ -244,10 +252,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
         if self.resample_zero_spread < 0:
             raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
-        if self.max_off_policy_steps not in (0, 1):
+        if self.max_off_policy_steps < 0:
             raise ConfigError(
-                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights) or 1 (play "
-                "while the step before is trained)"
+                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights), 1 (play "
+                "while the step before is trained) or more (play all the time)"
             )
         if self.token_stats < 0:
             raise ConfigError(f"token_stats is {self.token_stats}; expected a number of rollouts, or 0 to keep none")
@@ -256,6 +264,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_loggers(self.loggers)
         self.alarms.check()
         check_positive(self, "isolated_start_seconds", "isolated_hang_seconds")
+        check_sampler(self)
         check_evaluations(self.evaluation, self.isolation)
         self.goal.check(self.evaluation, [])
 
@@ -335,8 +344,8 @@ async def train_rl(
             if on_step is not None:
                 on_step(step, row)
             if step % config.checkpoint_every == 0 and step < config.steps:
-                _checkpoint(config, step, team, run)
-        _checkpoint(config, step, team, run)
+                _checkpoint(config, step, team, run, pipeline.state())
+        _checkpoint(config, step, team, run, pipeline.state())
         return _final(run, loaded, history, goal)
     finally:
         await pipeline.close()
@@ -365,6 +374,6 @@ def _final(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]]
     return final
 
 
-def _checkpoint(config: RLConfig, step: int, team: Team, run: Run) -> None:
-    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, {}))
+def _checkpoint(config: RLConfig, step: int, team: Team, run: Run, state: Mapping[str, Any]) -> None:
+    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, state))
     run.prune_checkpoints(config.keep_checkpoints)

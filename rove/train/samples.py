@@ -13,6 +13,7 @@ that its prompt extends: what other conversations had their turns in between (se
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +48,24 @@ class Sample(msgspec.Struct, frozen=True):
     """Oldest version of the weights that sampled any of it."""
     origin: Origin | None = None
     """None where it is of no rollout."""
+    version_spans: list[tuple[int, int]] = []
+    """Where more than one version has sampled: which, and how many of its tokens, in the tokens' order."""
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Which version of the weights has sampled how many of its tokens, in their order."""
+        return self.version_spans or [(self.policy_version, sum(self.mask))]
+
+
+class _Branch(NamedTuple):
+    """A sample that grows."""
+
+    ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    advantages: list[float]
+    versions: list[tuple[int, int]]
+    turns: list[tuple[int, int]]
 
 
 def samples_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[Sample]:
@@ -59,7 +78,7 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     Raises:
         ConfigError: a step has no tokens, so that nothing exact can be trained.
     """
-    branches: list[tuple[list[int], list[bool], list[float], list[float], int, list[tuple[int, int]]]] = []
+    branches: list[_Branch] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(of_turns) == 1:
         of_turns = [of_turns[0]] * len(record.steps)
@@ -72,21 +91,38 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
         place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
         if place is None:
             place = len(branches)
-            branches.append(([], [], [], [], tokens.policy_version, []))
-        ids, mask, logprobs, values, version, turns = branches[place]
+            branches.append(_Branch([], [], [], [], [], []))
+        ids, mask, logprobs, values, versions, turns = branches[place]
         added = len(tokens.prompt_ids) - len(ids)
-        ids = tokens.prompt_ids + tokens.completion_ids
-        mask = mask + [False] * added + [True] * len(tokens.completion_ids)
-        logprobs = logprobs + [0.0] * added + tokens.logprobs
-        values = values + [0.0] * added + [advantage] * len(tokens.completion_ids)
-        turns = [*turns, (turn, len(tokens.completion_ids))]
-        branches[place] = (ids, mask, logprobs, values, min(version, tokens.policy_version), turns)
+        branches[place] = _Branch(
+            tokens.prompt_ids + tokens.completion_ids,
+            mask + [False] * added + [True] * len(tokens.completion_ids),
+            logprobs + [0.0] * added + tokens.logprobs,
+            values + [0.0] * added + [advantage] * len(tokens.completion_ids),
+            _joined(versions, tokens.versions),
+            [*turns, (turn, len(tokens.completion_ids))],
+        )
     temperature = record.temperature or 1.0
     key, index = record.example_key, record.rollout_index
     return [
-        Sample(ids, mask, logprobs, values, temperature, policy_version=version, origin=Origin(key, index, turns))
-        for ids, mask, logprobs, values, version, turns in branches
+        Sample(
+            ids,
+            mask,
+            logprobs,
+            values,
+            temperature,
+            policy_version=min(version for version, _ in versions),
+            origin=Origin(key, index, turns),
+            version_spans=versions if len(versions) > 1 else [],
+        )
+        for ids, mask, logprobs, values, versions, turns in branches
     ]
+
+
+def _joined(versions: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    if versions and versions[-1][0] == more[0][0]:
+        return [*versions[:-1], (more[0][0], versions[-1][1] + more[0][1]), *more[1:]]
+    return versions + more
 
 
 def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:

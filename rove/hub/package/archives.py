@@ -1,0 +1,348 @@
+"""Checking a wheel or a source archive that anybody may have made, without running anything of it.
+
+`unpacking` checks the archive, `check_wheel` and `check_source` what is in it, `check_package` that a
+manifest tells the truth about both. Everything that is refused raises PackageError with the file's name and the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import csv
+import hashlib
+import io
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import getaddresses
+from pathlib import Path
+
+from packaging.metadata import Metadata, parse_email
+
+from rove.errors import PackageError
+from rove.hub.package import limits
+from rove.hub.package.manifest import Manifest, check_requirements, filename
+from rove.hub.package.names import check_module, normalise_name, normalise_version
+from rove.hub.package.unpacking import Members, tar_members, zip_members
+
+LOAD = "load_environment"
+COMPILED = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What a wheel holds, read without running it."""
+
+    name: str
+    version: str
+    summary: str
+    requires_python: str
+    dependencies: list[str]
+    licence: str
+    authors: list[str]
+    keywords: list[str]
+    urls: dict[str, str]
+    readme: str
+    module: str
+    """Name of its one top-level module that has a `load_environment`."""
+    content: str
+    """SHA-256 over its files; see `Manifest.content`."""
+    files: dict[str, str]
+    """SHA-256 of every file, by its path; RECORD is not among them."""
+    sha256: str
+    """Of the wheel itself."""
+    size: int
+
+
+def check_wheel(file: Path, name: str | None = None) -> Wheel:
+    """Check a wheel.
+
+    Args:
+        name: the file's name, where it does not lie under its own.
+
+    Raises:
+        PackageError: see the module.
+    """
+    name = name or file.name
+    size, sha256 = _measured(file, name)
+    with file.open("rb") as stream:
+        members = zip_members(stream, name)
+    info = _dist_info(members, name)
+    hashes = {
+        path: hashlib.sha256(content).hexdigest() for path, content in members.items() if path != f"{info}/RECORD"
+    }
+    _check_record(members, info, hashes, name)
+    _check_tags(members, info, name)
+    metadata = read_metadata(members[f"{info}/METADATA"], name)
+    raw, _ = parse_email(members[f"{info}/METADATA"])  # versions of packaging write requirements in different ways
+    project, version = project_of(metadata)
+    if name != filename(project, version, "wheel"):
+        raise PackageError(
+            f"{name}: its METADATA says {project} {version}; such a wheel is {filename(project, version, 'wheel')}"
+        )
+    if info != f"{project.replace('-', '_')}-{version}.dist-info":
+        raise PackageError(
+            f"{name}: its metadata lies in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
+        )
+    dependencies = raw.get("requires_dist", [])
+    requires_python = raw.get("requires_python", "")
+    check_requirements(requires_python, dependencies, name)
+    return Wheel(
+        name=project,
+        version=version,
+        summary=metadata.summary or "",
+        requires_python=requires_python,
+        dependencies=dependencies,
+        licence=metadata.license_expression or metadata.license or "",
+        authors=[author for author in _authors(metadata) if author],
+        keywords=metadata.keywords or [],
+        urls=metadata.project_urls or {},
+        readme=metadata.description or "",
+        module=_module(members, info, name),
+        content=digest_content(hashes),
+        files=hashes,
+        sha256=sha256,
+        size=size,
+    )
+
+
+def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
+    """Check a source archive: a gzipped tar of one folder with PKG-INFO and pyproject.toml. Returns its name and version.
+
+    Raises:
+        PackageError: see the module.
+    """
+    name = name or file.name
+    _measured(file, name)
+    with file.open("rb") as packed, tempfile.TemporaryFile() as unpacked:
+        members = tar_members(packed, unpacked, name)
+    folder = name.removesuffix(".tar.gz")
+    outside = next((path for path in members if not path.startswith(f"{folder}/")), None)
+    if outside is not None:
+        raise PackageError(f"{name}: {outside!r} lies outside of the folder {folder}/")
+    for needed in ("PKG-INFO", "pyproject.toml"):
+        if f"{folder}/{needed}" not in members:
+            raise PackageError(f"{name}: it has no {folder}/{needed}")
+    project, version = project_of(read_metadata(members[f"{folder}/PKG-INFO"], name))
+    if name != filename(project, version, "source"):
+        raise PackageError(
+            f"{name}: its PKG-INFO says {project} {version}; such an archive is {filename(project, version, 'source')}"
+        )
+    return project, version
+
+
+def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
+    """Check that a manifest tells the truth about a wheel and a source archive, which may lie under any name.
+
+    Raises:
+        PackageError: a file is not the one that the manifest names, is not what it should be, or says something else.
+    """
+    given = {"wheel": wheel, "source": source}
+    for entry in manifest.files:
+        file = given[entry.kind]
+        if file is None:
+            raise PackageError(f"{entry.filename} is missing; the manifest names it")
+        check_file(file, entry.sha256, entry.size, entry.filename)
+    if source is not None:
+        if manifest.source_archive is None:
+            raise PackageError(f"{source.name} is not in the manifest; build the package again")
+        check_source(source, manifest.source_archive.filename)
+    found = check_wheel(wheel, manifest.wheel.filename)
+    for field in ("module", "content", "requires_python", "dependencies"):
+        if getattr(found, field) != getattr(manifest, field):
+            raise PackageError(
+                f"{manifest.wheel.filename}: its {field} is {getattr(found, field)!r}, the manifest says "
+                f"{getattr(manifest, field)!r}; build the package again"
+            )
+    return found
+
+
+def check_file(file: Path, sha256: str, size: int, name: str) -> None:
+    """Check that a file is the one that was promised.
+
+    Raises:
+        PackageError: its size or its hash is another.
+    """
+    real_size, real = _measured(file, name)
+    if (real_size, real) != (size, sha256):
+        raise PackageError(
+            f"{name} is not the file that was promised: it has {real_size:,} bytes with SHA-256 {real}, "
+            f"expected {size:,} with {sha256}; it was changed on the way, or belongs to another version"
+        )
+
+
+def digest_content(hashes: Mapping[str, str]) -> str:
+    """One hash for a wheel's files, whatever order or compression it has. `hashes`: SHA-256 by path."""
+    lines = sorted(f"{path} {sha256}\n" for path, sha256 in hashes.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def has_load_environment(source: bytes) -> bool:
+    """Whether a module binds `load_environment` at its top level: defines, imports or assigns it. It is read, not run.
+
+    Raises:
+        ValueError: it is no Python that can be read.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+        return any(_binds(node) for node in tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _binds(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name == LOAD
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) == LOAD for alias in node.names)
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(isinstance(target, ast.Name) and target.id == LOAD for target in targets)
+    if isinstance(node, (ast.If, ast.Try)):
+        inside = [*node.body, *node.orelse, *(handled for h in getattr(node, "handlers", []) for handled in h.body)]
+        return any(_binds(each) for each in inside)
+    return False
+
+
+def _measured(file: Path, name: str) -> tuple[int, str]:
+    """Size and SHA-256 of a file, read once it is known to be of a possible size."""
+    size = file.stat().st_size
+    if not 0 < size <= limits.ARCHIVE:
+        raise PackageError(f"{name} has {size:,} bytes; expected 1 to {limits.ARCHIVE:,}")
+    with file.open("rb") as stream:
+        return size, hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _dist_info(members: Members, name: str) -> str:
+    """The folder of the wheel's metadata; only it may lie beside the modules."""
+    folders = {path.split("/")[0] for path in members if "/" in path}
+    found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
+    if len(found) != 1:
+        raise PackageError(f"{name}: it has {len(found)} folders *.dist-info; expected one")
+    for folder in sorted(folders - set(found)):
+        if folder.endswith(".data"):
+            raise PackageError(
+                f"{name}: {folder}/ would write outside of the modules; keep data files in the package itself"
+            )
+    for path in members:
+        if path.count("/") == 0 and path.endswith(".pth"):
+            raise PackageError(f"{name}: {path} would run whenever Python starts; leave it out")
+    for needed in ("METADATA", "WHEEL", "RECORD"):
+        if f"{found[0]}/{needed}" not in members:
+            raise PackageError(f"{name}: it has no {found[0]}/{needed}")
+    return found[0]
+
+
+def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: str) -> None:
+    """RECORD lists every file with its hash and size, and nothing else."""
+    rows: dict[str, tuple[str, str]] = {}
+    try:
+        text = _small(members[f"{info}/RECORD"], name, "RECORD").decode()
+        for path, digest, size in csv.reader(io.StringIO(text, newline=""), strict=True):
+            if path in rows:
+                raise PackageError(f"{name}: its RECORD lists {path!r} twice")
+            rows[path] = digest, size
+    except (csv.Error, ValueError) as error:
+        raise PackageError(f"{name}: its RECORD cannot be read: {error}") from None
+    if rows.pop(f"{info}/RECORD", None) != ("", ""):
+        raise PackageError(f"{name}: its RECORD does not list itself, without a hash")
+    for path in sorted(rows.keys() ^ hashes.keys()):
+        where = "is in its RECORD only" if path in rows else "is not in its RECORD"
+        raise PackageError(f"{name}: {path!r} {where}")
+    for path, (digest, size) in rows.items():
+        if digest != record_hash(hashes[path]) or size not in ("", str(len(members[path]))):
+            raise PackageError(f"{name}: {path!r} is not the file that its RECORD lists ({digest}, {size} bytes)")
+
+
+def record_hash(sha256: str) -> str:
+    """A hash as RECORD has it."""
+    return "sha256=" + base64.urlsafe_b64encode(binascii.unhexlify(sha256)).rstrip(b"=").decode()
+
+
+def _check_tags(members: Members, info: str, name: str) -> None:
+    """The wheel is pure Python, and installs nothing but modules."""
+    lines = _small(members[f"{info}/WHEEL"], name, "WHEEL").decode("utf-8", "replace").splitlines()
+    fields = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if not fields.get("wheel-version", "").startswith("1."):
+        raise PackageError(f"{name}: its WHEEL has version {fields.get('wheel-version')!r}; expected 1.0")
+    tags = sorted(line.partition(":")[2].strip() for line in lines if line.lower().startswith("tag:"))
+    if fields.get("root-is-purelib", "").lower() != "true" or "py3-none-any" not in tags:
+        raise PackageError(f"{name}: it is for {', '.join(tags) or 'nothing'}; expected pure Python (py3-none-any)")
+    points = _small(members.get(f"{info}/entry_points.txt", b""), name, "entry_points.txt").decode("utf-8", "replace")
+    for line in points.splitlines():
+        if line.strip().lower() in ("[console_scripts]", "[gui_scripts]"):
+            raise PackageError(
+                f"{name}: it would install commands ({line.strip()}); an environment is run by rove, leave them out"
+            )
+
+
+def project_of(metadata: Metadata) -> tuple[str, str]:
+    """The normalised name and version that metadata has."""
+    return normalise_name(metadata.name), normalise_version(str(metadata.version))
+
+
+def read_metadata(content: bytes, name: str) -> Metadata:
+    """Metadata of a wheel or a source archive of that name, with a name and a version that a hub takes.
+
+    Raises:
+        PackageError: it cannot be read.
+    """
+    try:
+        metadata = Metadata.from_email(_small(content, name, "metadata"), validate=True)
+    except ExceptionGroup as errors:
+        told = "; ".join(str(error) for error in errors.exceptions[:3])
+        raise PackageError(f"{name}: its metadata cannot be used: {told}") from None
+    except (ValueError, TypeError) as error:
+        raise PackageError(f"{name}: its metadata cannot be read: {error}") from None
+    try:
+        project_of(metadata)
+    except ValueError as error:
+        raise PackageError(f"{name}: {error}") from None
+    return metadata
+
+
+def _authors(metadata: Metadata) -> list[str]:
+    """Names, and addresses where there is no name."""
+    known = getaddresses([metadata.author_email or ""])
+    return [*(metadata.author or "").split(", "), *(name or address for name, address in known)]
+
+
+def _small(content: bytes, name: str, what: str) -> bytes:
+    if len(content) > limits.METADATA:
+        raise PackageError(f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.METADATA:,}")
+    return content
+
+
+def _module(members: Members, info: str, name: str) -> str:
+    """The one top-level module that has a `load_environment`; what lies beside it must hide nothing, either."""
+    compiled = next((path for path in members if path.lower().endswith(COMPILED)), None)
+    if compiled is not None:
+        raise PackageError(f"{name}: {compiled} is compiled code, which nobody can read; put it into a dependency")
+    found = []
+    for top in sorted({path.split("/")[0] for path in members} - {info}):
+        is_folder = top not in members
+        if not is_folder and not top.endswith(".py"):
+            continue  # packages of verifiers v0 have their pyproject.toml there
+        try:
+            module = check_module(top.removesuffix(".py"))
+        except ValueError as error:
+            raise PackageError(f"{name}: {error}") from None
+        file = f"{top}/__init__.py" if is_folder else top
+        if _loads(members.get(file, b""), file, name):
+            found.append(module)
+    if len(found) != 1:
+        what = f"the modules {', '.join(found)} have one each" if found else "no module at its top has one"
+        raise PackageError(f"{name}: expected exactly one module with a {LOAD}(); {what}")
+    return found[0]
+
+
+def _loads(source: bytes, file: str, name: str) -> bool:
+    if len(source) > limits.SOURCE_TEXT:
+        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.SOURCE_TEXT:,}")
+    try:
+        return has_load_environment(source)
+    except ValueError as error:
+        raise PackageError(f"{name}: {file} is no Python that can be read: {error}") from None

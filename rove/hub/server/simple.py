@@ -1,0 +1,103 @@
+"""The simple repository API of Python's installers: PEP 503 (HTML), PEP 691 (JSON), with PEP 592, 629, 658 and 700."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from rove.hub.server.catalogue import ARCHIVES, Released
+
+API = "1.1"
+HTML, HTML_V1, JSON_V1 = "text/html", "application/vnd.pypi.simple.v1+html", "application/vnd.pypi.simple.v1+json"
+LATEST = {
+    "application/vnd.pypi.simple.latest+html": HTML_V1,
+    "application/vnd.pypi.simple.latest+json": JSON_V1,
+    "*/*": HTML,
+    "text/*": HTML,
+    "application/*": JSON_V1,
+    "application/json": JSON_V1,
+}
+"""What an installer may also ask for, and what it gets."""
+
+
+def chosen(accept: str) -> str | None:
+    """The form that a header `Accept` asks for; None: none that there is. Without any it is HTML, as it always was."""
+    best, form = 0.0, None
+    for part in (accept or "*/*").split(","):
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        kind = LATEST.get(kind, kind)
+        weight = next((_weight(word[2:]) for word in parameters if word.startswith("q=")), 1.0)
+        if kind in (HTML, HTML_V1, JSON_V1) and weight > best:
+            best, form = weight, kind
+    return form
+
+
+def _weight(text: str) -> float:
+    try:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 0.0
+
+
+def project_list(form: str, names: Sequence[str]) -> bytes:
+    """The projects of an index.
+
+    Args:
+        form: HTML, HTML_V1 or JSON_V1.
+        names: of the projects.
+    """
+    if form == JSON_V1:
+        return _json({"meta": {"api-version": API}, "projects": [{"name": name} for name in names]})
+    return _page("Simple index", [f'<a href="{quote(name)}/">{escape(name)}</a>' for name in names])
+
+
+def project(form: str, name: str, releases: Sequence[Released]) -> bytes:
+    """The files of a project; their addresses are relative to OWNER/simple/NAME/."""
+    files = [(release, file) for release in releases for file in release.files if file.kind in ARCHIVES]
+    if form == JSON_V1:
+        told = {
+            "meta": {"api-version": API},
+            "name": name,
+            "versions": [release.version for release in releases],
+            "files": [
+                {
+                    "filename": file.filename,
+                    "url": _url(name, release.version, file.filename),
+                    "hashes": {"sha256": file.sha256},
+                    "size": file.size,
+                    "upload-time": release.uploaded,
+                    "yanked": False if release.yanked is None else release.yanked or True,
+                    **({"requires-python": release.requires_python} if release.requires_python else {}),
+                }
+                for release, file in files
+            ],
+        }
+        return _json(told)
+    lines = []
+    for release, file in files:
+        address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
+        about = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
+        told = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
+        lines.append(f'<a href="{escape(address)}"{told}>{escape(file.filename)}</a>')
+    return _page(f"Links for {name}", lines)
+
+
+def _url(name: str, version: str, filename: str) -> str:
+    return f"../../{quote(name)}/{quote(version)}/{quote(filename)}"
+
+
+def _json(told: Any) -> bytes:
+    return msgspec.json.encode(told)
+
+
+def _page(title: str, links: Sequence[str]) -> bytes:
+    body = "".join(f"    {link}<br>\n" for link in links)
+    meta = f'<meta charset="utf-8">\n    <meta name="pypi:repository-version" content="{API}">'
+    head = f"  <head>\n    {meta}\n    <title>{escape(title)}</title>\n  </head>"
+    return (
+        f"<!DOCTYPE html>\n<html>\n{head}\n  <body>\n    <h1>{escape(title)}</h1>\n{body}  </body>\n</html>\n"
+    ).encode()

@@ -1,0 +1,76 @@
+"""The simple index: what installers ask for, and pages that no name or reason can break out of."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.hub.server import simple
+from rove.hub.server.catalogue import Released
+from rove.hub.server.simple import HTML, HTML_V1, JSON_V1, chosen
+from rove.hub.server.store import Kept
+
+PIP = f"{JSON_V1}, {HTML_V1}; q=0.1, text/html; q=0.01"
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", HTML),
+        ("*/*", HTML),
+        (PIP, JSON_V1),
+        ("text/html", HTML),
+        (f"{HTML_V1};q=0.2, text/html;q=0.9", HTML),
+        ("text/html, application/xhtml+xml, application/xml;q=0.9, */*;q=0.8", HTML),
+        ("application/vnd.pypi.simple.latest+json", JSON_V1),
+        ("image/png", None),
+        ("application/vnd.pypi.simple.v2+json", None),
+        (f"{JSON_V1};q=0", None),
+        (f"{JSON_V1};q=nonsense, text/html;q=0.1", HTML),
+        (",;q=,;;", None),
+    ],
+)
+def test_the_form_that_is_asked_for(accept: str, form: str | None):
+    assert chosen(accept) == form
+
+
+class Links(html.parser.HTMLParser):
+    def __init__(self, page: bytes):
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[dict[str, str | None]] = []
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append(tag)
+        if tag == "a":
+            self.links.append(dict(attrs))
+
+
+def release(yanked: str | None, requires: str) -> Released:
+    files = [Kept("a_b-1!2.0-py3-none-any.whl", "wheel", "0" * 64, 5), Kept("manifest.json", "manifest", "1" * 64, 5)]
+    return Released("1!2.0", requires, "2026-01-01T00:00:00Z", yanked, files)
+
+
+@given(st.none() | st.text(max_size=30), st.sampled_from(["", ">=3.11", "<4,>=3.11"]))
+def test_both_forms_tell_the_same(yanked: str | None, requires: str):
+    [link] = Links(simple.project(HTML, "a-b", [release(yanked, requires)])).links
+    [file] = json.loads(simple.project(JSON_V1, "a-b", [release(yanked, requires)]))["files"]
+    assert link["href"] == f"{file['url']}#sha256={file['hashes']['sha256']}"
+    assert file["url"] == "../../a-b/1%212.0/a_b-1%212.0-py3-none-any.whl"
+    assert link.get("data-requires-python") == file.get("requires-python") == (requires or None)
+    assert file["yanked"] == (False if yanked is None else yanked or True)
+    if yanked is None:
+        assert "data-yanked" not in link
+    elif "\r" not in yanked and "\0" not in yanked:  # which a parser of HTML reads as others
+        assert (link["data-yanked"] or "") == yanked
+
+
+def test_nothing_breaks_out_of_a_page():
+    page = Links(simple.project(HTML, "a-b", [release('"><script>alert(1)</script>', "")]))
+    assert "script" not in page.tags
+    assert [link["href"] for link in Links(simple.project_list(HTML_V1, ["a", "b-c"])).links] == ["a/", "b-c/"]

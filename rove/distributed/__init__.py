@@ -1,1 +1,0 @@
-"""Environments on other machines."""

@@ -52,6 +52,9 @@ class Assumed:
     """Bytes per second of the disk that all nodes see."""
     environment_seconds: float = 1.0
     """Of one answer of an environment, wall time."""
+    away: float = 0.19e-3
+    """CPU seconds more of the process that plays, a turn, since environments are on other machines: half of 1.14 − 0.76 ms, what
+    `ray_rollouts.py` measures for a rollout of two turns."""
     batch: int = 8192
     """Rollouts of a training step."""
 
@@ -247,7 +250,7 @@ def loads(assumed: Assumed, costs: Costs, players: int = 1) -> dict[str, float]:
     nodes = -(-assumed.samplers // assumed.gpus_per_node)
     return {
         f"playing: {players} process{'es' * (players > 1)}, one core each": rate
-        * (TURNS * (costs.turn + costs.request) + costs.kept)
+        * (TURNS * (costs.turn + costs.request + assumed.away) + costs.kept)
         / players,
         "samples into batches, and into bytes (the first trainer process)": tokens * (costs.sample + costs.sent),
         "samples out of bytes, in every trainer process": tokens * costs.received if trainers > 1 else 0.0,
@@ -277,7 +280,7 @@ def simulate(assumed: Assumed, costs: Costs, players: int = 1, seconds: float = 
     rng = random.Random(seed)
     share = assumed.rollouts / assumed.samplers
     sampling = share * ANSWER / assumed.sampled_per_second
-    serving = costs.turn + costs.request + costs.kept / TURNS
+    serving = costs.turn + costs.request + assumed.away + costs.kept / TURNS
     horizon = 2 * seconds + 2 * (sampling + assumed.environment_seconds)
     free_at = [0.0] * players
     events = [(rng.random() * (sampling + assumed.environment_seconds), i) for i in range(assumed.rollouts)]

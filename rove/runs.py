@@ -53,6 +53,7 @@ OWNED = (
     "tensorboard",
     "wandb",
     "tokens",
+    "vllm",
     "bad_batch.msgpack",
     "summary.json",
     "annotations.jsonl",
@@ -130,11 +131,8 @@ class Run:
             )
             if changes and not self._is_unused():
                 self.close()
-                raise RunError(
-                    f"{self.path} holds a different run; what differs:\n  "
-                    + "\n  ".join(changes)
-                    + "\nGive another --run-dir, or --fresh to throw the old one away"
-                )
+                differs, advice = "\n  ".join(changes), "Give another --run-dir, or --fresh to throw the old one away"
+                raise RunError(f"{self.path} holds a different run; what differs:\n  {differs}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
         self._add_versions()
         for name in ("rollouts.jsonl", "metrics.jsonl", "alarms.jsonl"):

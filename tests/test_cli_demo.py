@@ -109,6 +109,14 @@ def test_a_recipe_without_a_model_asks_for_one(rove: Rove) -> None:
     assert not Path("runs").exists()
 
 
+def test_a_model_that_is_no_folder_is_refused_before_the_teacher_is_asked(rove: Rove) -> None:
+    done = rove("demo", "tictactoe", "--recipe", str(LFM2), "-m", "LFM2-2.6B")
+    assert done.status == 2
+    assert "expected the folder of a model" in done.err
+    assert not Path("runs").exists()
+    assert "no recipe: none.toml" in rove("demo", "tictactoe", "--recipe", "none.toml").err
+
+
 @pytest.mark.slow
 def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_and_in_two(
     rove: Rove, tmp_path: Path

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from test_isolation import CRASH, Echo, facts, package
 
 import rove as vf
+from rove.cli.eval import EvalConfig
 from rove.distributed import rooms, site
 from rove.distributed.rooms import SiteRooms, SiteWorkers
 from rove.errors import ConfigError, WorkerError
 from rove.isolation.environment import AwayEnv
+from rove.isolation.opening import Isolation
 from rove.isolation.rollout import LOSSES
 from rove.isolation.room import Room
 from rove.protocols import Request, Response
@@ -329,3 +331,9 @@ def test_places_are_never_more_than_allowed_and_all_get_one(
         assert places.taken == playing == 0
 
     asyncio.run(play())
+
+
+def test_settings_of_actors_are_refused_where_there_are_none():
+    with pytest.raises(ConfigError, match="ray_actors is 4, but ray is not given"):
+        Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray_actors=4))
+    assert Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray="local", ray_actors=4)).ray_actors == 4

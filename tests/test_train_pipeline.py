@@ -113,6 +113,11 @@ def test_evaluations_have_the_weights_of_their_step(tmp_path: Path, envs: str):
     assert [m["off_policy/max"] for m in metrics_of(tmp_path / "some")] == [0, 1, 1, 0]
 
 
+def test_a_loss_without_a_ratio_is_refused_where_weights_are_old():
+    with pytest.raises(ConfigError, match="reinforce, which has no ratio"):
+        settings(max_off_policy_steps=2, loss="reinforce").check()
+
+
 def test_other_numbers_are_refused():
     with pytest.raises(ConfigError, match="max_off_policy_steps is -1; expected 0"):
         settings(max_off_policy_steps=-1).check()

@@ -286,6 +286,53 @@ def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytes
     assert len(raised.value.attempts) == 4
 
 
+def test_a_server_that_is_away_leaves_its_requests_to_the_others(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    with FakeVLLM(folder) as one:
+        with FakeVLLM(folder) as other:
+            engine = synced(tmp_path, one.url, other.url)
+            first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
+        turns = [[*PROMPT, n, *made.ids, 9] for n, made in zip(range(10, 18), first, strict=True)]
+        assert [len(made.ids) > 0 for made in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
+        with pytest.raises(RunError, match="the weights of version 2 were not taken"):
+            engine.update_weights(2, written(tmp_path))
+
+
+def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fake: FakeVLLM):
+    engine = synced(tmp_path, fake.url)
+
+    async def held() -> tuple[bool, int]:
+        engine.hold()
+        asked = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=2)))
+        await asyncio.sleep(0.2)
+        waits = not asked.done()
+        await asyncio.to_thread(engine.update_weights, 2, written(tmp_path))
+        engine.go_on()
+        made = await asked
+        await engine.close()
+        return waits, made.policy_version
+
+    assert asyncio.run(held()) == (True, 2)
+
+
+@pytest.mark.slow
+def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    engine = synced(tmp_path, command=FAKE)
+    assert engine._probe is not None
+    engine._probe = engine._probe._replace(logprobs=[one - 1 for one in engine._probe.logprobs])
+    engine.servers[0].stop()
+    with pytest.raises(RunError, match="does not compute what the trainer does"):
+        ask(engine, PROMPT)
+    with pytest.raises(RunError, match="does not compute what the trainer does"):
+        asyncio.run(engine.generate(PROMPT, Sampling(max_tokens=2)))
+    assert engine.servers[0].has_ended
+    with pytest.raises(RunError, match="does not compute what the trainer does"):
+        engine.update_weights(2, written(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.1)

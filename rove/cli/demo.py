@@ -211,9 +211,11 @@ def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe
     Raises:
         ConfigError: there is none, or it is not a recipe.
     """
+    given = file is not None
     file = environment_file(env).with_name("demo.toml") if file is None else Path(file)
     if not file.exists():
-        raise ConfigError(f"environment '{env}' has no demo: {file} does not exist")
+        what = "no recipe" if given else f"environment '{env}' has no demo"
+        raise ConfigError(f"{what}: {file} does not exist")
     values = read_toml(file)
     if smoke:
         for key, over in values.get("smoke", {}).items():
@@ -260,7 +262,13 @@ def command(
             print_json(proofs)
         return
     if model is None and not recipe.model:
-        raise ConfigError(f"{file} has no [model]: name the folder of the model to begin with: -m FOLDER")
+        raise ConfigError(
+            f"{file or 'the recipe'} has no [model]: name the folder of the model to begin with: -m FOLDER"
+        )
+    if model is not None and not (Path(model) / "config.json").exists():
+        raise ConfigError(
+            f"-m is '{model}'; expected the folder of a model, and {Path(model) / 'config.json'} does not exist"
+        )
     with needs_train_extra():
         import torch
 

@@ -312,12 +312,13 @@ class _Places:
 
 
 async def _answers(site: Site) -> bool:
-    try:
-        async with asyncio.timeout(LOOK_SECONDS):
-            await site.call("about")
-    except (WorkerError, TimeoutError):
-        return False
-    return True
+    """Whether it does, at the second try at the latest: at the first it may be this process that was busy."""
+    for _ in range(2):
+        with suppress(WorkerError, TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await site.call("about")
+            return True
+    return False
 
 
 async def _accepted(listener: socket.socket, token: bytes) -> socket.socket:

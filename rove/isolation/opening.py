@@ -14,6 +14,7 @@ import msgspec
 from rove.config import check_positive
 from rove.envs.environment import Environment
 from rove.envs.loading import elsewhere, environment_file, load_environment
+from rove.errors import ConfigError
 from rove.isolation.environment import AwayEnv, IsolatedEnv
 from rove.isolation.venv import StandIns, python_for
 
@@ -51,9 +52,17 @@ class Isolation(msgspec.Struct, frozen=True):
         """What settings with the names in `SETTINGS` say; an interpreter or a cluster alone says that it is on.
 
         Raises:
-            ConfigError: one of Ray's is out of range.
+            ConfigError: one of Ray's is out of range, or given where nothing is on a cluster.
         """
         check_positive(settings, "ray_actors", "ray_rollouts")
+        idle = [
+            name for name in ("ray_actors", "ray_rollouts") if getattr(settings, name) != getattr(Isolation(), name)
+        ]
+        if idle and settings.ray is None:
+            raise ConfigError(
+                f'{idle[0]} is {getattr(settings, idle[0])}, but ray is not given, so there are no actors; add ray = "local", '
+                "or the address of a cluster"
+            )
         is_on = settings.isolated or settings.isolated_python is not None or settings.ray is not None
         limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
         cluster = settings.ray, settings.ray_actors, settings.ray_rollouts

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -86,19 +88,25 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
+    if not folder.is_dir() and not _is_cached(str(path)):
+        raise ConfigError(f"no model '{path}': no such folder, nor a model in the local Hugging Face cache")
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        if not folder.exists():
-            raise ConfigError(
-                f"no model '{path}': no such folder, nor a model in the local Hugging Face cache"
-            ) from error
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
     loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
     return loaded._replace(name=digest_model(path))
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the local Hugging Face cache has a model; nobody else is asked."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:

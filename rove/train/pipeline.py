@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rove.envs.environment import Environment
@@ -93,10 +94,11 @@ class Pipeline:
             learnt = await asyncio.to_thread(learn, *arguments)
         else:
             learnt = learn(*arguments)
-        if self._ahead is None:
-            self._publish(step + 1)
         if self._stream is not None:
+            await self.sampler.beside(partial(self._publish, step + 1))
             self._stream.trained(step + 1)
+        elif self._ahead is None:
+            self._publish(step + 1)
         every = self.config.sync_reference_every
         if every is not None and (step + 1) % every == 0:
             self.team.do("move_reference")

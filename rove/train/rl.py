@@ -252,11 +252,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
         if self.resample_zero_spread < 0:
             raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
-        if self.max_off_policy_steps < 0:
-            raise ConfigError(
-                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights), 1 (play "
-                "while the step before is trained) or more (play all the time)"
-            )
+        self._check_ahead()
         if self.token_stats < 0:
             raise ConfigError(f"token_stats is {self.token_stats}; expected a number of rollouts, or 0 to keep none")
         if self.show_every < 0:
@@ -267,6 +263,18 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_sampler(self)
         check_evaluations(self.evaluation, self.isolation)
         self.goal.check(self.evaluation, [])
+
+    def _check_ahead(self) -> None:
+        if self.max_off_policy_steps < 0:
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (play with the newest weights), 1 (play "
+                "while the step before is trained) or more (play all the time)"
+            )
+        if self.max_off_policy_steps > 1 and self.loss == "reinforce":
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps} and loss is reinforce, which has no ratio to the older "
+                "weights that sampled: take cispo, or max_off_policy_steps = 0"
+            )
 
     @property
     def objective(self) -> Objective:

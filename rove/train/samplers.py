@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +41,10 @@ class Sampler(Protocol):
         Raises:
             RunError: it does not take them, or does not compute with them what the trainer does.
         """
+        ...
+
+    async def beside(self, update: Callable[[], None]) -> None:
+        """Run an update (a `publish`) while requests are under way."""
         ...
 
     @property
@@ -114,6 +120,10 @@ class Embedded:
         newest = trained(self.loaded.model) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
+    async def beside(self, update: Callable[[], None]) -> None:
+        """See `Sampler`; between two tokens, on the thread that computes them."""
+        update()
+
     async def close(self) -> None:
         """Nothing was started."""
 
@@ -158,6 +168,14 @@ class Served:
             "sampler/restarts": float(self.engine.restarts),
             "time/sync": time.perf_counter() - started,
         }
+
+    async def beside(self, update: Callable[[], None]) -> None:
+        """See `Sampler`; environments go on meanwhile, and what they ask waits for the new weights."""
+        self.engine.hold()
+        try:
+            await asyncio.to_thread(update)
+        finally:
+            self.engine.go_on()
 
     async def close(self) -> None:
         """End the servers that were started."""

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
 from rove.vllm.answers import Probe, differences, generation, prompt_logprobs
 from rove.vllm.server import Server, VLLMConfig
+from rove.vllm.spread import Spread
 
 DEFAULT_MAX_TOKENS = 512
 STARTS = 3
@@ -37,8 +37,6 @@ STARTS = 3
 TRIES = 4
 """Of a request that a server fails although it runs."""
 BACKOFF_SECONDS = 1.0
-REMEMBERED = 100_000
-"""Answers whose server is remembered, for the turn that comes after."""
 PASSED_ON = (
     "top_p",
     "top_k",
@@ -95,11 +93,14 @@ class VLLMEngine:
         self._model: Path | None = None  # the newest weights
         self._probe: Probe | None = None
         self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
-        self._homes: OrderedDict[int, Server] = OrderedDict()
+        self._spread = Spread(self.servers)
         self._met: set[int] = set()
         self._starting = [threading.Lock() for _ in self.servers]
         self._waiting = [asyncio.Lock() for _ in self.servers]
         self._session: aiohttp.ClientSession | None = None
+        self._is_open = asyncio.Event()  # not while weights are replaced beside requests
+        self._is_open.set()
+        self._wrong: RunError | None = None  # a server that was started again computes something else
 
     @property
     def restarts(self) -> int:
@@ -129,12 +130,13 @@ class VLLMEngine:
             ModelError: the model's probabilities are no numbers.
             InfraError: no server answers.
         """
+        await self._is_open.wait()
         body, ending = self._request(prompt_ids, sampling)
-        server, key = self._choose(prompt_ids)
-        answer = await self._ask(server, body)
+        server, key = self._spread.choose(prompt_ids)
+        server, answer = await self._ask(server, body)
         made = generation(answer, prompt_ids, sampling, ending, self.policy_version)
         if len(self.servers) > 1:
-            self._remember(key, made.ids, server)
+            self._spread.remember(key, made.ids, server)
         if on_token is not None:
             for i, (token, logprob) in enumerate(zip(made.ids, made.logprobs, strict=True)):
                 on_token(Token(token, logprob, made.top_logprobs[i] if made.top_logprobs else None))
@@ -160,7 +162,7 @@ class VLLMEngine:
             weights: a model folder (see `rove.train.samplers`). None when they are those that the servers have.
 
         Raises:
-            RunError: a server does not take them, or cannot be started.
+            RunError: a server does not take them, cannot be started, or computed something else when it was started again.
         """
         if weights is None:
             if self._model is None or version == self.policy_version:
@@ -168,6 +170,8 @@ class VLLMEngine:
                 return
         elif not isinstance(weights, Path):
             raise ConfigError("VLLMEngine.update_weights takes the folder of a model; expected a Path")
+        if self._wrong is not None:
+            raise self._wrong
         self._probe = None  # of the old weights
         old, self._model, self.policy_version = self._model, weights or self._model, version
         with ThreadPoolExecutor(len(self.servers)) as pool:
@@ -200,6 +204,14 @@ class VLLMEngine:
         if self._model is not None:
             shutil.rmtree(self._model, ignore_errors=True)
             self._model = None
+
+    def hold(self) -> None:
+        """Let new requests wait: what one computed with old weights, its salt of the new version would make later ones find."""
+        self._is_open.clear()
+
+    def go_on(self) -> None:
+        """Let them be asked."""
+        self._is_open.set()
 
     def release(self) -> None:
         """Nothing: servers see to their memory themselves."""
@@ -253,24 +265,31 @@ class VLLMEngine:
         params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
         return self._body(ids, {**params, "detokenize": False, "ignore_eos": True})
 
-    async def _ask(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
-        """A server's answer."""
+    async def _ask(self, server: Server, body: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
+        """An answer, and the server that gave it: the one that is asked first, or after each failure the best one then."""
         attempts: list[str] = []
         while True:
+            if self._wrong is not None:
+                raise self._wrong
             server.under_way += 1
             try:
-                return await self._post(server, body)
+                answer = await self._post(server, body)
+                server.is_failing = False
+                return server, answer
             except (aiohttp.ClientError, OSError, InfraError, msgspec.DecodeError) as error:
-                attempts.append(f"{type(error).__name__}: {error}")
+                server.is_failing = True
+                attempts.append(f"{server.name} fails: {type(error).__name__}: {error}")
+                if len(attempts) >= TRIES:
+                    raise InfraError(attempts[-1], attempts) from error
+                await asyncio.sleep(BACKOFF_SECONDS * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
+                waiting = self._waiting[server.number]
+                # Where somebody starts it already, others can answer.
+                if not waiting.locked() or self._spread.best().is_failing:
+                    async with waiting:
+                        await asyncio.to_thread(self._revive, server)
             finally:
                 server.under_way -= 1
-            if len(attempts) >= TRIES:
-                raise InfraError(f"{server.name} fails: {attempts[-1]}", attempts)
-            await asyncio.sleep(
-                BACKOFF_SECONDS * 2 ** (len(attempts) - 1)
-            )  # one that dies needs a moment to be seen dead
-            async with self._waiting[server.number]:
-                await asyncio.to_thread(self._revive, server)
+            server = self._spread.best()
 
     async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
         if self._session is None:
@@ -287,23 +306,6 @@ class VLLMEngine:
             raise InfraError(f"it ended the answer with '{reason}'")
         return answer
 
-    def _choose(self, ids: Sequence[int]) -> tuple[Server, int]:
-        """The server for a prompt: that which has answered the longest beginning of it, else the one with least to do."""
-        if len(self.servers) == 1:
-            return self.servers[0], 0
-        key, home = 0, None
-        for token in ids:
-            key = hash((key, token))
-            home = self._homes.get(key, home)
-        return home or min(self.servers, key=lambda server: server.under_way), key
-
-    def _remember(self, key: int, ids: Sequence[int], server: Server) -> None:
-        for token in ids:
-            key = hash((key, token))
-        self._homes[key] = server
-        if len(self._homes) > REMEMBERED:
-            self._homes.popitem(last=False)
-
     # Weights
 
     def _update(self, server: Server) -> None:
@@ -319,6 +321,7 @@ class VLLMEngine:
                 server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
                 self._tell_version(server)
                 server.ask("POST", "/resume")
+                server.is_failing = False
             except InfraError:
                 time.sleep(BACKOFF_SECONDS)
                 if not server.has_ended:
@@ -330,6 +333,7 @@ class VLLMEngine:
         server.start(self._model)
         self._learn_context(server)
         self._tell_version(server)
+        server.is_failing = False
 
     def _meet(self, server: Server) -> None:
         """Make sure that a server that was there before us can be used."""
@@ -366,7 +370,12 @@ class VLLMEngine:
                 )
             self._start(server)
             if self._probe is not None:
-                self._compare(server, self._probe)
+                try:
+                    self._compare(server, self._probe)
+                except RunError as error:
+                    self._wrong = error
+                    server.stop()
+                    raise
 
     def _tell_version(self, server: Server) -> None:
         server.ask("POST", "/update_weight_version", {"new_version": str(self.policy_version)})

@@ -111,7 +111,9 @@ class Server:
         self.url = (url or "").rstrip("/")
         self.log = folder / f"server-{number}.log"
         self.under_way = 0
-        """Requests."""
+        """Requests, those that wait for another try included."""
+        self.is_failing = False
+        """Whether its last answer was none."""
         self.starts = 0
         """How often it was started."""
         self.tries = 0
@@ -218,7 +220,7 @@ class Server:
     def _environment(self) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
         # Where torchrun has started us, its variables would make the server one of our processes.
-        inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN}
+        inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
         return {**inherited, **ENVIRONMENT, **own}
 
     def last_words(self) -> str:
@@ -242,7 +244,10 @@ TORCHRUN = (
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
     "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
 )

@@ -15,6 +15,7 @@ from hubs import code, list_again, publish, tampered
 from rove.errors import ConfigError, HubError, InfraError, TrustError
 from rove.hub.client.hub import Hub
 from rove.hub.client.listings import HubFile, check_filename
+from rove.hub.client.settings import keep
 from rove.hub.client.transport import AbsentError
 from rove.hub.package.names import Reference
 
@@ -300,6 +301,22 @@ async def test_an_upload_whose_answer_was_lost_has_succeeded(static: tuple[Stati
         server.otherwise = [conflict]
         with pytest.raises(HubError, match=r"1\.0 exists"):
             await one.upload(DOUBLING, parts)
+        confused = lambda _: web.json_response({"error": "can be confused with alice/doubling"}, status=409)  # noqa: E731
+        server.otherwise = [confused]
+        with pytest.raises(HubError, match="can be confused with alice/doubling"):
+            await one.upload(DOUBLING._replace(name="doub-ling"), parts)
+
+
+async def test_a_kept_token_can_be_left_out(
+    static: tuple[Static, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, url = static
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    keep(url, "rove_revoked")
+    for token, shown in ((None, "Bearer rove_revoked"), ("", None)):
+        async with Hub(url, token) as one:
+            await one.index()
+        assert server.asked[-1][1] == shown
 
 
 async def test_a_folder_takes_nothing(hub: Path) -> None:

@@ -135,6 +135,8 @@ def nested(depth: int) -> bytes:
         ({"data/__init__.pyc": b""}, "compiled code"),
         ({"my_sums-1.0.data/scripts/pip": b""}, "outside of the modules"),
         ({"my_sums-1.0.dist-info/entry_points.txt": b"[console_scripts]\npip = evil:main\n"}, "would install commands"),
+        ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments]\nmy-sums = good_two\n"}, "names 'good_two'"),
+        ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments\n"}, "cannot be read"),
         ({"other-1.0.dist-info/METADATA": b""}, "2 folders"),
         ({"other.py": MODULE}, "the modules my_sums, other have one each"),
         ({"bad.py": b"def (:"}, "bad.py is no Python"),

@@ -52,7 +52,7 @@ def command(hub: str | None, token: str | None, no_token: bool) -> None:
 
 async def _checked(where: str, token: str | None) -> str:
     """See that there is a hub, and that it knows the token."""
-    async with Hub(where, token) as one:
+    async with Hub(where, token or "") as one:
         await one.index()
         if token is None:
             return ""

@@ -40,14 +40,14 @@ class Hub:
 
     Args:
         where: URL or folder.
-        token: to show it; default: the one kept for it. See `rove.hub.client.settings`.
+        token: to show it, "" for none; default: the one kept for it. See `rove.hub.client.settings`.
         options: of `rove.hub.client.transport.Web`.
     """
 
     def __init__(self, where: str, token: str | None = None, **options: Any):
         self.where = normal(where)
         if is_url(self.where):
-            self._from: Web | Folder = Web(self.where, token or token_for(self.where), **options)
+            self._from: Web | Folder = Web(self.where, token_for(self.where) if token is None else token, **options)
         else:
             self._from = Folder(self.where)
 
@@ -237,7 +237,10 @@ class Hub:
         return found.environments, found.total
 
     async def _has(self, reference: Reference, manifest: bytes) -> bool:
-        known = {one.version: one.manifest for one in (await self.releases(reference)).versions}
+        try:
+            known = {one.version: one.manifest for one in (await self.releases(reference)).versions}
+        except HubError:  # refused for another reason than that it is there
+            return False
         return known.get(reference.version or "") == hashlib.sha256(manifest).hexdigest()
 
     async def _read(self, path: str, limit: int) -> bytes:

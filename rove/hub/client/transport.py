@@ -27,7 +27,8 @@ ANSWER = 16 << 20
 """Bytes of an answer of the API."""
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _HINTS = {
-    401: "make a token on the hub's machine (rove hub token OWNER) and keep it here (rove hub login)",
+    401: "ask the hub's keeper for a token (rove hub token OWNER) and keep it here (rove hub login), or look at what is public "
+    "without one (rove hub login HUB --no-token)",
     403: "make another token on the hub's machine (rove hub token OWNER --scope …)",
 }
 

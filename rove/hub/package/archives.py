@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
+import configparser
 import csv
 import hashlib
 import io
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from packaging.metadata import Metadata, parse_email
 
+from rove.envs.loading import GROUP
 from rove.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.manifest import Manifest, check_requirements, filename
@@ -336,7 +338,23 @@ def _module(members: Members, info: str, name: str) -> str:
     if len(found) != 1:
         what = f"the modules {', '.join(found)} have one each" if found else "no module at its top has one"
         raise PackageError(f"{name}: expected exactly one module with a {LOAD}(); {what}")
+    points = members.get(f"{info}/entry_points.txt", b"")
+    for point in _points(_small(points, name, "entry_points.txt").decode("utf-8", "replace"), name):
+        if point.partition(":")[0].partition(".")[0].strip() != found[0]:
+            raise PackageError(
+                f"{name}: its entry point of the group '{GROUP}' names {point[:80]!r}; the module with a {LOAD}() is {found[0]}"
+            )
     return found[0]
+
+
+def _points(text: str, name: str) -> list[str]:
+    """What the entry points of environments name."""
+    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise PackageError(f"{name}: its entry_points.txt cannot be read: {str(error)[:200]}") from None
+    return list(parser[GROUP].values()) if parser.has_section(GROUP) else []
 
 
 def _loads(source: bytes, file: str, name: str) -> bool:

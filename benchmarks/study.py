@@ -27,6 +27,7 @@ from rove.config import convert
 from rove.records import Outcome, RolloutRecord
 from rove.runs import Run
 from rove.statistics import compare, mean
+from rove.train.ranks import ALONE
 from rove.train.rl import RLConfig
 
 HERE = Path(__file__).parent
@@ -134,7 +135,7 @@ def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> Pat
     if kind == "weak":
         data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
         short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
-    Demo("tictactoe", short, folder, 0, console).run()
+    Demo("tictactoe", short, folder, 0, console, ALONE).run()
     return folder / "sft" / "final"
 
 

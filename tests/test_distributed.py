@@ -23,9 +23,10 @@ from rove.distributed.rooms import SiteRooms, SiteWorkers
 from rove.errors import ConfigError, WorkerError
 from rove.isolation.environment import AwayEnv
 from rove.isolation.opening import Isolation
-from rove.isolation.rollout import LOSSES
+from rove.isolation.rollout import LOSSES, Rollout
 from rove.isolation.room import Room
 from rove.protocols import Request, Response
+from rove.workers import Worker
 
 HERE = "127.0.0.1"
 RANK = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
@@ -212,6 +213,42 @@ def test_what_crashes_a_worker_fails_alone(
     assert error.type == "WorkerError" and "was ended by SIGSEGV" in error.message
     assert env.sites.lost == 0
     asyncio.run(real.forget("talk"))
+
+
+def test_workers_that_take_their_machines_with_them_are_given_up(
+    alone: tuple[site.Site, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a turn is played, too."""
+
+    real = Worker.ask
+
+    async def fails(self: Worker, name: str, /, **args: Any) -> Any:
+        if name != "time_limit":
+            return await real(self, name, **args)
+        env.all[-1].lose()
+        raise WorkerError("the worker was ended")
+
+    env = Spread(alone[0], 1, more=9)
+    monkeypatch.setattr(Worker, "ask", fails)
+    [record] = env.generate_sync(Echo(), num_examples=1)
+    assert record.error is not None and record.error.type == "WorkerError"
+    assert env.sites.lost == LOSSES
+
+
+def test_scores_that_take_their_machines_with_them_are_given_up(
+    grouped: tuple[site.Site, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Rollout.score_with
+
+    async def fails(self: Rollout, *args: Any) -> Any:
+        env.all[-1].lose()
+        return await real(self, *args)
+
+    env = Spread(grouped[0], 1, more=9)
+    monkeypatch.setattr(Rollout, "score_with", fails)
+    records = env.generate_sync(Echo(), num_examples=1, rollouts_per_example=2)
+    assert [record.error and record.error.type for record in records] == ["WorkerError"] * 2
+    assert env.sites.lost == LOSSES
 
 
 def test_no_machine_has_more_than_it_may(alone: tuple[site.Site, Path]) -> None:

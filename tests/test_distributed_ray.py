@@ -29,6 +29,7 @@ from rove.distributed import ray as on_ray
 from rove.distributed import site
 from rove.errors import ConfigError
 from rove.isolation.opening import Isolation, looking_at, open_environment
+from rove.isolation.rollout import LOSSES
 from rove.protocols import Request
 from rove.runs import Run
 from rove.train.rl import RLConfig
@@ -169,13 +170,41 @@ def test_what_is_wrong_is_said_before_anything_is_played(
     actors = on_ray.fleet(ray.get_runtime_context().get_job_id())
     assert len(actors) == NODES
     for number in range(NODES):  # all CPUs are taken by somebody else
-        ray.kill(actors.pop(number).actor)
+        actor = actors.get(number, pytest.fail).actor
+        actors.drop(number, actor)
+        ray.kill(actor)
     others = [ray.remote(num_cpus=1)(site.Site).remote() for _ in range(NODES)]
     ray.get([other.about.remote() for other in others])
     with pytest.raises(ConfigError, match="no Ray actor has started within 2 s .*of the cluster's 3 CPUs 0 are free"):
         opened(cluster, fine, start_seconds=2.0)
     for other in others:
         ray.kill(other)
+
+
+@pytest.mark.slow
+@needs_ray
+@pytest.mark.parametrize("times", [LOSSES - 1, LOSSES])
+def test_a_machine_that_is_lost_while_it_loads_is_replaced_unless_that_goes_on(
+    cluster: Any, tmp_path: Path, times: int
+) -> None:
+    left = tmp_path / "left"
+    left.write_text("x" * times)
+    code = f"""
+import os, pathlib, signal
+left = pathlib.Path({str(left)!r})
+if left.read_text():
+    left.write_text(left.read_text()[1:])
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+    package(tmp_path, at_import=code)
+    if times == LOSSES:
+        with pytest.raises(ConfigError, match="^on .*, while the environment was loaded: "):
+            opened(cluster, tmp_path, ray_actors=1)
+    else:
+        env = opened(cluster, tmp_path, ray_actors=1)
+        assert list(map(facts, env.generate_sync(Echo()))) == as_here(tmp_path)
+        env.close()
+    assert left.read_text() == ""
 
 
 @pytest.mark.slow

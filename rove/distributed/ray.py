@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from rove.envs.loading import environment_file
 from rove.errors import ConfigError, InfraError, WorkerError
 from rove.isolation.environment import AwayEnv
 from rove.isolation.opening import Isolation
+from rove.isolation.rollout import LOSSES
 
 STORE = 100_000_000
 """Bytes of the object store of a cluster that is started here: what goes through it is small."""
@@ -109,25 +111,28 @@ class RayEnv(AwayEnv):
 
     def _actor(self, number: int) -> _Started:
         """The actor of that number; a new one where there is none."""
-        if number not in self._fleet:
+
+        def new() -> _Started:
             kind = self._ray.remote(site.Site)
             options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": CALLS}
             actor = kind.options(**options).remote()
-            self._fleet[number] = _Started(actor, actor.stay.remote())
-        return self._fleet[number]
+            return _Started(actor, actor.stay.remote())
+
+        return self._fleet.get(number, new)
 
     def _first(self, count: int) -> list[_Actor | None]:
         """The actors that are there, with the environment loaded; None for those that have not come yet."""
         ray = self._ray
         found: list[_Actor | None] = [None] * count
+        losses = 0
         while not any(found):
             loading: dict[int, tuple[_Started, str, Any]] = {}
             for number, told in self._there(count).items():
-                started = self._fleet[number]
+                started = self._actor(number)
                 try:
                     where = self._checked(ray.get(told))
                 except ray.exceptions.RayError as error:
-                    del self._fleet[number]
+                    self._drop(number, started.actor)
                     if not started.is_up:
                         raise ConfigError(f"a Ray actor could not start: {_words(error)}") from error
                     continue  # its machine has been lost since then: another comes
@@ -137,7 +142,10 @@ class RayEnv(AwayEnv):
                 try:
                     found[number] = self._loaded(number, started, where, ray.get(told))
                 except ray.exceptions.RayError as error:
-                    raise ConfigError(f"on {where}: {_words(error)}") from error
+                    self._drop(number, started.actor)
+                    losses += 1
+                    if losses >= LOSSES and not any(found):  # it may be the environment that ends them
+                        raise ConfigError(f"on {where}, while the environment was loaded: {_words(error)}") from error
         [first, *others] = [one for one in found if one is not None]
         for one in others:
             _check_identity(first, one)
@@ -154,10 +162,10 @@ class RayEnv(AwayEnv):
                 f"no Ray actor has started within {seconds:g} s (isolated_start_seconds): each takes a CPU, and of the "
                 f"cluster's {all:g} CPUs {free:g} are free"
             )
-        known = [told for number, told in enumerate(asked) if self._fleet[number].is_up]
+        known = [told for number, told in enumerate(asked) if self._actor(number).is_up]
         if known:
             ray.wait(known, num_returns=len(known), timeout=seconds)
-        youngest = max(self._fleet[number].since for number in range(count))
+        youngest = max(self._actor(number).since for number in range(count))
         left = max(0.0, youngest + min(GRACE_SECONDS, seconds) - time.monotonic())
         there, _ = ray.wait(asked, num_returns=len(asked), timeout=left)
         return {number: told for number, told in enumerate(asked) if told in there}
@@ -180,9 +188,7 @@ class RayEnv(AwayEnv):
 
     def _drop(self, number: int, actor: Any) -> None:
         """End an actor that is lost, if it is still there."""
-        started = self._fleet.get(number)
-        if started is not None and started.actor is actor:
-            del self._fleet[number]
+        self._fleet.drop(number, actor)
         with suppress(Exception):
             self._ray.kill(actor)
 
@@ -272,10 +278,35 @@ class _Started:
     """It has been heard of."""
 
 
+class _Fleet:
+    """Actors by number. An environment may be opened in one thread while another replaces what it has lost."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, _Started] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._started)
+
+    def get(self, number: int, new: Callable[[], _Started]) -> _Started:
+        """The one of that number, made where there is none."""
+        with self._lock:
+            if number not in self._started:
+                self._started[number] = new()
+            return self._started[number]
+
+    def drop(self, number: int, actor: Any) -> None:
+        """Forget an actor, unless another has its number by now."""
+        with self._lock:
+            started = self._started.get(number)
+            if started is not None and started.actor is actor:
+                del self._started[number]
+
+
 @functools.cache
-def fleet(job: str) -> dict[int, _Started]:
-    """The actors that this process has started, by number: all its environments share them, for they hold the CPUs."""
-    return {}
+def fleet(job: str) -> _Fleet:
+    """The actors that this process has started: all its environments share them, for they hold the CPUs."""
+    return _Fleet()
 
 
 def _reach(address: str) -> None:

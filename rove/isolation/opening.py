@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,18 @@ def open_environment(
         return load_environment(env_id, env_dir, **(env_args or {}))
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
+
+
+async def open_beside(
+    env_id: str, env_dir: str | Path | None, env_args: Mapping[str, Any], isolation: Isolation
+) -> Environment:
+    """As `open_environment`, beside what else goes on in the event loop: processes and machines take seconds to come.
+
+    What is loaded in this process is loaded in this thread: some packages want the main one.
+    """
+    if not isolation.on:
+        return open_environment(env_id, env_dir, env_args, isolation)
+    return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
 
 
 def _answered_for() -> tuple[str, StandIns]:

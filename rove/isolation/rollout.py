@@ -164,20 +164,20 @@ class Rollout:
                     raise
 
     async def _is_homeless(self) -> bool:
-        """Whether the machine that it was on is lost: then it has no room any more."""
+        """Whether the machine that it was on is lost and it may go to another: then it has no room any more."""
         if self.room is not None:
             if not await self.rooms.is_lost(self.room):
                 return False
             self.leave()
             self.room = None
-        return True
+            self._losses += 1
+        return self._losses < LOSSES
 
     async def _after_death(self) -> Worker | None:
         """The worker to be played in when one has died; None when that was enough."""
         if await self._is_homeless():
-            self._losses += 1
-            return await self._next(self._has_moved) if self._losses < LOSSES else None
-        if self._has_moved:
+            return await self._next(self._has_moved)
+        if self._has_moved or self.room is None:
             return None
         self._has_moved = True
         return await self._next(alone=True)

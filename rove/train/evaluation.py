@@ -22,7 +22,8 @@ from rove.envs.loading import load_environment
 from rove.errors import ConfigError, RunError, nearest
 from rove.evaluate import evaluate
 from rove.groups import RolloutError
-from rove.isolation.opening import Isolation, looking_at, open_environment
+from rove.isolation.environment import AwayEnv
+from rove.isolation.opening import Isolation, looking_at, open_beside
 from rove.lines import Goals, every_line, lined, prove
 from rove.models.load import LoadedModel
 from rove.protocols import Sampling
@@ -273,7 +274,7 @@ class HeldOut:
         folder = self.run.path / FOLDER / config.label / str(step)
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped here, perhaps with other weights
         # Loaded anew each time: `evaluate` tears it down, and what one measurement left in it is not for the next.
-        env = open_environment(config.env, self.env_dir, config.env_args, config.isolation(self.isolation))
+        env = await open_beside(config.env, self.env_dir, config.env_args, config.isolation(self.isolation))
         client.engine.update_weights(step)
         failures: list[RolloutRecord | Outcome] = []
 
@@ -281,16 +282,20 @@ class HeldOut:
             if record.error is not None and not failures:
                 failures.append(record)
 
-        summary = await evaluate(
-            env,
-            client,
-            run=folder,
-            on_record=look,
-            num_examples=config.num_examples,
-            rollouts_per_example=config.rollouts_per_example,
-            sampling_args={"temperature": config.temperature, "max_tokens": config.max_tokens},
-            seed=self.seed,
-        )
+        try:
+            summary = await evaluate(
+                env,
+                client,
+                run=folder,
+                on_record=look,
+                num_examples=config.num_examples,
+                rollouts_per_example=config.rollouts_per_example,
+                sampling_args={"temperature": config.temperature, "max_tokens": config.max_tokens},
+                seed=self.seed,
+            )
+        finally:
+            if isinstance(env, AwayEnv):
+                env.close()
         if not summary["scored"] and failures:
             error = failures[0].error
             assert error is not None

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -37,13 +38,8 @@ def served(folder: Path, *words: str) -> tuple[str, str]:
     """Start a hub, ask for its index, stop it with Ctrl-C: its address and the index."""
     with in_its_own(folder, "hub", "serve", "--port", "0", *words) as process:
         try:
-            assert process.stdout is not None
-            said = line = ""
-            while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
-                line = process.stdout.readline()
-                said += line
-                assert line, (said, process.communicate(timeout=30))
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{found[0]}/index.json") as answer:
+            said, url = _address(process)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/index.json") as answer:
                 index = answer.read().decode()
         finally:
             process.send_signal(signal.SIGINT)
@@ -51,6 +47,17 @@ def served(folder: Path, *words: str) -> tuple[str, str]:
         said += rest
         assert (process.returncode, "stopped" in said, errors) == (0, True, ""), errors
     return said, index
+
+
+def _address(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a hub says at its start, and the address in that."""
+    assert process.stdout is not None
+    said = line = ""
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
+        line = process.stdout.readline()
+        said += line
+        assert line, (said, process.communicate(timeout=30))
+    return said, found[0]
 
 
 def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
@@ -117,6 +124,48 @@ def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
     (tmp_path / "site/acme/my-sums/1.0/manifest.json").write_text("{}")
     done = rove("hub", "mirror", "site", "copy")
     assert (done.status, "1 new version," in done.out, "acme/my-sums@1.0" in done.out) == (1, True, True)
+
+
+def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
+    rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    filled(tmp_path / "hub")
+    token = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--json").out)["token"]
+    with in_its_own(tmp_path, "hub", "serve", "--port", "0") as process:
+        try:
+            url = _address(process)[1]
+            monkeypatch.setenv("ROVE_HUB", url)
+            name = json.loads(rove("search", "--json").out)["environments"][0]["name"]
+            monkeypatch.setenv("ROVE_HUB_TOKEN", token)
+            newest = ("info", f"acme/{name}", "--json")
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.1"
+            done = rove("hub", "yank", f"acme/{name}@1.1", "--reason", "rewards silence")
+            assert done.status == 0 and f"rove hub yank acme/{name}@1.1 --undo" in done.err + done.out
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.0"
+            assert "rewards silence" in rove("info", f"acme/{name}@1.1").out
+            assert rove("hub", "yank", f"acme/{name}@1.1", "--undo").status == 0
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.1"
+            assert rove("hub", "visibility", f"acme/{name}", "private").status == 0
+            monkeypatch.delenv("ROVE_HUB_TOKEN")
+            assert "has no environment" in rove(*newest).err
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["yank", "acme/sums"], "which version of acme/sums?"),
+        (["yank", "acme/sums@1"], "give --reason WORDS, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason WORDS, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a folder, which takes nothing"),
+        (["visibility", "acme/sums@1", "public"], "is one version"),
+    ],
+)
+def test_what_an_owner_cannot_say_is_refused(rove: Rove, words: list[str], said: str):
+    done = rove("hub", *words)
+    assert (done.status, said in done.err) == (2, True), done
 
 
 def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):

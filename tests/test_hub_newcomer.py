@@ -123,6 +123,9 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
     there = json.loads(bob.rove("eval", "ada/times-table", "-m", "scripted:oracle", "--json"))
     assert there["reward"] == ran["reward"] and there["scored"] == ran["scored"]
     step("eval there")
+    ada.rove("hub", "yank", "ada/times-table@0.1.0", "--reason", "wrong sums")
+    assert "wrong sums" in bob.rove("info", "ada/times-table")
+    step("yank")
 
     for (_, before), (name, after) in itertools.pairwise(steps):
         print(f"{name:>12} {after - before:6.1f} CPU-seconds")  # pytest -s shows them

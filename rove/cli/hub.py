@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from rove.cli import hub_key, hub_login
+from rove.cli import hub_key, hub_login, hub_owner
 from rove.cli.common import console_for, counted, hint, print_json, run_async
 from rove.cli.hubs import at
 from rove.errors import ConfigError
@@ -291,3 +291,5 @@ def _data(data: Path) -> str:
 
 command.add_command(hub_login.command)
 command.add_command(hub_key.command)
+command.add_command(hub_owner.yank)
+command.add_command(hub_owner.visibility)

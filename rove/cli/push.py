@@ -14,7 +14,7 @@ from rove.cli.common import console_for, counted, hint, print_json, print_warnin
 from rove.cli.hubs import at, card, hub_at, hub_option
 from rove.errors import ConfigError, HubError
 from rove.hub.client.run_results import results_of
-from rove.hub.client.settings import is_url, needed_hub
+from rove.hub.client.settings import needed_server
 from rove.hub.package import signing
 from rove.hub.package.building import build
 from rove.hub.package.folder import MANIFEST, PARTS, SIGNATURE, verify
@@ -60,11 +60,7 @@ def command(
     figures, its settings and three of its rollouts go along, keys masked; also for a version that is there already.
     """
     console = console_for(as_json)
-    where = needed_hub(hub)
-    if not is_url(where):
-        raise ConfigError(
-            f"the hub {where} is a folder, which takes nothing: start `rove hub serve`, and give --hub URL"
-        )
+    where = needed_server(hub)
     with tempfile.TemporaryDirectory(prefix="rove-push-") as built:
         place = _taken(Path(folder)) if no_build else _built(Path(folder), Path(built), console)
         if sign:

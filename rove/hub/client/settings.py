@@ -37,6 +37,20 @@ def needed_hub(given: str | None = None) -> str:
     return where
 
 
+def needed_server(given: str | None = None) -> str:
+    """The same, where something is to be published.
+
+    Raises:
+        ConfigError: nothing says where it is, or it is a folder.
+    """
+    where = needed_hub(given)
+    if not is_url(where):
+        raise ConfigError(
+            f"the hub {where} is a folder, which takes nothing: start `rove hub serve`, and give --hub URL"
+        )
+    return where
+
+
 def token_for(where: str, given: str | None = None) -> str | None:
     """The token to show a hub: `$ROVE_HUB_TOKEN` if it is the user's own hub, see `hub_of`; else the one kept for it.
 

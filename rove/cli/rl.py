@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
@@ -30,10 +29,10 @@ from rove.cli.common import (
 )
 from rove.cli.environments import hub_option
 from rove.cli.fields import all_settings
-from rove.digest import digest_model
+from rove.cli.training import begin, draw, identity_of
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
-from rove.isolation.opening import open_environment, without_isolation
+from rove.isolation.opening import open_environment
 from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.viewer.tables import curves_table
@@ -60,38 +59,19 @@ SMALL_BATCH = 256
 
 def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
-    from rove.models.load import load_model
     from rove.train.ranks import ALONE
     from rove.train.rl import train_rl
-    from rove.viewer.plots import plot_run
 
     config.check()
     ranks = ranks or ALONE
     env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
-    plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in without_isolation(plain).items() if k not in BOOKKEEPING}
-    identity |= {"model": digest_model(config.model), "env": environment_version(config.env, config.env_dir)}
-    identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
+    identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        run.start("rl", plain, identity, fresh)
-        final = run.path / "final"
-        if run.summary() is not None:
-            if not (run.path / CURVES).exists():
-                plot_run(run.metrics(), run.path / CURVES, str(run.path))
-            console.print(f"{run.path} is complete; --fresh to train again")
-            ranks.agree(False)
-            return final, run
-        last = run.last_checkpoint()
-        if last is not None:
-            console.print(f"continuing {run.path} after step {last[1].step}")
-        else:
-            print_warnings(console, warnings_of(config, env))
-        loaded = load_model(config.model)
-        ranks.agree()
-        if ranks.size > 1:
-            console.print(f"{ranks.size} processes train together")
-        if last is None and config.max_tokens >= loaded.context:
+        loaded = begin(run, "rl", config, identity, fresh, console, ranks, lambda: warnings_of(config, env))
+        if loaded is None:
+            return run.path / "final", run
+        if run.last_checkpoint() is None and config.max_tokens >= loaded.context:
             cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
             print_warnings(console, [f"{cut}; answers are cut there"])
 
@@ -106,7 +86,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
             final = run_async(
                 train_rl(config, env, loaded, run, on_step, on_alarm=alarmed, on_sample=on_sample, ranks=ranks)
             )
-        plot_run(run.metrics(), run.path / CURVES, str(run.path))
+        draw(run)
     return final, run
 
 

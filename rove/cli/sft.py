@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
@@ -19,16 +18,13 @@ from rove.cli.common import (
     console_for,
     hint,
     print_json,
-    print_warnings,
     progress,
     run_folder,
     settings,
     tell_goal,
 )
 from rove.cli.fields import all_settings
-from rove.digest import digest_model
-from rove.envs.loading import environment_version
-from rove.isolation.opening import without_isolation
+from rove.cli.training import begin, draw, identity_of
 from rove.runs import Run
 from rove.viewer.tables import curves_table
 
@@ -41,38 +37,19 @@ BOOKKEEPING = {"threads", "env_dir", "run_dir", "loggers", "alarms"}
 
 def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
-    from rove.models.load import load_model
     from rove.train.ranks import ALONE
     from rove.train.sft import train_sft
-    from rove.viewer.plots import plot_run
 
     config.check()
     ranks = ranks or ALONE
     data = Run(config.data)
     data.config()
-    plain = msgspec.to_builtins(config)
-    identity = {k: v for k, v in without_isolation(plain).items() if k not in BOOKKEEPING}
-    identity |= {"model": digest_model(config.model), "data": _data_identity(data)}
-    identity["evaluated"] = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
+    identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        run.start("sft", plain, identity, fresh)
-        final = run.path / "final"
-        if run.summary() is not None:
-            if not (run.path / CURVES).exists():
-                plot_run(run.metrics(), run.path / CURVES, str(run.path))
-            console.print(f"{run.path} is complete; --fresh to train again")
-            ranks.agree(False)
-            return final, run
-        last = run.last_checkpoint()
-        if last is not None:
-            console.print(f"continuing {run.path} after step {last[1].step}")
-        else:
-            print_warnings(console, warnings_of(config, data))
-        loaded = load_model(config.model)
-        ranks.agree()
-        if ranks.size > 1:
-            console.print(f"{ranks.size} processes train together")
+        loaded = begin(run, "sft", config, identity, fresh, console, ranks, lambda: warnings_of(config, data))
+        if loaded is None:
+            return run.path / "final", run
         words = {"loss": "–", "validation_loss": "–"}
         with progress(console, "sft") as tell:
 
@@ -83,7 +60,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
             final = train_sft(
                 config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console), ranks=ranks
             )
-        plot_run(run.metrics(), run.path / CURVES, str(run.path))
+        draw(run)
     return final, run
 
 

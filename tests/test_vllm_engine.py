@@ -373,6 +373,26 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+def test_others_answer_while_one_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    quick(monkeypatch)
+    engine = synced(tmp_path, command=FAKE, servers=2)
+    first, other = engine.fleet.servers
+    never_ready = VLLMConfig(command=f"{sys.executable} -S -c 'import time; time.sleep(999)'")
+    monkeypatch.setattr(first, "config", never_ready)
+    first.stop()
+
+    async def answered() -> int:
+        made = await asyncio.gather(*(engine.generate([*PROMPT, n], Sampling(max_tokens=2)) for n in range(9, 19)))
+        while first.has_ended:  # noqa: ASYNC110  (a process begins)
+            await asyncio.sleep(0.01)
+        await engine.close()  # while it is waited for
+        return len(made)
+
+    assert asyncio.run(answered()) == 10
+    assert (first.starts, first.has_ended, other.has_ended) == (2, True, True)
+
+
+@pytest.mark.slow
 def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rove.errors import ConfigError, InfraError
-from rove.vllm.server import PLAIN, Server, VLLMConfig
+from rove.vllm.server import PLAIN, AdapterShape, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -100,11 +100,13 @@ def test_the_words_of_the_command():
 
 def test_one_for_adapters_is_told_of_the_largest(tmp_path: Path):
     server = Server(None, VLLMConfig(command="vllm serve", args=["--max-lora-rank", "64"]), 0, tmp_path)
-    words = server._words(Path("/m"), 7, rank=9)
+    shape = AdapterShape(9, ["q_proj", "up_proj"])
+    words = server._words(Path("/m"), 7, shape)
     assert words[words.index("--max-lora-rank") + 1] == "16"  # what vLLM takes
     assert words[-2:] == ["--max-lora-rank", "64"]  # ours are the last
     assert "--enable-lora" in words
-    assert server._environment(9)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert words[words.index("--lora-target-modules") + 1 :][:2] == shape.targets
+    assert server._environment(shape)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "--enable-lora" not in server._words(Path("/m"), 7)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server._environment()
 

@@ -79,7 +79,7 @@ class VLLMEngine:
         self.fleet = Fleet(config, self.folder, context)
         self._spread = Spread(self.fleet.servers)
         self._watches = [Watch(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
-        self._waiting = [asyncio.Lock() for _ in self.fleet.servers]
+        self._reviving: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._is_open = asyncio.Event()  # not while weights are replaced beside requests
         self._is_open.set()
@@ -180,7 +180,8 @@ class VLLMEngine:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        await asyncio.to_thread(self.fleet.stop)
+        await asyncio.to_thread(self.fleet.close)
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
         if self.fleet.weights is not None:
             shutil.rmtree(self.fleet.weights.model, ignore_errors=True)
             self.fleet.weights = None
@@ -257,14 +258,26 @@ class VLLMEngine:
                 if len(attempts) >= TRIES:
                     raise InfraError(attempts[-1], attempts) from error
                 await asyncio.sleep(BACKOFF_SECONDS * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
-                waiting = self._waiting[server.number]
-                # Where somebody starts it already, others can answer.
-                if not waiting.locked() or self._spread.best().is_failing:
-                    async with waiting:
-                        await asyncio.to_thread(self.fleet.revive, server)
+                reviving = self._revive(server)
+                if self._spread.best().is_failing:  # nobody else is there
+                    await asyncio.shield(reviving)
             finally:
                 server.under_way -= 1
             server = self._spread.best()
+
+    def _revive(self, server: Server) -> asyncio.Task[None]:
+        """Have a server looked after, unless it is already."""
+        if server.number not in self._reviving:
+            task = asyncio.create_task(asyncio.to_thread(self.fleet.revive, server))
+
+            def forget(done: asyncio.Task[None]) -> None:
+                del self._reviving[server.number]
+                if not done.cancelled():
+                    done.exception()  # is seen: who does not wait is told by `wrong`, or at the next update
+
+            task.add_done_callback(forget)
+            self._reviving[server.number] = task
+        return self._reviving[server.number]
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -25,7 +25,7 @@ import msgspec
 from rove.digest import ADAPTER_CONFIG
 from rove.errors import InfraError, RunError
 from rove.vllm.answers import Probe, differences
-from rove.vllm.server import SaysNoError, Server, VLLMConfig
+from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
 
 STARTS = 3
 """So often a server that dies is started again without having taken new weights in between."""
@@ -46,11 +46,12 @@ class Weights(NamedTuple):
     """The folder of an adapter that goes beside the model, which is its base then."""
 
     @property
-    def rank(self) -> int:
-        """Of the adapter's matrices; 0 = there is none."""
+    def shape(self) -> AdapterShape | None:
+        """Of the adapter."""
         if self.adapter is None:
-            return 0
-        return int(msgspec.json.decode((self.adapter / ADAPTER_CONFIG).read_bytes())["r"])
+            return None
+        config = msgspec.json.decode((self.adapter / ADAPTER_CONFIG).read_bytes())
+        return AdapterShape(config["r"], sorted(config["target_modules"]))
 
 
 class Fleet:
@@ -125,9 +126,20 @@ class Fleet:
         """
         self.probe = probe
         try:
-            self.difference = max(self._compare(server, probe) for server in self.servers)
+            self.difference = max(self._checked(server, probe) for server in self.servers)
         except InfraError as error:
             raise RunError(str(error)) from error
+
+    def _checked(self, server: Server, probe: Probe) -> float:
+        try:
+            return self._compare(server, probe)
+        except InfraError:
+            time.sleep(BACKOFF_SECONDS)
+            if not server.is_ours or server.is_alive():
+                raise
+            server.hangs = True
+            self.revive(server)
+            return self._compare(server, probe)
 
     def revive(self, server: Server) -> None:
         """Start a server that has died or hangs, unless somebody else has; what others have started is given its weights.
@@ -159,10 +171,10 @@ class Fleet:
                     server.stop()
                     raise
 
-    def stop(self) -> None:
-        """End the servers that were started here."""
+    def close(self) -> None:
+        """End the servers that were started here, for good."""
         for server in self.servers:
-            server.stop()
+            server.close()
 
     # One server
 
@@ -170,7 +182,7 @@ class Fleet:
         """Let one server have the newest weights."""
         with self._locks[server.number]:
             server.tries = 0
-            if server.has_ended or (server.is_ours and (server.hangs or server.rank != weights.rank)):
+            if server.has_ended or (server.is_ours and (server.hangs or server.shape != weights.shape)):
                 return self._start(server)
             try:
                 self._meet(server)
@@ -187,9 +199,9 @@ class Fleet:
         assert self.weights is not None
         weights = self.weights
         try:
-            server.start(weights.model, weights.rank)
+            server.start(weights.model, weights.shape)
         except InfraError as error:
-            if weights.rank and server.starts == 1 and "LoRA" in str(error):
+            if weights.adapter is not None and server.starts == 1 and "LoRA" in str(error):
                 raise AdapterRefusedError(str(error)) from error
             raise
         self._learn_context(server)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -106,7 +106,19 @@ PLAIN = VLLMConfig()
 
 
 class SaysNoError(InfraError):
-    """A server that runs refuses what it is asked."""
+    """A server that runs refuses what it is asked, with an HTTP status."""
+
+    def __init__(self, message: str = "", status: int = 500):
+        super().__init__(message)
+        self.status = status
+
+
+class AdapterShape(NamedTuple):
+    """What a server has to know of an adapter before it is started."""
+
+    rank: int
+    targets: list[str]
+    """Last names of the layers that it changes."""
 
 
 class Server:
@@ -135,8 +147,8 @@ class Server:
         """Whether somebody else has started it anew: it has other weights then."""
         self.model: Path | None = None
         """The folder whose weights it has, as far as we know."""
-        self.rank = 0
-        """Largest rank of adapters that it was started for."""
+        self.shape: AdapterShape | None = None
+        """Of the adapters that it was started for."""
         self.has_adapter = False
         """Whether it knows where the adapter is."""
         self.starts = 0
@@ -144,6 +156,7 @@ class Server:
         self.tries = 0
         """Of these, since it last was to take new weights."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
         self._opener = build_opener(ProxyHandler({}))
 
     @property
@@ -156,12 +169,12 @@ class Server:
         """Whether it was started here and runs no more."""
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
-    def start(self, model: Path, rank: int = 0) -> None:
+    def start(self, model: Path, shape: AdapterShape | None = None) -> None:
         """Start it with the model in a folder, and wait until it is ready.
 
         Args:
             model: the folder.
-            rank: largest one of an adapter that comes later; 0 = none does.
+            shape: of an adapter that comes later.
 
         Raises:
             InfraError: it ended or took too long; with the last lines of its log.
@@ -170,23 +183,26 @@ class Server:
         self.starts += 1
         self.tries += 1
         self.hangs = self.is_lost = self.has_adapter = False
-        self.model, self.rank = model, rank
+        self.model, self.shape = model, shape
         self.log.parent.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port, rank)],
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port, shape)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(rank),
+                env=self._environment(shape),
                 start_new_session=True,
             )
         until = time.monotonic() + self.config.start_seconds
         while not self.is_ready():
-            if self.has_ended:
-                raise InfraError(f"{self.name} ended with exit code {self._process.returncode}{self.last_words()}")
+            if self._is_over:
+                self.stop()
+                raise InfraError(f"{self.name} is not needed any more")
+            if process.poll() is not None:
+                raise InfraError(f"{self.name} ended with exit code {process.returncode}{self.last_words()}")
             if time.monotonic() > until:
                 self.stop()
                 raise InfraError(
@@ -205,8 +221,8 @@ class Server:
     def _answers(self, path: str, seconds: float) -> bool:
         try:
             self.tell("GET", path, seconds=seconds)
-        except SaysNoError:
-            return path == PULSE
+        except SaysNoError as error:
+            return path == PULSE and error.status < 500
         except InfraError:
             return False
         return True
@@ -224,6 +240,11 @@ class Server:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
+
+    def close(self) -> None:
+        """End it, also while somebody else waits for it to be ready."""
+        self._is_over = True
+        self.stop()
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
@@ -252,25 +273,29 @@ class Server:
         except HTTPError as error:
             said = error.read().decode(errors="replace")
             raise SaysNoError(
-                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}"
+                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}", error.code
             ) from error
         except (OSError, HTTPException) as error:
             raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.last_words()}") from error
 
-    def _words(self, model: Path, port: int, rank: int = 0) -> list[str]:
+    def _words(self, model: Path, port: int, shape: AdapterShape | None = None) -> list[str]:
         words, args = shlex.split(self.config.command), self.config.args
         named = [str(model)] if words[-1] == "serve" else ["--model", str(model)]
         kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
-        most = str(next((one for one in RANKS if one >= rank), rank))
-        adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", most] if rank else []
+        adapter: list[str] = []
+        if shape is not None:
+            most = next((one for one in RANKS if one >= shape.rank), shape.rank)
+            # With the head among them, vLLM 0.32 on a CPU dies of a probe beside other requests.
+            adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most)]
+            adapter += ["--lora-target-modules", *shape.targets]
         seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
         return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *kind, *adapter, *args]
 
-    def _environment(self, rank: int = 0) -> dict[str, str]:
+    def _environment(self, shape: AdapterShape | None = None) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
         # Where torchrun has started us, its variables would make the server one of our processes.
         inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
-        return {**inherited, **ENVIRONMENT, **(ADAPTERS if rank else {}), **own}
+        return {**inherited, **ENVIRONMENT, **(ADAPTERS if shape else {}), **own}
 
     def last_words(self) -> str:
         """The end of its log, as errors tell it; "" where there is none."""

@@ -288,7 +288,10 @@ class Generation(msgspec.Struct, frozen=True):
 class InferenceEngine(Protocol):
     """Token ids in, token ids out, with weights that can be replaced while it lives."""
 
-    policy_version: int
+    @property
+    def policy_version(self) -> int:
+        """Of the newest weights."""
+        ...
 
     async def generate(
         self,

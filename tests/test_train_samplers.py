@@ -6,19 +6,23 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import vllm_server
 from fakes import tiny_model
 from safetensors.torch import load_file
 from test_train_evaluation import envs, table
 from test_train_rl import metrics_of, one_turn, rollouts_of, settings, two_turns
+from test_vllm_engine import quick
 from vllm_server import FakeVLLM
 
 from rove.errors import ConfigError, RunError
+from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model
 from rove.protocols import Sampling
@@ -124,11 +128,59 @@ def test_it_plays_ahead(tmp_path: Path, fake: FakeVLLM):
     assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
 
 
-def test_an_adapter_is_played_with(tmp_path: Path, fake: FakeVLLM):
+def calls_of(fake: FakeVLLM) -> list[str]:
+    """What its workers were told to do, and what it was told to load."""
+    return [
+        body["method"] if path == "/collective_rpc" else path
+        for path, body in fake.asked
+        if path in ("/collective_rpc", "/v1/load_lora_adapter")
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_adapter_travels_alone(tmp_path: Path, fake: FakeVLLM, ahead: int):
     run = tmp_path / "run"
-    train(run, served(fake.url, steps=2, lora_rank=2))
-    assert_on_policy(run)
+    train(run, served(fake.url, steps=3, lora_rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
     assert (run / "final" / "adapter_model.safetensors").exists()
+    assert calls_of(fake) == ["reload_weights", "/v1/load_lora_adapter", *["list_loras", "remove_lora"] * 3]
+    rows = metrics_of(run)
+    assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
+    assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(run / "final"))}
+    assert not list((run / "vllm").glob("weights-*"))
+    if not ahead:
+        assert_on_policy(run)
+
+
+def adapter_bytes(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in ("adapter_model.safetensors", "adapter_config.json"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")]
+)
+def test_an_adapter_that_is_not_taken_is_merged(
+    tmp_path: Path, fake: FakeVLLM, fault: str, said: str, caplog: pytest.LogCaptureFixture
+):
+    run = tmp_path / "run"
+    fake.faults += [fault] * bool(fault)
+    config = served(fake.url, steps=2, lora_rank=2, learning_rate=0.05)
+    if not fault:
+        config = served(steps=2, lora_rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
+    train(run, config)
+    assert_on_policy(run)
+    warned = "\n".join(record.getMessage() for record in caplog.records if "rove.train.samplers" in record.name)
+    assert said in warned
+    assert ("gets whole weights with the adapter merged" in warned) == bool(fault)
+    assert calls_of(fake).count("reload_weights") == (4 if fault else 3)
+    assert not list((run / "vllm").glob("weights-*"))
+
+
+def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
+    loaded = tiny_model()
+    adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
+    sampler = make_sampler(served("http://x", lora_rank=513), adapted, tmp_path, copies=False)
+    assert isinstance(sampler, Served)
+    assert not sampler._goes_alone
 
 
 def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
@@ -140,7 +192,7 @@ def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
 
 
 def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.001)
+    quick(monkeypatch)
     tiny_model().save(tmp_path / "theirs")
     fake, run = FakeVLLM(tmp_path / "theirs"), tmp_path / "run"
 
@@ -177,23 +229,26 @@ def test_a_real_server_computes_what_the_trainer_does(tmp_path: Path, arch: str)
     assert isinstance(sampler.engine, VLLMEngine)
     try:
         for version in range(3):
-            for parameter in loaded.model.parameters():
-                parameter.data *= 1.1
+            grow(loaded)
             sampler.publish(version)
             assert sampler.metrics["sampler/probe_difference"] <= 1e-3
-        asyncio.run(changed_on_the_way(sampler, loaded))
+        asyncio.run(changed_on_the_way(sampler, loaded, partial(grow, loaded)))
     finally:
         asyncio.run(sampler.close())
 
 
-async def changed_on_the_way(sampler: Served, loaded: LoadedModel) -> None:
+def grow(loaded: LoadedModel) -> None:
+    for parameter in loaded.model.parameters():
+        parameter.data *= 1.1
+
+
+async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Callable[[], None]) -> None:
     """An answer goes on with weights that come while it is said, and knows which token is whose."""
     sampling = Sampling(max_tokens=500, ignore_eos=True)
     saying = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
     await asyncio.sleep(0.3)
-    for parameter in loaded.model.parameters():
-        parameter.data *= 1.1
-    sampler.publish(3)
+    change()
+    await asyncio.to_thread(sampler.publish, 3)
     made = await saying
     assert (made.policy_version, [version for version, _ in made.version_spans]) == (2, [2, 3])
     assert sum(count for _, count in made.version_spans) == len(made.ids) == 500
@@ -243,6 +298,51 @@ def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path
 
 @real
 @pytest.mark.slow
+def test_an_adapter_travels_alone_to_a_real_server_that_is_killed(tmp_path: Path):
+    loaded = with_heads_of_32("llama")
+    more = {"lora_rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
+    config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4, **more)
+
+    def kill(step: int, metrics: Any) -> None:
+        if step == 2:
+            for pid in workers_below(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+
+    train(tmp_path / "run", config, loaded=loaded, on_step=kill)
+    assert_on_policy(tmp_path / "run", 1e-3)
+    rows = metrics_of(tmp_path / "run")
+    assert rows[-1]["sampler/restarts"] == 1
+    assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(tmp_path / "run/final"))}
+
+
+@real
+@pytest.mark.slow
+def test_an_adapter_that_comes_on_the_way_goes_on_with_the_answer(tmp_path: Path):
+    loaded = with_heads_of_32("llama")
+    adapter = add_adapter(loaded.model, 4, 8.0, 0.0, [], 0, "somewhere")
+    vllm = VLLMConfig(**REAL)
+    sampler = make_sampler(
+        settings(sampler="vllm", vllm=vllm, lora_rank=4), loaded._replace(adapter=adapter), tmp_path, copies=False
+    )
+    assert isinstance(sampler, Served)
+    try:
+        for version in range(3):
+            change_adapter(loaded, version)
+            sampler.publish(version)
+        asyncio.run(changed_on_the_way(sampler, loaded, partial(change_adapter, loaded, 3)))
+    finally:
+        asyncio.run(sampler.close())
+
+
+def change_adapter(loaded: LoadedModel, seed: int) -> None:
+    torch.manual_seed(seed)
+    for name, parameter in loaded.model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+
+
+@real
+@pytest.mark.slow
 def test_a_run_with_a_real_server_that_is_killed(tmp_path: Path):
     loaded = with_heads_of_32("llama")
     config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4)
@@ -279,6 +379,25 @@ def workers_below(parent: int) -> list[int]:
         for pid in below
         if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("keeper")[0]
     ]
+
+
+NO_ADAPTERS = """
+import asyncio, sys
+from vllm_server import main
+
+if "--enable-lora" in sys.argv:
+    raise ValueError("OddForCausalLM does not support LoRA yet.")
+asyncio.run(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_be_started_for_adapters_is_started_without(tmp_path: Path):
+    (tmp_path / "serve.py").write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})" + NO_ADAPTERS)
+    config = served(steps=2, lora_rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
+    train(tmp_path / "run", config)
+    assert_on_policy(tmp_path / "run")
+    assert "does not support LoRA yet" in (tmp_path / "run/vllm/server-0.log").read_text()
 
 
 @pytest.mark.slow

@@ -44,6 +44,12 @@ def fake(folder: Path) -> Iterator[FakeVLLM]:
         yield server
 
 
+def quick(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
+    """Failures are waited for no longer than that."""
+    for module in ("engine", "fleet"):
+        monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_SECONDS", seconds)
+
+
 def engine_of(path: Path, *urls: str, **settings: Any) -> VLLMEngine:
     config = VLLMConfig(urls=list(urls), **settings)
     renderer = LOADED.renderer
@@ -177,13 +183,13 @@ def test_an_answer_ends_where_the_context_does(tmp_path: Path, fake: FakeVLLM):
 
 def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
     engine, other = synced(tmp_path, fake.url), tiny_model(seed=1)
-    first = engine._model
+    assert engine.fleet.weights
+    first = engine.fleet.weights.model
     weights = publish(engine, other, 2)
-    assert engine.difference <= 1e-4
+    assert engine.fleet.difference <= 1e-4
     assert ask(engine, PROMPT)[0].policy_version == 2
     assert engine.score(PROMPT) == pytest.approx(probe_of(other.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
-    assert first is not None
     assert not first.exists()
     paths = [path for path, _ in fake.asked if not path.startswith("/inference")]
     update = ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"]
@@ -213,7 +219,7 @@ def test_with_a_head_of_its_own_nothing_stays_old(tmp_path: Path):
     with FakeVLLM(tmp_path / "served", "keeps_head") as fake:
         engine = synced(tmp_path, fake.url)
         publish(engine, tiny_model(seed=1), 2)
-        assert engine.difference <= 1e-4
+        assert engine.fleet.difference <= 1e-4
 
 
 def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, folder: Path):
@@ -225,7 +231,7 @@ def test_the_tolerance_is_what_counts(tmp_path: Path, fake: FakeVLLM):
     engine = engine_of(tmp_path, fake.url, tolerance=100.0)
     engine.update_weights(1, written(tmp_path))
     engine.check(probe_of(tiny_model(seed=1).model, PROMPT))
-    assert 0.1 < engine.difference < 100
+    assert 0.1 < engine.fleet.difference < 100
 
 
 def written(path: Path) -> Path:
@@ -270,7 +276,7 @@ def test_requests_are_spread_and_a_next_turn_finds_its_server(tmp_path: Path, fo
 
 @pytest.mark.parametrize("fault", ["http_500", "abort"])
 def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    quick(monkeypatch)
     engine = synced(tmp_path, fake.url)
     fake.faults.append(fault)
     assert ask(engine, PROMPT)[0].ids
@@ -278,7 +284,7 @@ def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monke
 
 
 def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    quick(monkeypatch)
     engine = synced(tmp_path, fake.url)
     fake.faults += ["http_500"] * 4
     with pytest.raises(InfraError, match="HTTP 500: EngineDeadError") as raised:
@@ -289,7 +295,7 @@ def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytes
 def test_a_server_that_is_away_leaves_its_requests_to_the_others(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    quick(monkeypatch)
     with FakeVLLM(folder) as one:
         with FakeVLLM(folder) as other:
             engine = synced(tmp_path, one.url, other.url)
@@ -298,6 +304,20 @@ def test_a_server_that_is_away_leaves_its_requests_to_the_others(
         assert [len(made.ids) > 0 for made in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
         with pytest.raises(RunError, match="the weights of version 2 were not taken"):
             engine.update_weights(2, written(tmp_path))
+
+
+def test_what_somebody_else_has_started_anew_gets_its_weights(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    quick(monkeypatch)
+    tiny_model(seed=5).save(tmp_path / "others")
+    with FakeVLLM(folder) as fake:
+        engine = synced(tmp_path, fake.url)
+        fake._load(tmp_path / "others")
+        fake.version = "default"
+        [made] = ask(engine, PROMPT)
+        assert made.policy_version == 1
+        assert made.logprobs == pytest.approx(scored(PROMPT, made), abs=1e-4)
 
 
 def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fake: FakeVLLM):
@@ -319,49 +339,69 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
 
 @pytest.mark.slow
 def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
-    assert engine._probe is not None
-    engine._probe = engine._probe._replace(logprobs=[one - 1 for one in engine._probe.logprobs])
-    engine.servers[0].stop()
+    assert engine.fleet.probe is not None
+    engine.fleet.probe = engine.fleet.probe._replace(logprobs=[one - 1 for one in engine.fleet.probe.logprobs])
+    engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         ask(engine, PROMPT)
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         asyncio.run(engine.generate(PROMPT, Sampling(max_tokens=2)))
-    assert engine.servers[0].has_ended
+    assert engine.fleet.servers[0].has_ended
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         engine.update_weights(2, written(tmp_path))
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.1)
+    quick(monkeypatch, 0.1)
     engine = engine_of(tmp_path, command=FAKE, args=["--x", "1"], servers=2)
     publish(engine, LOADED, 7)
-    pids = [int(server.log.read_text().split()[1]) for server in engine.servers]
-    assert "1" in engine.servers[0].log.read_text()
+    pids = [int(server.log.read_text().split()[1]) for server in engine.fleet.servers]
+    assert "1" in engine.fleet.servers[0].log.read_text()
     os.kill(pids[0], signal.SIGKILL)
     assert [made.policy_version for made in ask(engine, *[PROMPT] * 6)] == [7] * 6
-    assert engine.restarts == 1
+    assert engine.fleet.restarts == 1
     assert len({made.ids[0] for made in ask(engine, *[PROMPT] * 16, ignore_eos=True)}) > 1
     os.kill(pids[1], signal.SIGKILL)
     publish(engine, tiny_model(seed=1), 8)
-    assert engine.restarts == 2
+    assert engine.fleet.restarts == 2
     asyncio.run(engine.close())
-    assert all(server.has_ended for server in engine.servers)
+    assert all(server.has_ended for server in engine.fleet.servers)
     assert not list(tmp_path.glob("weights-*"))
 
 
 @pytest.mark.slow
+def test_others_answer_while_one_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    quick(monkeypatch)
+    engine = synced(tmp_path, command=FAKE, servers=2)
+    first, other = engine.fleet.servers
+    never_ready = VLLMConfig(command=f"{sys.executable} -S -c 'import time; time.sleep(999)'")
+    monkeypatch.setattr(first, "config", never_ready)
+    first.stop()
+
+    async def answered() -> int:
+        made = await asyncio.gather(*(engine.generate([*PROMPT, n], Sampling(max_tokens=2)) for n in range(9, 19)))
+        while first.has_ended:  # noqa: ASYNC110  (a process begins)
+            await asyncio.sleep(0.01)
+        await engine.close()  # while it is waited for
+        return len(made)
+
+    assert asyncio.run(answered()) == 10
+    assert (first.starts, first.has_ended, other.has_ended) == (2, True, True)
+
+
+@pytest.mark.slow
 def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.01)
+    quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
     monkeypatch.setattr(
-        engine.servers[0],
+        engine.fleet.servers[0],
         "config",
         VLLMConfig(command=f"{sys.executable} -S -c 'print(\"oh no\"); raise SystemExit(1)'"),
     )
-    engine.servers[0].stop()
+    engine.fleet.servers[0].stop()
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
         ask(engine, PROMPT)
     with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not taken: .*oh no"):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rove.errors import ConfigError, InfraError
-from rove.vllm.server import PLAIN, Server, VLLMConfig
+from rove.vllm.server import PLAIN, AdapterShape, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -60,6 +60,7 @@ def words_of(command: str, **settings: Any) -> list[str]:
         ({"servers": 0}, "servers is 0; expected more than 0"),
         ({"tolerance": 0.0}, "tolerance is 0.0; expected more than 0"),
         ({"start_seconds": -1.0}, "start_seconds is -1.0"),
+        ({"hang_seconds": 0.0}, "hang_seconds is 0.0"),
         ({"urls": ["localhost:8000"]}, 'vllm.urls has "localhost:8000"; expected addresses like'),
         ({"urls": ["http://a"], "args": ["-x"]}, "vllm.args is for servers that rove starts"),
         ({"urls": ["http://a"], "servers": 2}, "vllm.servers is for servers that rove starts"),
@@ -97,6 +98,19 @@ def test_the_words_of_the_command():
     assert words_of("vllm serve", args=["-tp", "2"])[-2:] == ["-tp", "2"]
 
 
+def test_one_for_adapters_is_told_of_the_largest(tmp_path: Path):
+    server = Server(None, VLLMConfig(command="vllm serve", args=["--max-lora-rank", "64"]), 0, tmp_path)
+    shape = AdapterShape(9, ["q_proj", "up_proj"])
+    words = server._words(Path("/m"), 7, shape)
+    assert words[words.index("--max-lora-rank") + 1] == "16"  # what vLLM takes
+    assert words[-2:] == ["--max-lora-rank", "64"]  # ours are the last
+    assert "--enable-lora" in words
+    assert words[words.index("--lora-target-modules") + 1 :][:2] == shape.targets
+    assert server._environment(shape)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "--enable-lora" not in server._words(Path("/m"), 7)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server._environment()
+
+
 def test_every_setting_changes_something():
     assert set(VLLMConfig.__struct_fields__) == {
         "urls",  # below: nothing is started
@@ -105,6 +119,8 @@ def test_every_setting_changes_something():
         "servers",  # test_vllm_engine
         "gpus",  # below
         "start_seconds",  # below
+        "hang_seconds",  # test_vllm_watch
+        "merge_adapter",  # test_train_samplers
         "tolerance",  # test_vllm_engine
     }
 
@@ -187,6 +203,15 @@ def test_what_went_wrong_is_told_when_a_lot_follows(tmp_path: Path):
     server = Server(None, VLLMConfig(command=f"{sys.executable} -S {program}"), 0, tmp_path)
     with pytest.raises(InfraError, match=r"its log:\nValueError: heads of 8\nlater 87\n"):
         server.start(Path("/m"))
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path):
+    server = Server(None, PLAIN, 0, tmp_path)
+    with server.log.open("wb") as log:
+        log.truncate(1 << 40)  # a sparse one: all of it would not fit into memory
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nthe last line\n")
+    assert server.last_words().endswith("\nthe last line")
 
 
 def test_one_that_is_never_ready(tmp_path: Path):

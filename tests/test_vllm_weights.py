@@ -10,10 +10,10 @@ import torch
 from fakes import tiny_model
 from safetensors.torch import load_file
 
-from rove.models.adapter import add_adapter
+from rove.models.adapter import add_adapter, merge
 from rove.models.load import load_model
 from rove.train.samplers import probe_of
-from rove.vllm.weights import BODY_FILE, HEAD_FILE, merged_weights, write_served
+from rove.vllm.weights import BODY_FILE, HEAD_FILE, merged_weights, size_of, write_adapter, write_served
 
 PROMPT = [7, 30, 31, 40, 9, 100]
 
@@ -47,6 +47,26 @@ def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
     again = load_model(tmp_path, "cpu")
     assert probe_of(again.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
     assert merged_weights(loaded.model).keys() == tiny_model().model.state_dict().keys()
+
+
+def test_an_adapter_goes_beside_its_base(tmp_path: Path):
+    loaded = tiny_model()
+    plain = probe_of(loaded.model, PROMPT).logprobs
+    adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
+    for seed in (1, 2):  # the second over the first
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in loaded.model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_()
+        write_adapter(adapter, tmp_path / "adapter")
+    write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
+    base = load_model(tmp_path / "base", "cpu")
+    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
+    merge(base.model, tmp_path / "adapter")
+    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-5)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
+    assert size_of(tmp_path / "adapter") < size_of(tmp_path / "base") / 2
 
 
 def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

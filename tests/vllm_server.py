@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from rove.engine.engine import Engine
+from rove.models.adapter import merge
 from rove.models.load import load_model
 from rove.protocols import Generation, Sampling
 
@@ -30,7 +31,8 @@ class FakeVLLM:
     Args:
         model: the folder.
         faults: what it does wrong: "keeps_head" (of tied embeddings, when weights are replaced), "raw_logprobs" (not those of the
-            tempered distribution), "no_dev_mode"; or before its first answers "http_500", "abort".
+            tempered distribution), "no_dev_mode", "no_lora" (it was not started for adapters), "refuses_lora", "hangs" (its
+            engine: /health is answered); or before its first answers "http_500", "abort".
     """
 
     def __init__(self, model: Path, *faults: str):
@@ -40,6 +42,8 @@ class FakeVLLM:
         self.version = "default"
         self.context = 1 << 20
         self.url = ""
+        self.adapters: dict[str, Path] = {}
+        """Where each that was loaded is."""
         self._load(model)
         self._thread: threading.Thread | None = None
 
@@ -47,7 +51,9 @@ class FakeVLLM:
         with LOADING:
             loaded = load_model(model, "cpu")
         self.tied = bool(loaded.model.config.tie_word_embeddings)
+        self.folder = model
         self.engine = Engine(loaded.model, [], renderer=loaded.renderer)
+        self.adapted: Engine | None = None
 
     def __enter__(self) -> FakeVLLM:
         self._loop = asyncio.new_event_loop()
@@ -76,10 +82,12 @@ class FakeVLLM:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _handle(self, request: web.Request) -> web.Response:
-        body = await request.json() if request.can_read_body else None
+        body: Any = await request.json() if request.can_read_body else None
         self.asked.append((request.path_qs, body))
         if request.path == "/health":
             return web.Response()
+        while "hangs" in self.faults:  # noqa: ASYNC110  (a test ends it from another thread)
+            await asyncio.sleep(0.05)
         if request.path == "/v1/models":
             return web.json_response(
                 {"data": [{"id": "rove", "max_model_len": min(self.context, self.engine.context)}]}
@@ -89,13 +97,23 @@ class FakeVLLM:
                 self.faults.remove("http_500")
                 return web.Response(status=500, text="EngineDeadError")
             return web.json_response(await self._generate(body))
-        if "no_dev_mode" in self.faults:
-            return web.Response(status=404)
-        if request.path == "/collective_rpc":
-            self._reload(Path(body["kwargs"]["weights_path"]))
-        if request.path == "/update_weight_version":
+        return web.Response(status=404) if "no_dev_mode" in self.faults else self._manage(request.path, body)
+
+    def _manage(self, path: str, body: Any) -> web.Response:
+        if path == "/v1/load_lora_adapter":
+            return self._load_adapter(body)
+        if path == "/collective_rpc":
+            return web.json_response({"results": [self._call_workers(body)]})
+        if path == "/update_weight_version":
             self.version = body["new_version"]
-        return web.json_response({})
+        return web.json_response({"weight_version": self.version})
+
+    def _call_workers(self, body: Any) -> Any:
+        if body["method"] == "reload_weights":
+            self._reload(Path(body["kwargs"]["weights_path"]))
+        if body["method"] == "remove_lora":
+            self.adapted = None
+        return [1] if body["method"] == "list_loras" and self.adapted else []
 
     def _reload(self, folder: Path) -> None:
         kept = self.engine.model.lm_head.weight.detach().clone()
@@ -105,14 +123,32 @@ class FakeVLLM:
         if self.tied and "keeps_head" in self.faults:
             self.engine.model.lm_head.weight = type(self.engine.model.lm_head.weight)(kept)
 
+    def _load_adapter(self, body: dict[str, Any]) -> web.Response:
+        if "no_lora" in self.faults:
+            return web.Response(status=404)
+        if "refuses_lora" in self.faults:
+            return web.Response(status=500, text="vLLM does not yet support DoRA.")
+        self.adapters[body["lora_name"]] = Path(body["lora_path"])
+        self._adapt(Path(body["lora_path"]))
+        return web.Response(text="Success: LoRA adapter added successfully.")
+
+    def _adapt(self, folder: Path) -> Engine:
+        with LOADING:
+            base = load_model(self.folder, "cpu")
+            self.adapted = Engine(merge(base.model, folder), [], renderer=base.renderer)
+        return self.adapted
+
     async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        engine = self.engine
+        if body.get("model") is not None:
+            engine = self.adapted or self._adapt(self.adapters[body["model"]])
         asked = body["sampling_params"]
         sampling = Sampling(**{k: v for k, v in asked.items() if k not in NOT_OURS})
         more = {"stop_token_ids": asked.get("stop_token_ids"), "prompt_logprobs": asked.get("prompt_logprobs")}
         sampling = Sampling.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
-        made = await self.engine.generate(body["token_ids"], sampling, len(self.asked))
+        made = await engine.generate(body["token_ids"], sampling, len(self.asked))
         if "raw_logprobs" in self.faults:
-            made.logprobs[:] = self.engine.score([*body["token_ids"], *made.ids])[-len(made.ids) :]
+            made.logprobs[:] = engine.score([*body["token_ids"], *made.ids])[-len(made.ids) :]
         reason = made.finish_reason
         if "abort" in self.faults:
             self.faults.remove("abort")

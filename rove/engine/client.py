@@ -14,10 +14,13 @@ from rove.renderer import Renderer, Speech
 class ClientEngine(InferenceEngine, Protocol):
     """What a client needs of an engine beside."""
 
-    context: int
-    """Most tokens of prompt and answer together."""
     max_batch: int
     """How many requests it likes to have under way."""
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
 
     @property
     def adapters(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import random
 import shutil
 import time
@@ -19,12 +20,14 @@ from rove.errors import ConfigError
 from rove.models.load import LoadedModel, trained, twin
 from rove.vllm.answers import Probe
 from rove.vllm.engine import VLLMEngine
-from rove.vllm.server import PLAIN
-from rove.vllm.weights import write_served
+from rove.vllm.fleet import AdapterRefusedError
+from rove.vllm.server import PLAIN, RANKS
+from rove.vllm.weights import size_of, write_adapter, write_served
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
+logger = logging.getLogger(__name__)
 FOLDER = "vllm"
 PROBE_TOKENS = 64
 
@@ -129,7 +132,8 @@ class Embedded:
 
 
 class Served:
-    """Servers of vLLM. They get the weights as model folders below `folder`.
+    """Servers of vLLM. They get the weights as model folders below `folder`; of a model with an adapter, its base once, and the
+    adapter alone in every update, unless one of them does not take adapters.
 
     Args:
         config: settings.
@@ -139,6 +143,9 @@ class Served:
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):
         self.loaded = loaded
+        fits = loaded.adapter is not None and config.lora_rank <= RANKS[-1]
+        self._goes_alone = fits and not config.vllm.merge_adapter
+        self._base: Path | None = None
         self.folder = folder.resolve()  # servers have a working directory of their own
         vocab = int(loaded.model.config.get_text_config().vocab_size)
         self._probe = random.Random(0).choices(range(vocab), k=min(PROBE_TOKENS, loaded.context - 1))
@@ -159,15 +166,42 @@ class Served:
     def publish(self, version: int) -> None:
         """See `Sampler`."""
         started = time.perf_counter()
-        weights = self.folder / f"weights-{version}-{time.time_ns()}"
-        write_served(self.loaded, weights)
-        self.engine.update_weights(version, weights)
+        count = self._send(version)
         self.engine.check(probe_of(self.loaded.model, self._probe))
         self.metrics = {
-            "sampler/probe_difference": self.engine.difference,
-            "sampler/restarts": float(self.engine.restarts),
+            "sampler/probe_difference": self.engine.fleet.difference,
+            "sampler/restarts": float(self.engine.fleet.restarts),
+            "sampler/sent_bytes": float(count),
             "time/sync": time.perf_counter() - started,
         }
+
+    def _send(self, version: int) -> int:
+        """Let the servers have the newest weights; how many bytes are written for it."""
+        if self._goes_alone:
+            try:
+                return self._send_adapter(version)
+            except AdapterRefusedError as error:
+                logger.warning("vLLM gets whole weights with the adapter merged into them, since %s", error)
+                self._goes_alone = False
+        weights = self._new_folder(version)
+        write_served(self.loaded, weights)
+        self.engine.update_weights(version, weights)
+        return size_of(weights)
+
+    def _send_adapter(self, version: int) -> int:
+        assert self.loaded.adapter is not None
+        count = 0
+        if self._base is None:
+            self._base = self._new_folder(version)
+            write_served(self.loaded, self._base, merged=False)
+            count = size_of(self._base)
+        adapter = self._base / "adapter"
+        write_adapter(self.loaded.adapter, adapter)
+        self.engine.update_weights(version, self._base, adapter)
+        return count + size_of(adapter)
+
+    def _new_folder(self, version: int) -> Path:
+        return self.folder / f"weights-{version}-{time.time_ns()}"
 
     async def beside(self, update: Callable[[], None]) -> None:
         """See `Sampler`; environments go on meanwhile, and what they ask waits for the new weights."""

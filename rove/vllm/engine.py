@@ -1,22 +1,15 @@
 """Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
 
-Written against vLLM 0.32 (`/inference/v1/generate`, `/pause`, `/collective_rpc`, `/update_weight_version`); all that knows its
-HTTP is here and in `rove.vllm.server`.
-
-An update: the weights are written as a model folder that the servers see; each is paused with its requests kept, reads them,
-is told their version, goes on. Nothing that was computed with older weights is found by a later request, because what is
-cached is salted with the version. Then a fixed probe is scored by every server, and compared with what the trainer says.
+Written against vLLM 0.32 (`/inference/v1/generate`); all that knows its HTTP is here, in `rove.vllm.fleet` (how servers get
+weights), `rove.vllm.watch` and `rove.vllm.server`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +17,16 @@ import aiohttp
 import msgspec
 
 from rove.engine.stops import Ending, ends_of
-from rove.errors import ConfigError, InfraError, ModelError, OverlongPromptError, RunError
+from rove.errors import ConfigError, InfraError, ModelError, OverlongPromptError
 from rove.protocols import Generation, OnToken, Sampling, Token
 from rove.renderer import Renderer
-from rove.vllm.answers import Probe, differences, generation, prompt_logprobs
+from rove.vllm.answers import Probe, generation, prompt_logprobs
+from rove.vllm.fleet import Fleet, Weights
 from rove.vllm.server import Server, VLLMConfig
 from rove.vllm.spread import Spread
+from rove.vllm.watch import Watch
 
 DEFAULT_MAX_TOKENS = 512
-STARTS = 3
-"""So often a server that dies is started again without having taken new weights in between."""
 TRIES = 4
 """Of a request that a server fails although it runs."""
 BACKOFF_SECONDS = 1.0
@@ -54,7 +47,7 @@ class VLLMEngine:
     """One or several servers of vLLM, all with the same weights; an `InferenceEngine`.
 
     Requests are spread over them, a rollout's next turn going where the last one was answered. A server that was started here and
-    dies is started anew with the newest weights, and asked again.
+    dies, or hangs, is started anew with the newest weights, and asked again.
 
     Args:
         config: settings.
@@ -76,36 +69,30 @@ class VLLMEngine:
         max_batch: int = 256,
         renderer: Renderer | None = None,
     ):
-        self.config = config
         self.folder = folder.resolve()
         self.stop_ids = frozenset(stop_ids)
-        self.context = context
         self.vocab = vocab
         self.max_batch = max_batch
         self.renderer = renderer
-        self.policy_version = 0
         self.adapters: list[str] = []
-        """None: the weights that servers get have the adapter merged into them."""
-        self.difference = 0.0
-        """Largest between the servers' probes and the trainer's, after the last update."""
-        urls = config.urls or [None] * config.servers
-        self.servers = [Server(url, config, number, self.folder) for number, url in enumerate(urls)]
-        self._model: Path | None = None  # the newest weights
-        self._probe: Probe | None = None
-        self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
-        self._spread = Spread(self.servers)
-        self._met: set[int] = set()
-        self._starting = [threading.Lock() for _ in self.servers]
-        self._waiting = [asyncio.Lock() for _ in self.servers]
+        """None to choose from: there is one at most, and it is part of the weights."""
+        self.fleet = Fleet(config, self.folder, context)
+        self._spread = Spread(self.fleet.servers)
+        self._watches = [Watch(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
+        self._reviving: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._is_open = asyncio.Event()  # not while weights are replaced beside requests
         self._is_open.set()
-        self._wrong: RunError | None = None  # a server that was started again computes something else
 
     @property
-    def restarts(self) -> int:
-        """How often a server had to be started again, so far."""
-        return sum(max(0, server.starts - 1) for server in self.servers)
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.fleet.context
+
+    @property
+    def policy_version(self) -> int:
+        """Of the newest weights."""
+        return self.fleet.version
 
     async def generate(
         self,
@@ -131,11 +118,11 @@ class VLLMEngine:
             InfraError: no server answers.
         """
         await self._is_open.wait()
-        body, ending = self._request(prompt_ids, sampling)
+        params, ending = self._params(prompt_ids, sampling)
         server, key = self._spread.choose(prompt_ids)
-        server, answer = await self._ask(server, body)
+        server, answer = await self._ask(server, prompt_ids, params)
         made = generation(answer, prompt_ids, sampling, ending, self.policy_version)
-        if len(self.servers) > 1:
+        if len(self.fleet.servers) > 1:
             self._spread.remember(key, made.ids, server)
         if on_token is not None:
             for i, (token, logprob) in enumerate(zip(made.ids, made.logprobs, strict=True)):
@@ -151,37 +138,34 @@ class VLLMEngine:
         """
         if temperature != 1.0:
             raise ConfigError(f"temperature is {temperature}; vLLM scores tokens at temperature 1 alone")
-        answer = self.servers[0].ask("POST", "/inference/v1/generate", self._probing(ids, 1.0))
+        answer = self.fleet.servers[0].ask("POST", "/inference/v1/generate", self.fleet.probing(ids, 1.0))
         return prompt_logprobs(answer, ids)
 
-    def update_weights(self, version: int, weights: Mapping[str, Any] | Path | None = None) -> None:
+    def update_weights(
+        self, version: int, weights: Mapping[str, Any] | Path | None = None, adapter: Path | None = None
+    ) -> None:
         """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.
 
         Args:
             version: written on every token sampled from now on.
             weights: a model folder (see `rove.train.samplers`). None when they are those that the servers have.
+            adapter: folder of an adapter that goes beside that model, its base.
 
         Raises:
+            AdapterRefusedError: a server takes no adapter, or not this one.
             RunError: a server does not take them, cannot be started, or computed something else when it was started again.
         """
+        old = self.fleet.weights
         if weights is None:
-            if self._model is None or version == self.policy_version:
-                self.policy_version = version
+            if old is None or version == old.version:
+                self.fleet.version = version
                 return
+            weights, adapter = old.model, old.adapter
         elif not isinstance(weights, Path):
             raise ConfigError("VLLMEngine.update_weights takes the folder of a model; expected a Path")
-        if self._wrong is not None:
-            raise self._wrong
-        self._probe = None  # of the old weights
-        old, self._model, self.policy_version = self._model, weights or self._model, version
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            for done in [pool.submit(self._update, server) for server in self.servers]:
-                try:
-                    done.result()
-                except InfraError as error:
-                    raise RunError(f"the weights of version {version} were not taken: {error}") from error
-        if weights is not None and old is not None and old != weights:
-            shutil.rmtree(old, ignore_errors=True)
+        self.fleet.update(Weights(version, weights, adapter))
+        if old is not None and old.model != weights:
+            shutil.rmtree(old.model, ignore_errors=True)
 
     def check(self, probe: Probe) -> None:
         """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
@@ -189,21 +173,18 @@ class VLLMEngine:
         Raises:
             RunError: they differ by more than the tolerance, or a server does not answer.
         """
-        self._probe = probe
-        try:
-            self.difference = max(self._compare(server, probe) for server in self.servers)
-        except InfraError as error:
-            raise RunError(str(error)) from error
+        self.fleet.check(probe)
 
     async def close(self) -> None:
         """End the servers that were started here, and forget their weights."""
         if self._session is not None:
             await self._session.close()
             self._session = None
-        await asyncio.to_thread(lambda: [server.stop() for server in self.servers])
-        if self._model is not None:
-            shutil.rmtree(self._model, ignore_errors=True)
-            self._model = None
+        await asyncio.to_thread(self.fleet.close)
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        if self.fleet.weights is not None:
+            shutil.rmtree(self.fleet.weights.model, ignore_errors=True)
+            self.fleet.weights = None
 
     def hold(self) -> None:
         """Let new requests wait: what one computed with old weights, its salt of the new version would make later ones find."""
@@ -218,8 +199,8 @@ class VLLMEngine:
 
     # Asking
 
-    def _request(self, prompt_ids: Sequence[int], asked: Sampling) -> tuple[dict[str, Any], Ending]:
-        """The body of a request, and what tells where its answer ends."""
+    def _params(self, prompt_ids: Sequence[int], asked: Sampling) -> tuple[dict[str, Any], Ending]:
+        """What vLLM is told of how to sample, and what tells where the answer ends."""
         room = self._check_prompt(prompt_ids)
         unknown = [name for name in UNKNOWN if getattr(asked, name)]
         if unknown:
@@ -239,7 +220,7 @@ class VLLMEngine:
         }
         if asked.prompt_logprobs is not None:
             params["prompt_logprobs"] = asked.prompt_logprobs
-        return self._body(prompt_ids, params), Ending(asked, max_tokens, self.stop_ids, decode)
+        return params, Ending(asked, max_tokens, self.stop_ids, decode)
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> int:
         if len(prompt_ids) == 0:
@@ -257,23 +238,18 @@ class VLLMEngine:
             )
         return room
 
-    def _body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
-        salt = f"{self._salt}-{self.policy_version}"
-        return {"token_ids": list(ids), "sampling_params": params, "cache_salt": salt}
-
-    def _probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
-        params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
-        return self._body(ids, {**params, "detokenize": False, "ignore_eos": True})
-
-    async def _ask(self, server: Server, body: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
+    async def _ask(
+        self, server: Server, ids: Sequence[int], params: Mapping[str, Any]
+    ) -> tuple[Server, dict[str, Any]]:
         """An answer, and the server that gave it: the one that is asked first, or after each failure the best one then."""
         attempts: list[str] = []
         while True:
-            if self._wrong is not None:
-                raise self._wrong
+            if self.fleet.wrong is not None:
+                raise self.fleet.wrong
             server.under_way += 1
             try:
-                answer = await self._post(server, body)
+                request = self._post(server, self.fleet.body(ids, params))
+                answer = await self._watches[server.number].over(self._open_session(), request)
                 server.is_failing = False
                 return server, answer
             except (aiohttp.ClientError, OSError, InfraError, msgspec.DecodeError) as error:
@@ -282,119 +258,45 @@ class VLLMEngine:
                 if len(attempts) >= TRIES:
                     raise InfraError(attempts[-1], attempts) from error
                 await asyncio.sleep(BACKOFF_SECONDS * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
-                waiting = self._waiting[server.number]
-                # Where somebody starts it already, others can answer.
-                if not waiting.locked() or self._spread.best().is_failing:
-                    async with waiting:
-                        await asyncio.to_thread(self._revive, server)
+                reviving = self._revive(server)
+                if self._spread.best().is_failing:  # nobody else is there
+                    await asyncio.shield(reviving)
             finally:
                 server.under_way -= 1
             server = self._spread.best()
 
-    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    def _revive(self, server: Server) -> asyncio.Task[None]:
+        """Have a server looked after, unless it is already."""
+        if server.number not in self._reviving:
+            task = asyncio.create_task(asyncio.to_thread(self.fleet.revive, server))
+
+            def forget(done: asyncio.Task[None]) -> None:
+                del self._reviving[server.number]
+                if not done.cancelled():
+                    done.exception()  # is seen: who does not wait is told by `wrong`, or at the next update
+
+            task.add_done_callback(forget)
+            self._reviving[server.number] = task
+        return self._reviving[server.number]
+
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)  # an answer takes as long as it takes
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
-        async with self._session.post(f"{server.url}/inference/v1/generate", json=body) as response:
+        return self._session
+
+    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._open_session().post(f"{server.url}/inference/v1/generate", json=body) as response:
             if response.status >= 500:
                 raise InfraError(f"HTTP {response.status}: {(await response.text())[:300]}")
             if response.status != 200:
                 raise ModelError(f"{server.name} answers with HTTP {response.status}: {(await response.text())[:300]}")
             answer = msgspec.json.decode(await response.read())
-        reason = answer["choices"][0]["finish_reason"]
+        choice = answer["choices"][0]
+        if not all(one["version"].isdecimal() for one in choice.get("weight_versions") or ()):
+            server.is_lost = True
+            raise InfraError("it has other weights than it was given: somebody has started it anew")
+        reason = choice["finish_reason"]
         if reason not in ("stop", "length"):
             raise InfraError(f"it ended the answer with '{reason}'")
         return answer
-
-    # Weights
-
-    def _update(self, server: Server) -> None:
-        """Let one server have the newest weights."""
-        with self._starting[server.number]:
-            server.tries = 0
-            if server.has_ended:
-                return self._start(server)
-            try:
-                self._meet(server)
-                path = {"weights_path": str(self._model)}
-                server.ask("POST", "/pause?mode=keep")
-                server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
-                self._tell_version(server)
-                server.ask("POST", "/resume")
-                server.is_failing = False
-            except InfraError:
-                time.sleep(BACKOFF_SECONDS)
-                if not server.has_ended:
-                    raise
-                self._start(server)
-
-    def _start(self, server: Server) -> None:
-        assert self._model is not None
-        server.start(self._model)
-        self._learn_context(server)
-        self._tell_version(server)
-        server.is_failing = False
-
-    def _meet(self, server: Server) -> None:
-        """Make sure that a server that was there before us can be used."""
-        if server.is_ours or server.number in self._met:
-            return
-        self._learn_context(server)
-        try:
-            server.ask("POST", "/resume")
-        except InfraError as error:
-            raise InfraError(
-                f"{error}; start it with VLLM_SERVER_DEV_MODE=1 in its environment and the arguments --enable-scale-out "
-                "--logprobs-mode processed_logprobs --generation-config vllm"
-            ) from error
-        self._met.add(server.number)
-
-    def _learn_context(self, server: Server) -> None:
-        """It may take fewer tokens than the model could (`--max-model-len`)."""
-        [model, *_] = server.ask("GET", "/v1/models")["data"]
-        self.context = min(self.context, model.get("max_model_len") or self.context)
-
-    def _revive(self, server: Server) -> None:
-        """Start a server that has died, unless somebody else has, and see that it says what it should.
-
-        Raises:
-            InfraError: it cannot be started, or dies all the time.
-            RunError: it says something else.
-        """
-        with self._starting[server.number]:
-            if not server.has_ended:
-                return
-            if server.tries >= STARTS:
-                raise InfraError(
-                    f"{server.name} has died {STARTS} times since it took new weights{server.last_words()}"
-                )
-            self._start(server)
-            if self._probe is not None:
-                try:
-                    self._compare(server, self._probe)
-                except RunError as error:
-                    self._wrong = error
-                    server.stop()
-                    raise
-
-    def _tell_version(self, server: Server) -> None:
-        server.ask("POST", "/update_weight_version", {"new_version": str(self.policy_version)})
-
-    def _compare(self, server: Server, probe: Probe) -> float:
-        """How far a server's log-probabilities of a probe are off."""
-        answer = server.ask("POST", "/inference/v1/generate", self._probing(probe.ids, probe.temperature))
-        worst, drawn = differences(answer, probe)
-        if max(worst, drawn) <= self.config.tolerance:
-            return max(worst, drawn)
-        if worst <= self.config.tolerance:
-            raise RunError(
-                f"{server.name} gives a token that was drawn at temperature {probe.temperature} a log-probability that is "
-                f"{drawn:.2g} off the tempered distribution's: start it with --logprobs-mode processed_logprobs"
-            )
-        raise RunError(
-            f"{server.name} does not compute what the trainer does: after the update to version {self.policy_version} their "
-            f"log-probabilities of the probe differ by {worst:.2g}, and vllm.tolerance is {self.config.tolerance:g}. "
-            "Either it has not taken all of the weights (one that was started with tied embeddings may keep its old head: start "
-            'it with a folder whose config.json says "tie_word_embeddings": false, or let rove start it), or it computes in '
-            "fewer digits (then raise vllm.tolerance)"
-        )

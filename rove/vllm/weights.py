@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -12,20 +12,28 @@ from safetensors.torch import save_file
 
 from rove.models.load import LoadedModel
 
+if TYPE_CHECKING:
+    from rove.models.adapter import Adapter
+
 LFM2_SIZES = ("conv_dim", "block_dim")
 """What vLLM 0.32 wants to read of an LFM2, and transformers does not write of one that is made from scratch: its width."""
 BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 
 
-def write_served(loaded: LoadedModel, folder: Path) -> None:
+def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None:
     """Write a model as vLLM is to load it: an ordinary folder, an adapter merged into the weights, and its head written out.
 
     A head that is tied to the embeddings is written as a matrix of its own, in a model that says it is not tied: when weights
     are replaced, vLLM 0.32 fills the embeddings and leaves the head to follow, which on a CPU it does not (what it computes
     with there is a copy in another layout).
+
+    Args:
+        loaded: the model.
+        folder: to be made.
+        merged: False = an adapter is left out, for the base alone.
     """
     model = loaded.model
-    weights = merged_weights(model)
+    weights = merged_weights(model) if merged else base_weights(model)
     model.save_pretrained(folder, state_dict=weights)
     loaded.tokenizer.save_pretrained(folder)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
@@ -56,12 +64,30 @@ def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
 
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     """Name → weight of a model, with the adapter in it merged."""
-    if not any(hasattr(layer, "get_delta_weight") for layer in model.modules()):
-        return model.state_dict()
-    weights = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    weights = base_weights(model)
     with torch.no_grad():
         for name, layer in model.named_modules():
             if hasattr(layer, "get_delta_weight"):
-                inside = f"{name}.base_layer.weight"
-                weights[inside] = weights[inside] + layer.get_delta_weight("default")
+                weights[f"{name}.weight"] = weights[f"{name}.weight"] + layer.get_delta_weight("default")
+    return weights
+
+
+def base_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Name → weight of a model, without the adapter in it."""
+    weights = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     return {name.replace(".base_layer.", "."): tensor for name, tensor in weights.items()}
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write an adapter as PEFT does, over an older one of the same shape that others may be reading: they find one of the two."""
+    new = folder.with_name(folder.name + "-new")
+    adapter.save(new)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in new.iterdir():
+        file.replace(folder / file.name)
+    new.rmdir()
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

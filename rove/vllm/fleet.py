@@ -1,0 +1,286 @@
+"""Servers of vLLM that all have the same, newest weights; plain calls, one after another or in threads.
+
+Written against vLLM 0.32 (`/pause`, `/collective_rpc`, `/load_lora_adapter`, `/update_weight_version`).
+
+An update: each server is paused with its requests kept, reads a folder, is told the version of what it has read, goes on. Nothing
+that was computed with older weights is found by a later request, because what is cached is salted with the version. Then a
+fixed probe is scored by every server, and compared with what the trainer says.
+
+An adapter alone is always in the same folder: servers are told to forget the one they have, and read it anew when it is asked
+for next. (vLLM's own `load_inplace` would let them read it in every single step, from then on.)
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rove.digest import ADAPTER_CONFIG
+from rove.errors import InfraError, RunError
+from rove.vllm.answers import Probe, differences
+from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
+
+STARTS = 3
+"""So often a server that dies is started again without having taken new weights in between."""
+BACKOFF_SECONDS = 1.0
+
+
+class AdapterRefusedError(InfraError):
+    """A server does not take an adapter beside the weights of its base."""
+
+
+class Weights(NamedTuple):
+    """What servers are to compute with."""
+
+    version: int
+    model: Path
+    """A folder, as `rove.vllm.weights` writes it."""
+    adapter: Path | None = None
+    """The folder of an adapter that goes beside the model, which is its base then."""
+
+    @property
+    def shape(self) -> AdapterShape | None:
+        """Of the adapter."""
+        if self.adapter is None:
+            return None
+        config = msgspec.json.decode((self.adapter / ADAPTER_CONFIG).read_bytes())
+        return AdapterShape(config["r"], sorted(config["target_modules"]))
+
+
+class Fleet:
+    """Servers, the weights that they are to have, and what they must say with these.
+
+    Args:
+        config: settings.
+        folder: for logs.
+        context: most tokens of prompt and answer together; servers may take fewer.
+    """
+
+    def __init__(self, config: VLLMConfig, folder: Path, context: int):
+        self.config = config
+        self.context = context
+        self.version = 0
+        self.weights: Weights | None = None
+        self.difference = 0.0
+        """Largest between the servers' probes and the trainer's, after the last update."""
+        self.wrong: RunError | None = None
+        """A server that was started again computes something else."""
+        urls = config.urls or [None] * config.servers
+        self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
+        self.probe: Probe | None = None
+        self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
+        self._met: set[int] = set()
+        self._locks = [threading.Lock() for _ in self.servers]
+
+    @property
+    def restarts(self) -> int:
+        """How often a server had to be started again, so far."""
+        return sum(max(0, server.starts - 1) for server in self.servers)
+
+    def is_busy(self, server: Server) -> bool:
+        """Whether a server is being started, or takes new weights."""
+        return self._locks[server.number].locked()
+
+    def body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a request for what follows so many tokens, with the newest weights."""
+        body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self.version}"}
+        return {**body, "model": self._adapter_name} if self.weights and self.weights.adapter else body
+
+    def probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
+        """Of one for a token, and the log-probabilities of those before it."""
+        params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
+        return self.body(ids, {**params, "detokenize": False, "ignore_eos": True})
+
+    def update(self, weights: Weights) -> None:
+        """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.
+
+        Raises:
+            AdapterRefusedError: a server takes no adapter, or not this one.
+            RunError: a server does not take them, cannot be started, or computed something else when it was started again.
+        """
+        if self.wrong is not None:
+            raise self.wrong
+        self.probe = None  # of the old weights
+        self.weights, self.version = weights, weights.version
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            for done in [pool.submit(self._update, server, weights) for server in self.servers]:
+                try:
+                    done.result()
+                except AdapterRefusedError:
+                    raise
+                except InfraError as error:
+                    raise RunError(f"the weights of version {weights.version} were not taken: {error}") from error
+
+    def check(self, probe: Probe) -> None:
+        """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
+
+        Raises:
+            RunError: they differ by more than the tolerance, or a server does not answer.
+        """
+        self.probe = probe
+        try:
+            self.difference = max(self._checked(server, probe) for server in self.servers)
+        except InfraError as error:
+            raise RunError(str(error)) from error
+
+    def _checked(self, server: Server, probe: Probe) -> float:
+        try:
+            return self._compare(server, probe)
+        except InfraError:
+            time.sleep(BACKOFF_SECONDS)
+            if not server.is_ours or server.is_alive():
+                raise
+            server.hangs = True
+            self.revive(server)
+            return self._compare(server, probe)
+
+    def revive(self, server: Server) -> None:
+        """Start a server that has died or hangs, unless somebody else has; what others have started is given its weights.
+
+        Raises:
+            InfraError: it cannot be started, or dies all the time.
+            RunError: it says something else.
+        """
+        with self._locks[server.number]:
+            if server.is_ours:
+                if not server.has_ended and not server.hangs:
+                    return
+                if server.tries >= STARTS:
+                    raise InfraError(
+                        f"{server.name} has died {STARTS} times since it took new weights{server.last_words()}"
+                    )
+                self._start(server)
+            elif server.is_lost:
+                self._meet(server)
+                assert self.weights is not None
+                self._replace(server, self.weights)
+            else:
+                return
+            if self.probe is not None:
+                try:
+                    self._compare(server, self.probe)
+                except RunError as error:
+                    self.wrong = error
+                    server.stop()
+                    raise
+
+    def close(self) -> None:
+        """End the servers that were started here, for good."""
+        for server in self.servers:
+            server.close()
+
+    # One server
+
+    def _update(self, server: Server, weights: Weights) -> None:
+        """Let one server have the newest weights."""
+        with self._locks[server.number]:
+            server.tries = 0
+            if server.has_ended or (server.is_ours and (server.hangs or server.shape != weights.shape)):
+                return self._start(server)
+            try:
+                self._meet(server)
+                self._replace(server, weights)
+            except AdapterRefusedError:
+                raise
+            except InfraError:
+                time.sleep(BACKOFF_SECONDS)  # a dying one must be seen dead
+                if not server.is_ours or server.is_alive():
+                    raise
+                self._start(server)
+
+    def _start(self, server: Server) -> None:
+        assert self.weights is not None
+        weights = self.weights
+        try:
+            server.start(weights.model, weights.shape)
+        except InfraError as error:
+            if weights.adapter is not None and server.starts == 1 and "LoRA" in str(error):
+                raise AdapterRefusedError(str(error)) from error
+            raise
+        self._learn_context(server)
+        if weights.adapter is not None:
+            self._load_adapter(server, weights.adapter)
+        self._tell_version(server, weights.version)
+        server.is_failing = False
+
+    def _meet(self, server: Server) -> None:
+        """Make sure that a server that was there before us can be used."""
+        if server.is_lost:
+            server.is_lost = server.has_adapter = False
+            server.model = None
+            self._met.discard(server.number)
+        if server.is_ours or server.number in self._met:
+            return
+        self._learn_context(server)
+        try:
+            server.ask("POST", "/resume")
+        except InfraError as error:
+            raise InfraError(
+                f"{error}; start it with VLLM_SERVER_DEV_MODE=1 in its environment and the arguments --enable-scale-out "
+                "--logprobs-mode processed_logprobs --generation-config vllm"
+            ) from error
+        self._met.add(server.number)
+
+    def _learn_context(self, server: Server) -> None:
+        """It may take fewer tokens than the model could (`--max-model-len`)."""
+        [model, *_] = server.ask("GET", "/v1/models")["data"]
+        self.context = min(self.context, model.get("max_model_len") or self.context)
+
+    def _replace(self, server: Server, weights: Weights) -> None:
+        """Let a server that runs read them."""
+        server.ask("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
+        if server.model != weights.model:
+            path = {"weights_path": str(weights.model)}
+            server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
+            server.model = weights.model
+        if weights.adapter is not None:
+            self._load_adapter(server, weights.adapter)
+        self._tell_version(server, weights.version)
+        server.ask("POST", "/resume")
+        server.is_failing = server.hangs = False
+
+    @property
+    def _adapter_name(self) -> str:
+        return f"rove-{self._salt}"
+
+    def _load_adapter(self, server: Server, folder: Path) -> None:
+        """Let a server read the adapter: now, or if it has read one from there, when it is asked for next."""
+        if server.has_adapter:
+            answer = server.ask("POST", "/collective_rpc", {"method": "list_loras"})
+            for number in sorted({number for worker in answer["results"] for number in worker}):
+                server.ask("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
+            return
+        try:
+            server.tell("POST", "/v1/load_lora_adapter", {"lora_name": self._adapter_name, "lora_path": str(folder)})
+        except SaysNoError as error:
+            raise AdapterRefusedError(str(error)) from error
+        server.has_adapter = True
+
+    def _tell_version(self, server: Server, version: int) -> None:
+        server.ask("POST", "/update_weight_version", {"new_version": str(version)})
+
+    def _compare(self, server: Server, probe: Probe) -> float:
+        """How far a server's log-probabilities of a probe are off."""
+        answer = server.ask("POST", "/inference/v1/generate", self.probing(probe.ids, probe.temperature))
+        worst, drawn = differences(answer, probe)
+        if max(worst, drawn) <= self.config.tolerance:
+            return max(worst, drawn)
+        if worst <= self.config.tolerance:
+            raise RunError(
+                f"{server.name} gives a token that was drawn at temperature {probe.temperature} a log-probability that is "
+                f"{drawn:.2g} off the tempered distribution's: start it with --logprobs-mode processed_logprobs"
+            )
+        raise RunError(
+            f"{server.name} does not compute what the trainer does: after the update to version {self.version} their "
+            f"log-probabilities of the probe differ by {worst:.2g}, and vllm.tolerance is {self.config.tolerance:g}. "
+            "Either it has not taken all of the weights (one that was started with tied embeddings may keep its old head: start "
+            'it with a folder whose config.json says "tie_word_embeddings": false, or let rove start it), or it computes in '
+            "fewer digits (then raise vllm.tolerance)"
+        )

@@ -175,6 +175,14 @@ def test_an_adapter_that_is_not_taken_is_merged(
     assert not list((run / "vllm").glob("weights-*"))
 
 
+def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
+    tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("vllm_server.merge", lambda model, folder: model)
+    with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
+        train(tmp_path / "run", served(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
+
+
 def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))

@@ -175,6 +175,14 @@ def test_an_adapter_that_is_not_taken_is_merged(
     assert not list((run / "vllm").glob("weights-*"))
 
 
+def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
+    tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("vllm_server.merge", lambda model, folder: model)
+    with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
+        train(tmp_path / "run", served(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
+
+
 def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
@@ -294,6 +302,34 @@ def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path
             sampler.publish(1)
     finally:
         asyncio.run(sampler.close())
+
+
+@real
+@pytest.mark.slow
+def test_a_real_server_that_hangs_beside_the_trainer_is_started_again(tmp_path: Path):
+    """Its engine is stopped; the process that answers /health goes on."""
+    vllm = VLLMConfig(**REAL, hang_seconds=30.0)
+    config = settings(sampler="vllm", vllm=vllm, steps=5, max_off_policy_steps=2, checkpoint_every=99)
+
+    def stop(step: int, metrics: Any) -> None:
+        if step == 2:
+            for pid in workers_below(os.getpid()):
+                if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGSTOP)
+
+    train(tmp_path / "run", config, loaded=with_heads_of_32("llama"), on_step=stop)
+    rows, records = metrics_of(tmp_path / "run"), rollouts_of(tmp_path / "run")
+    assert max(row["sampler/probe_difference"] for row in rows) <= 1e-3
+    assert rows[-1]["sampler/restarts"] == 1
+    assert len(records) == 5 * config.batch_size
+    for record in records:
+        assert record.error is None
+        assert record.step is not None
+        for turn in record.steps:
+            assert turn.tokens is not None
+            spans = turn.tokens.version_spans or [(turn.tokens.policy_version, len(turn.tokens.completion_ids))]
+            assert sum(count for _, count in spans) == len(turn.tokens.completion_ids)
+            assert all(0 <= record.step - 1 - version <= 2 for version, _ in spans)
 
 
 @real

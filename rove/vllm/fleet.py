@@ -91,7 +91,7 @@ class Fleet:
     def body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         """Of a request for what follows so many tokens, with the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self.version}"}
-        return {**body, "model": self._adapter_name} if self.weights and self.weights.adapter else body
+        return {**body, "model": self._adapter_name} if self._has_adapter else body
 
     def probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
         """Of one for a token, and the log-probabilities of those before it."""
@@ -247,6 +247,10 @@ class Fleet:
         server.is_failing = server.hangs = False
 
     @property
+    def _has_adapter(self) -> bool:
+        return self.weights is not None and self.weights.adapter is not None
+
+    @property
     def _adapter_name(self) -> str:
         return f"rove-{self._salt}"
 
@@ -283,4 +287,9 @@ class Fleet:
             "Either it has not taken all of the weights (one that was started with tied embeddings may keep its old head: start "
             'it with a folder whose config.json says "tie_word_embeddings": false, or let rove start it), or it computes in '
             "fewer digits (then raise vllm.tolerance)"
+            + (
+                ", or it does not have all of the adapter's layers (then set vllm.merge_adapter)"
+                if self._has_adapter
+                else ""
+            )
         )

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIL = '<script>window.pwned = 1</script><img src="https://evil.example/x" onerror="window.pwned = 2">\x1b[31m\u202egnp'
+WATCH = """
+window.told = [];
+const note = () => window.told.push(document.querySelector(".hits").innerText);
+new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+"""
 PAGES = {
     "runs": "",
     "rollouts": "rollouts?run=rl",
@@ -200,7 +205,37 @@ def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp
         page = tab.open("rollout?run=async&line=0")
         page.locator("summary", has_text="2 turns in").click()
         assert "versions 3–5" in page.locator("aside").inner_text()
+        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&colour=version")) == []
         assert tab.trouble == [] and tab.overflow <= 0
+
+
+def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path):
+    for number, name in enumerate(("one", "two")):
+        with made_run(tmp_path / f"runs/{name}", [], kind="rl") as run:
+            for step in (1, 2, 3):
+                metrics = {"metrics/won": 0.1 * step, "metrics/lost": 0.2, "metrics/num_turns": 4.0 + number}
+                late = {"eval/held/reward/mean": 0.5} if step == 3 else {}
+                run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **late})
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("training?run=one&run=two")
+        page.locator('svg[data-key="metrics: won"]').wait_for()
+        charts = [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()]
+        held = "held-out reward: held"
+        assert charts == ["reward", held, "metrics: lost", "metrics: won", "metrics above 1: num_turns"]
+        for chart in page.locator("figure", has=page.locator("svg.curves")).all():
+            assert chart.locator(".legend li").all_inner_texts() == ["one", "two"]
+            assert [line.get_attribute("class") for line in chart.locator("polyline").all()] == ["line c0", "line c1"]
+        assert page.locator(f'svg[data-key="{held}"] circle.dot').count() == 2  # a point is seen without its neighbours
+        page = tab.open("training?run=one")
+        page.locator('svg[data-key="metrics"]').wait_for()
+        assert [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()] == [
+            "reward",
+            "held-out reward",
+            "metrics",
+            "metrics above 1",
+        ]
+        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
 
 
 def test_everything_can_be_done_with_the_keyboard(tab: Tab):
@@ -385,6 +420,14 @@ def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path:
         assert page.locator("table.rollouts tbody tr").count() == 50
         page = tab.open("rollouts?run=large&offset=99950")
         tab.wait("99,951 to 100,000 of 100,000 rollouts")
+        page.evaluate(WATCH)
+        page.get_by_label("Text").fill("question 0")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_function(
+            "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"
+        )
+        parts = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
+        assert parts > 1  # what was found is shown while the rest is read, and how far that is
         assert tab.trouble == []
 
 

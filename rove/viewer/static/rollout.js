@@ -40,8 +40,12 @@ function head(about, found, params, tab) {
       el("h1", {}, title),
       found.error ? el("span", { class: "status stopped" }, "failed") : el("span", { class: "status reward" }, `reward ${number(found.reward)}`),
       weights(found),
-      el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
-      el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
+      el(
+        "span",
+        { class: "picked" },
+        el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
+        el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
+      ),
     ),
     el("nav", { class: "tabs", "aria-label": "Views of this rollout" }, links),
   ];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterable
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,9 +14,9 @@ from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv, Opponent
 from rove.errors import RunError
 from rove.groups import run_groups
-from rove.messages import text_of
-from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord
+from rove.messages import as_message, text_of
+from rove.protocols import Client, Request, Response, Sampling
+from rove.records import RolloutRecord, TrajectoryStep
 from rove.rollout import Job
 
 OPPONENT = "opponent"
@@ -43,16 +44,19 @@ async def play_cases(
     *,
     model: str = "",
     sampling: Sampling | None = None,
+    seat: str = "",
 ) -> AsyncIterator[Case]:
     """Play games again, one after the other, on the examples they had.
 
     Where a person had the opponent's seat, its moves come again wherever the game comes to what they answered; elsewhere a
-    legal move is drawn, the same one every time.
+    legal move is drawn, the same one every time. Where it had a seat that the environment asks by name, its words come again
+    likewise; elsewhere whom the environment asks is asked.
 
     Args:
         env: a two-player environment's `opponent` is taken meanwhile.
         client: who plays now.
         kept: the games; failed ones are left out.
+        seat: the name by which the environment asked the person; it may be a pattern.
 
     Raises:
         RunError: the dataset has the example of a game no more.
@@ -72,7 +76,9 @@ async def play_cases(
             if isinstance(env, MultiTurnEnv):
                 env.opponent = replayed(record)
             jobs = [[Job(row, record.example_key, 0, 0)]]
-            played = run_groups(env, client, jobs, model=model, sampling=sampling, max_concurrent=1)
+            played = run_groups(
+                env, client, jobs, model=model, sampling=sampling, max_concurrent=1, seats=Recalled(record, seat)
+            )
             async for now in played:
                 yield Case(record, now)
     finally:
@@ -90,3 +96,45 @@ def replayed(record: RolloutRecord) -> Opponent | None:
         return move if move in legal else random.Random(f"{record.example_key}:{view}").choice(legal)
 
     return opponent if moves else None
+
+
+class Recalled:
+    """Who answers in the seats that a person had in a game (`rove.seats.SeatClients`): it does, as it did.
+
+    Args:
+        record: the game.
+        seat: pattern of the seats' names.
+    """
+
+    def __init__(self, record: RolloutRecord, seat: str):
+        self.record, self.seat = record, seat
+
+    def get(self, seat: str, client: Client, /) -> Client:
+        """The person's words, before whom the environment asks."""
+        return Memory(self.record.seats.get(seat, []), client) if fnmatchcase(seat, self.seat) else client
+
+
+class Memory:
+    """A client that says what was said to the same conversation before, and asks another one where there was none.
+
+    Args:
+        steps: what was said.
+        client: who is asked otherwise.
+    """
+
+    def __init__(self, steps: Iterable[TrajectoryStep], client: Client):
+        self.steps, self.client = list(steps), client
+
+    @property
+    def max_concurrent(self) -> int:
+        """See `Client`."""
+        return self.client.max_concurrent
+
+    async def respond(self, request: Request) -> Response:
+        """The recorded answer, or a new one."""
+        found = next((step for step in self.steps if step.prompt == request.messages), None)
+        return await self.client.respond(request) if found is None else Response(as_message(found.completion[-1]))
+
+    async def close(self) -> None:
+        """Close the client behind."""
+        await self.client.close()

@@ -15,6 +15,7 @@ from rove.errors import Error
 from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord, Scores
 from rove.rollout import Allowance, Job, make_turn, run_rollout, score, score_siblings, try_record
+from rove.seats import SeatClients
 from rove.state import State
 
 
@@ -30,6 +31,7 @@ async def run_groups(
     allowance: Allowance = Allowance(),  # noqa: B008  frozen
     fail_fast: bool = False,
     step: int | None = None,
+    seats: SeatClients | None = None,
     keep: Callable[[RolloutRecord], None] = lambda record: None,
 ) -> AsyncGenerator[RolloutRecord, None]:
     """Run every job of every group and yield each record as soon as it is final.
@@ -45,6 +47,7 @@ async def run_groups(
         max_scoring: rollouts scored at a time; no limit of its own when not given.
         allowance: what one rollout may use.
         step: training step, written into the records.
+        seats: who answers in other seats instead of whom the environment asks there itself.
         keep: called with each record the moment it is final, the siblings of a group one right after the other;
             records that nobody takes from the generator any more are kept all the same.
 
@@ -58,7 +61,7 @@ async def run_groups(
 
     async def play(unit: _Unit, position: int, place: _Place) -> None:
         turn = make_turn(client, model, sampling, allowance, place.give_up)
-        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds)
+        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, seats)
         async with scoring:
             records = await unit.add(position, env, state, sampling.temperature, step)
         for record in records:

@@ -30,7 +30,7 @@ from rove.errors import (
 from rove.messages import Message, Messages, text_of
 from rove.protocols import Client, Limits, Request, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
-from rove.seats import ask
+from rove.seats import SeatClients, ask
 from rove.state import State
 from rove.statistics import Price
 
@@ -214,8 +214,10 @@ def make_turn(
     return turn
 
 
-async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None) -> State:
-    """Play one rollout, in the environment's time limit or in this one if it is shorter.
+async def run_rollout(
+    env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, seats: SeatClients | None = None
+) -> State:
+    """Play one rollout, in the environment's time limit or in this one if it is shorter; `seats`: who answers in other seats.
 
     Never raises for what happens inside it: what went wrong is in `state["error"]`.
     """
@@ -230,6 +232,7 @@ async def run_rollout(env: Environment, job: Job, turn: Turn, timeout_seconds: f
         stop_condition=None,
         is_truncated=False,
         error=None,
+        **({} if seats is None else {"seat_clients": seats}),
     )
     try:
         with _contained(state):

@@ -6,7 +6,7 @@ import time
 from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rove.digest import derive_seed
 from rove.errors import phase
@@ -14,6 +14,14 @@ from rove.messages import Message, as_messages
 from rove.protocols import Client, Request, Response, Sampling
 from rove.records import TrajectoryStep
 from rove.state import State
+
+
+class SeatClients(Protocol):
+    """Who answers in other seats than the model's instead of whom the environment asks. A dict of clients by seat is one."""
+
+    def get(self, seat: str, client: Client, /) -> Client:
+        """Who answers in a seat in which the environment asks `client`."""
+        ...
 
 
 async def ask(
@@ -31,7 +39,8 @@ async def ask(
     The step is kept in `state["seats"][seat]` and in the record's `seats`: never in the trajectory, so that it is neither
     trained on nor counted as the model's. Steps lie in the order in which they were asked for, also where several are under
     way at once. Its random stream comes from the rollout's seed, the seat and how often it was asked before.
-    While a rollout is played again to be rescored, `state["seat_clients"]` has who answers instead, by seat.
+    `state["seat_clients"]`, if there is any, has who answers instead, by seat: while a rollout is played again to be rescored,
+    or where somebody else has taken the seat (see `SeatClients`).
 
     Args:
         messages: the conversation as this player sees it: a text is said by the user, and its own turns are the assistant's.
@@ -60,7 +69,8 @@ async def ask(
             state=state,
         )
         started = time.perf_counter()
-        response = await state.get("seat_clients", {}).get(seat, client).respond(request)
+        seated: SeatClients = state.get("seat_clients") or {}
+        response = await seated.get(seat, client).respond(request)
         record_answer(state, seat, request, response, time.perf_counter() - started, number)
     return response.message
 

@@ -118,9 +118,23 @@ async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClie
         "prompt": [[1, None], [2, None]],
         "sampled": [[3, None], [4, None]],
         "logprobs": [-0.1, -2.0],
+        "versions": [[0, 2]],
         "left_out": 0,
     }
     assert told["advantage"] == pytest.approx(0.5)
+
+
+async def test_every_version_of_the_weights_that_sampled_a_turn_is_told(client: TestClient[Any, Any], folder: Path):
+    spans = [(3, 1), (5, 2)]
+    steps = [
+        TrajectoryStep([], [], tokens=StepTokens([1], [7, 8, 9], [-0.1] * 3, 3, spans)),
+        TrajectoryStep([], [], tokens=StepTokens([1, 7, 8, 9], [4], [-0.1], 5)),
+        TrajectoryStep([], []),
+    ]
+    made_run(folder / "async", [record(0, 0, step=6, steps=steps)], kind="rl")
+    told = await asked(client, "/api/rollout", run="async", line=0)
+    assert [step["versions"] for step in told["steps"]] == [[[3, 1], [5, 2]], [[5, 1]], []]
+    assert [turn["versions"] for turn in told["tokens"]] == [[[3, 1], [5, 2]], [[5, 1]]]
 
 
 async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(

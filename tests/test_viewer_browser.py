@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+from browser import NARROW, WIDE, Tab, chromium, serving, viewing, violations
+from commands import environment
 from made import made_run, record, scores
+from test_cli_play_seats import HAGGLE
 
 from rove.data.rows import RunRows
 from rove.record_lines import encode_record
@@ -20,6 +22,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIL = '<script>window.pwned = 1</script><img src="https://evil.example/x" onerror="window.pwned = 2">\x1b[31m\u202egnp'
+WATCH = """
+window.told = [];
+const note = () => window.told.push(document.querySelector(".hits").innerText);
+new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+"""
 PAGES = {
     "runs": "",
     "rollouts": "rollouts?run=rl",
@@ -177,6 +184,58 @@ def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
     page.get_by_label("Colour by").select_option("loss mask")
     page.locator("pre.tokens .token.trained").first.wait_for()
     assert page.locator("pre.tokens .token.trained").count() == 2
+
+
+def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp_path: Path):
+    spans = [(3, 1), (4, 1), (5, 1)]
+    turns = [StepTokens([5], [8, 9, 7], [-0.1] * 3, 3, spans), StepTokens([5, 8, 9, 7, 6], [4], [-0.1], 5)]
+    steps = [TrajectoryStep([], [{"role": "assistant", "content": "x"}], seconds=0.1, tokens=one) for one in turns]
+    made_run(tmp_path / "runs/async", [record(0, 0, step=6, steps=steps), record(0, 1, step=6)], kind="rl")
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=async&line=0&tab=tokens&colour=version")
+        assert page.get_by_role("heading", name="Turn 1 versions 3–5").is_visible()
+        assert page.get_by_role("heading", name="Turn 2 version 5").is_visible()
+        sampled = page.locator("pre.tokens .token:not(.given)")
+        assert [one.get_attribute("class") for one in sampled.all()] == ["token p2", "token p1", "token p0", "token p0"]
+        told = [str(one.get_attribute("title")).rpartition("; ")[2] for one in sampled.all()]
+        assert told == [f"version {version} of the weights" for version in (3, 4, 5, 5)]
+        assert page.locator(".tokenkey .token").all_inner_texts() == ["version 3", "version 4", "version 5"]
+        assert page.locator(".title").inner_text().count("versions 3–5 of the weights") == 1
+        page = tab.open("rollout?run=async&line=0")
+        page.locator("summary", has_text="2 turns in").click()
+        assert "versions 3–5" in page.locator("aside").inner_text()
+        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&colour=version")) == []
+        assert tab.trouble == [] and tab.overflow <= 0
+
+
+def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path):
+    for number, name in enumerate(("one", "two")):
+        with made_run(tmp_path / f"runs/{name}", [], kind="rl") as run:
+            for step in (1, 2, 3):
+                metrics = {"metrics/won": 0.1 * step, "metrics/lost": 0.2, "metrics/num_turns": 4.0 + number}
+                late = {"eval/held/reward/mean": 0.5} if step == 3 else {}
+                run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **late})
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("training?run=one&run=two")
+        page.locator('svg[data-key="metrics: won"]').wait_for()
+        charts = [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()]
+        held = "held-out reward: held"
+        assert charts == ["reward", held, "metrics: lost", "metrics: won", "metrics above 1: num_turns"]
+        for chart in page.locator("figure", has=page.locator("svg.curves")).all():
+            assert chart.locator(".legend li").all_inner_texts() == ["one", "two"]
+            assert [line.get_attribute("class") for line in chart.locator("polyline").all()] == ["line c0", "line c1"]
+        assert page.locator(f'svg[data-key="{held}"] circle.dot').count() == 2  # a point is seen without its neighbours
+        page = tab.open("training?run=one")
+        page.locator('svg[data-key="metrics"]').wait_for()
+        assert [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()] == [
+            "reward",
+            "held-out reward",
+            "metrics",
+            "metrics above 1",
+        ]
+        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
 
 
 def test_everything_can_be_done_with_the_keyboard(tab: Tab):
@@ -361,6 +420,14 @@ def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path:
         assert page.locator("table.rollouts tbody tr").count() == 50
         page = tab.open("rollouts?run=large&offset=99950")
         tab.wait("99,951 to 100,000 of 100,000 rollouts")
+        page.evaluate(WATCH)
+        page.get_by_label("Text").fill("question 0")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_function(
+            "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"
+        )
+        parts = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
+        assert parts > 1  # what was found is shown while the rest is read, and how far that is
         assert tab.trouble == []
 
 
@@ -400,3 +467,31 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_pat
         assert tab.trouble == []
     [row] = RunRows(Run(tmp_path / "kept"))
     assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"
+
+
+def test_a_person_sits_where_the_environment_asks_by_name(browser: Any, tmp_path: Path):
+    environment(tmp_path / "mine", "haggle", HAGGLE)
+    words = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
+    with serving(tmp_path, *words, "--seat", "seller") as url:
+        tab = Tab(browser, url, NARROW)
+        page = tab.page
+        page.goto(url)
+        for offer, answer in (("10?", "Never."), ("20?", "Sold.")):
+            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for()
+            assert page.locator(".verdict").inner_text() == "Your turn as seller"
+            assert page.evaluate("document.activeElement.dataset.key") == "answer seat"  # ready to be typed into
+            assert violations(page) == [] and tab.overflow <= 0
+            page.keyboard.type(answer)
+            page.get_by_role("button", name="Answer").press("Enter")
+            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
+        page.get_by_role("button", name="Keep this game").click()
+        tab.wait("kept in kept")
+        assert page.locator('[data-key="seat"] option').all_inner_texts()[0] == "you as seller, scripted:buyer plays"
+        assert tab.trouble == []
+    [game] = Run(tmp_path / "kept").rollouts()
+    assert game.reward == 1.0
+    with viewing(tmp_path) as url:
+        tab = Tab(browser, url)
+        tab.open("rollout?run=kept&line=0").locator("summary", has_text="seat seller").click()
+        tab.wait("Never.")
+        assert tab.trouble == []

@@ -19,7 +19,7 @@ from rove.errors import ConfigError, RunError
 from rove.record_lines import encode_record
 from rove.records import RolloutRecord, Scores
 from rove.viewer.index import NAMES, Index
-from rove.viewer.queries import choose, columns, facet, groups, histogram, page, steps
+from rove.viewer.queries import FEW, choose, columns, facet, groups, histogram, page, steps
 
 
 def line(*args: Any, **fields: Any) -> bytes:
@@ -250,6 +250,19 @@ def test_bars_stay_where_they_are_whichever_rollouts_are_chosen(file: Path):
     some = histogram(index, choose(known, [("is.score.win", "0.5")]), "score.win")
     assert [(bar["value"], bar["count"]) for bar in some["bars"]] == [(0.0, 0), (0.5, 2), (1.0, 0)]
     assert (some["count"], some["mean"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("most", [FEW - 1, FEW + 5])
+def test_few_values_and_many_are_counted_alike(file: Path, most: int):
+    stops = [None if i % most == 3 else f"stop {i % most}" for i in range(3 * most + 2)]
+    file.write_bytes(b"".join(line(i, 0, stop_condition=stop) for i, stop in enumerate(stops)))
+    index = read(file)
+    known = columns(index)
+    counts = Counter(stops)
+    told = sorted(counts.items(), key=lambda one: (-one[1], one[0] is not None, one[0] or ""))
+    assert facet(index, choose(known, []), "stop")["values"] == told
+    some = facet(index, choose(known, [("to.line", "2")]), "stop")["values"]
+    assert some == [("stop 0", 1), ("stop 1", 1)]  # those that nobody has chosen are left out
 
 
 def test_groups_without_spread_are_counted(file: Path):

@@ -20,14 +20,14 @@ from rove.data.rows import RunRows
 from rove.envs.loading import load_environment
 from rove.protocols import Client, Sampling
 from rove.runs import Run
-from rove.viewer.playing import AtTable, Seat, Table, make_table
+from rove.viewer.playing import AtTable, Table, make_table
 
 Asked = Callable[..., Any]
 
 
 @asynccontextmanager
 async def played(
-    env: Any, seat: Seat, player: Client | None, folder: Path, fields: Sequence[str] = ()
+    env: Any, seat: str, player: Client | None, folder: Path, fields: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Asked, Asked]]:
     """Games of `env` at a table: what asks for its state, and what acts."""
     table = Table(env.env_id, "somebody" if player else "", [seat, "none"], fields, fields[-1] if fields else "")

@@ -2,8 +2,8 @@
 
     make viewer-pictures RUNS=runs        # or: python tests/viewer_pictures.py RUNS [NAME]...
 
-RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`) and `rl` (of `rove rl tictactoe`); docs/viewer.md has the
-commands.
+RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`), `rl` (of `rove rl tictactoe`) and `rl-async` (the same
+with `--max-off-policy-steps 4`); docs/viewer.md has the commands. A rollout of `teacher` is tagged and noted here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 from textual.widgets import DataTable
 
+from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.trained_tokens import read_tokens
+from rove.viewer.api import Wish, say
 from rove.viewer.report import write_report
 from rove.viewer.shelf import Shelf
 from rove.viewer.terminal import Terminal
@@ -34,7 +36,9 @@ PAGES = {
     "rollout": "rollout?run=rl&line=2000",
     "siblings": "rollout?run=rl&line=2000&tab=group",
     "tokens": "rollout?run=rl&line={line}&tab=tokens&colour=entropy",
+    "versions": "rollout?run=rl-async&line={mixed}&tab=tokens&colour=version",
     "training": "training?run=rl",
+    "overlay": "training?run=rl&run=rl-async",
     "compare": "compare?a=teacher&b=optimal",
     "noted": "rollout?run=teacher&line=0",
 }
@@ -79,6 +83,20 @@ def known_line(run: Run, step: int) -> int:
     return run.ledger()[0][step, kept.example_key, kept.rollout_index].number
 
 
+def mixed_line(run: Run) -> int:
+    """The rollout that the most versions of the weights have played."""
+
+    def versions(record: RolloutRecord) -> int:
+        return len({version for step in record.steps if step.tokens for version, _ in step.tokens.versions})
+
+    return max(enumerate(map(versions, run.rollouts())), key=lambda one: one[1])[0]
+
+
+def remark(runs: Path) -> None:
+    """Tag the first rollout of `teacher`, and write a note on it."""
+    say(Shelf(runs, annotate=True), Wish("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."))
+
+
 def play(tab: Tab) -> None:
     """Tic-Tac-Toe, after a move of each side."""
     tab.page.locator(".board").first.wait_for()
@@ -105,7 +123,8 @@ def main(runs: Path, names: Sequence[str]) -> None:
     wanted = names or (*PAGES, "report", "terminal", "play", "word")
     against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
     word = ("play", "word_game", "--web", "--seed", "3")
-    line = known_line(Run(runs / "rl"), 5)
+    lines = {"line": known_line(Run(runs / "rl"), 5), "mixed": mixed_line(Run(runs / "rl-async"))}
+    remark(runs)
     drawn = asyncio.run(in_a_terminal(runs))
     report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
     with ExitStack() as stack:
@@ -122,7 +141,7 @@ def main(runs: Path, names: Sequence[str]) -> None:
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
                 for name in [name for name in PAGES if name in wanted]:
-                    tab.open(PAGES[name].format(line=line))
+                    tab.open(PAGES[name].format(**lines))
                     if name == "noted":
                         tab.page.locator(".noting").scroll_into_view_if_needed()
                     take(tab, name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from rove.boards import Board
 from rove.cli.answerers import make_client
 from rove.cli.common import hint, json_object, run_async
 from rove.cli.environments import hub_option
+from rove.cli.play_seats import Given, Named, Seats, never_asked, read_seats
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
 from rove.errors import ConfigError, in_json
 from rove.groups import run_groups
+from rove.isolation.environment import AwayEnv
 from rove.isolation.opening import Isolation, open_environment
 from rove.messages import AssistantMessage, text_of
 from rove.protocols import Client, Request, Response, Sampling
@@ -28,11 +32,12 @@ from rove.tool_calls import FORMATS, Call, read_calls
 from rove.viewer.words import said
 
 
-def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console) -> int:
-    """Print what the environment said since message `shown`; returns how many messages have been shown now."""
+def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, seat: str = "") -> int:
+    """Print what the environment said, to a seat, since message `shown`; returns how many messages have been shown now."""
     for message in messages[shown if len(messages) > shown else 0 :]:
         if message["role"] != "assistant":
-            console.print(f"[cyan]{message['role']}[/cyan]\n{escape(text_of(message))}")
+            who = f"{message['role']} to {seat}" if seat else message["role"]
+            console.print(f"[cyan]{escape(who)}[/cyan]\n{escape(text_of(message))}")
     return len(messages)
 
 
@@ -41,21 +46,32 @@ CALL = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 
 
 class Person:
-    """A client that shows what the environment says and asks whoever sits at the terminal."""
+    """A client that shows what the environment says and asks whoever sits at the terminal.
+
+    Args:
+        console: the terminal.
+        seat: the name of the seat; "" is the model's.
+    """
 
     max_concurrent = 1
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, seat: str = ""):
         self.console = console
+        self.seat = seat
         self._shown = 0
+        self._others: dict[str, Person] = {}
+
+    def in_seat(self, seat: str) -> Client:
+        """The same person in another seat."""
+        return self._others.setdefault(seat, Person(self.console, seat))
 
     async def respond(self, request: Request) -> Response:
         """Show what is new in the conversation and read a line."""
         if request.tools and not self._shown:
             told = (in_json(definition["function"]) for definition in request.tools)
             self.console.print("tools:", *told, f"call one: {CALL}", sep="\n  ", markup=False)
-        self._shown = show_new(request.messages, self._shown, self.console)
-        text, calls = read_calls(ask("you> "), FORMATS[0])
+        self._shown = show_new(request.messages, self._shown, self.console, self.seat)
+        text, calls = read_calls(ask(f"you as {self.seat}> " if self.seat else "you> "), FORMATS[0])
         return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
 
     async def close(self) -> None:
@@ -73,6 +89,12 @@ class Narrated:
         self.console = console
         self.both = both
         self._shown = 0
+        self._others: dict[str, Narrated] = {}
+
+    def in_seat(self, seat: str) -> Client:
+        """The same model, asked in another seat."""
+        name = f"{self.name} as {seat}"
+        return self._others.setdefault(seat, Narrated(self.client, name, self.console, self.both))
 
     async def respond(self, request: Request) -> Response:
         """Pass the request on and print the answer."""
@@ -112,21 +134,62 @@ def take_seat(env: TwoPlayer, console: Console) -> None:
     env.opponent = opponent
 
 
-async def one_game(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
+def at_terminal(
+    env: Environment,
+    env_id: str,
+    player: Client | None,
+    model: str | None,
+    watch: bool,
+    mine: Sequence[str],
+    others: Mapping[str, Client],
+    console: Console,
+) -> tuple[Client, Seats]:
+    """Who answers in the model's seat, and in all others, where a person sits at the terminal.
+
+    Args:
+        player: the model that plays; None = the person does.
+        mine: patterns of the seats that the person has asked for.
+        others: those that models have.
+    """
+    me = Person(console)
+    seats = Seats(others, lambda seat: me.in_seat(seat) if any(fnmatchcase(seat, name) for name in mine) else None)
+    if player is None or model is None:
+        return me, seats
+    opponent = env if not (watch or mine) and isinstance(env, TwoPlayer) and env.two_player else None
+    if opponent is not None:
+        take_seat(opponent, console)
+    elif not (watch or mine):
+        console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
+    return Narrated(player, model.rsplit("/", 1)[-1], console, both=opponent is None and not mine), seats
+
+
+def after_game(seats: Seats, given: Given) -> list[str]:
+    """What there is to say of seats after a game: names that were wrong, or where else one could have sat."""
+    wrong = never_asked([*given.mine, *given.models], seats.asked)
+    free = [] if given.mine or given.models else [f"--seat {shlex.quote(seat)}" for seat in seats.asked]
+    return [*wrong, *([f"others were asked, too; sit there yourself: {', '.join(free)}"] if free else [])]
+
+
+async def one_game(
+    env: Environment, client: Client, model: str, sampling: Sampling, seed: int, seats: Seats | None = None
+) -> RolloutRecord:
     """One rollout with the given client on an example chosen by `seed`."""
     example = random.Random(seed).choice(env.get_eval_dataset(1000))
     groups = plan([example], 1, seed)
-    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1)
+    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1, seats=seats)
     (record,) = [record async for record in rollouts]
     return record
 
 
-async def play(env: Environment, client: Client, model: str, sampling: Sampling, seed: int) -> RolloutRecord:
+async def play(
+    env: Environment, client: Client, model: str, sampling: Sampling, seed: int, seats: Seats
+) -> RolloutRecord:
     """The same, and nothing after it."""
     try:
-        return await one_game(env, client, model, sampling, seed)
+        return await one_game(env, client, model, sampling, seed, seats)
     finally:
         await client.close()
+        await seats.close()
         await env.tear_down()
 
 
@@ -150,6 +213,14 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 @click.argument("env_id", metavar="ENV")
 @click.option("-m", "--model", help="Model to play against; without it you take the model's own seat.")
 @click.option("--watch", is_flag=True, help="Only watch the model play the environment.")
+@click.option(
+    "--seat",
+    "given_seats",
+    metavar="NAME[=MODEL]",
+    multiple=True,
+    help="Sit where the environment asks the player NAME (rove.ask), or let MODEL answer there; again for more seats. "
+    "[default: whom the environment asks]",
+)
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--env-dir", help="Folder to look for ENV in first.")
 @click.option(
@@ -180,6 +251,7 @@ def command(
     env_id: str,
     model: str | None,
     watch: bool,
+    given_seats: tuple[str, ...],
     env_args: str | None,
     env_dir: str | None,
     temperature: float,
@@ -197,7 +269,15 @@ def command(
     """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
     console = Console(highlight=False)
     isolation = Isolation(isolated or isolated_python is not None, isolated_python)
+    seated = read_seats(given_seats, watch, model is not None)
+    if given_seats and cases is not None:
+        raise ConfigError("--seat goes without --cases: who sat in a kept game sits there again; leave one of them out")
     env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
+    if given_seats and isinstance(env, AwayEnv):
+        raise ConfigError(
+            f"--seat {given_seats[0]}: '{env_id}' has a process of its own and asks others there; load it here, without "
+            "--isolated and from its folder (--env-dir) or installed with pip"
+        )
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     if model is None and watch:
         raise ConfigError("--watch needs a model to watch: -m MODEL")
@@ -210,28 +290,21 @@ def command(
         if run_cases(env, player, model, sampling, cases, console):
             raise click.exceptions.Exit(1)
         return
+    player = make_client(model, env, base_url, api_key_var) if model is not None else None
+    others = {
+        name: Named(make_client(other, env, base_url, api_key_var), other) for name, other in seated.models.items()
+    }
     if web:
         from rove.cli.play_web import play_in_browser
 
-        player = make_client(model, env, base_url, api_key_var) if model is not None else None
-        play_in_browser(env, env_id, player, model, watch, sampling, seed, port, run_dir, console)
+        play_in_browser(env, env_id, player, model, watch, seated, others, sampling, seed, port, run_dir, console)
         return
-    if model is None:
-        client: Client = Person(console)
-    else:
-        seat = env if not watch and isinstance(env, TwoPlayer) and env.two_player else None
-        client = Narrated(
-            make_client(model, env, base_url, api_key_var), model.rsplit("/", 1)[-1], console, both=seat is None
-        )
-        if seat is not None:
-            take_seat(seat, console)
-        elif not watch:
-            console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
+    client, seats = at_terminal(env, env_id, player, model, watch, seated.mine, others, console)
     chosen = random.randrange(1 << 30) if seed is None else seed
     try:
-        record = run_async(play(env, client, model or "", sampling, chosen))
+        record = run_async(play(env, client, model or "", sampling, chosen, seats))
     except KeyboardInterrupt:
         click.secho(f"\nyou left the game; the same game again: --seed {chosen}", fg="yellow", err=True)
         raise click.exceptions.Exit(130) from None
     tell_result(record, model, console)
-    hint(console, f"the same game again: --seed {chosen}")
+    hint(console, *after_game(seats, seated), f"the same game again: --seed {chosen}")

@@ -13,6 +13,7 @@ from rove.envs.environment import Environment
 from rove.errors import RunError
 from rove.protocols import Client, Sampling
 from rove.runs import Run
+from rove.viewer.playing import OWN_SEATS
 from rove.viewer.tables import number
 
 
@@ -23,11 +24,13 @@ def run_cases(env: Environment, client: Client, model: str, sampling: Sampling, 
         RunError: the folder is no run, or has no games to play.
     """
     run = Run(folder)
-    run.config()
+    told = run.config()["identity"].get("seat", "")
+    seat = "" if told in OWN_SEATS else str(told)
 
     async def play() -> list[Case]:
         try:
-            return [case async for case in play_cases(env, client, run.finished(), model=model, sampling=sampling)]
+            games = play_cases(env, client, run.finished(), model=model, sampling=sampling, seat=seat)
+            return [case async for case in games]
         finally:
             await client.close()
             await env.tear_down()

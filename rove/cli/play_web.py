@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
+from rove.cli.play_seats import Given, Seats
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
 from rove.parsers import XMLParser
@@ -19,7 +21,7 @@ from rove.protocols import Client, Sampling
 from rove.records import RolloutRecord
 from rove.runs import Run
 from rove.server import listening
-from rove.viewer.playing import AtTable, Seat, Table, make_table
+from rove.viewer.playing import AtTable, Table, make_table
 
 FOLDERS: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
 """What is added to a run folder's name for games from another seat than the first: a person's is no game of the model's."""
@@ -31,26 +33,35 @@ def play_in_browser(
     client: Client | None,
     model: str | None,
     watch: bool,
+    given: Given,
+    others: Mapping[str, Client],
     sampling: Sampling,
     seed: int | None,
     port: int,
     run_dir: Path | None,
     console: Console,
 ) -> None:
-    """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own."""
-    table = set_table(env, env_id, model, watch)
+    """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own.
+
+    Args:
+        given: what was said of the seats that the environment asks by name.
+        others: the models that were named for some of them.
+    """
+    table = set_table(env, env_id, model, watch, given.mine)
     kept: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
         config = {"env": env_id, "model": "a person" if table.seat == "model" else model, "seat": table.seat}
+        config |= {"seats": given.models} if given.models else {}
         folder = run_dir
         if run_dir is not None and table.seat != table.seats[0]:
-            folder = run_dir.with_name(f"{run_dir.name}-{FOLDERS[table.seat]}")
+            folder = run_dir.with_name(f"{run_dir.name}-{folder_of(table.seat)}")
         kept.append(keep_game(folder, config, record))
         return str(kept[-1])
 
     async def games() -> None:
         at_table = AtTable(table, client)
+        seats = Seats(others, lambda seat: AtTable(table, None, seat) if table.is_mine(seat) else None)
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
             async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
@@ -58,10 +69,14 @@ def play_in_browser(
                 while True:
                     if isinstance(env, TwoPlayer):
                         env.opponent = table.ask if table.seat == "opponent" else None
-                    await table.finish(await one_game(env, at_table, model or "", sampling, chosen))
+                    record = await one_game(env, at_table, model or "", sampling, chosen, seats)
+                    if client is not None:
+                        table.offer(seats.asked)
+                    await table.finish(record)
                     chosen += 1
         finally:
             await at_table.close()
+            await seats.close()
             await env.tear_down()
 
     try:
@@ -72,11 +87,22 @@ def play_in_browser(
             hint(console, f"learn from the games that were kept: rove sft --data {folder} -m MODEL")
 
 
-def set_table(env: Environment, env_id: str, model: str | None, watch: bool) -> Table:
-    """The table for an environment: who may sit where, and how a person answers in the model's seat."""
-    seats: list[Seat] = ["none", "model"] if model is not None else ["model"]
+def folder_of(seat: str) -> str:
+    """What is added to a run folder's name for games that a person has played in a seat."""
+    named = re.sub(r"\W+", "-", seat).strip("-")
+    return FOLDERS.get(seat) or f"as-{named or 'any'}"
+
+
+def set_table(env: Environment, env_id: str, model: str | None, watch: bool, mine: Sequence[str] = ()) -> Table:
+    """The table for an environment: who may sit where, and how a person answers in the model's seat.
+
+    Args:
+        mine: seats that the environment asks by name in which the person wants to sit; patterns.
+    """
+    seats: list[str] = ["none", "model"] if model is not None else ["model"]
     if model is not None and isinstance(env, TwoPlayer) and env.two_player:
         seats.insert(1 if watch else 0, "opponent")
+    seats = list(dict.fromkeys([*mine, *seats]))
     parser = env.parser
     fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []
     answer = parser.answer_field if isinstance(parser, XMLParser) and parser.answer_field in fields else ""

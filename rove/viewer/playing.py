@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -19,8 +20,9 @@ from rove.records import RolloutRecord, TrajectoryStep
 from rove.viewer.app import Refused, doorkeeper, file_answer, page_files
 from rove.viewer.rollouts import shortened
 
-Seat = Literal["opponent", "model", "none"]
-"""Where the person sits: against the model, in its place, or beside it."""
+OWN_SEATS = ("opponent", "model", "none")
+"""Where a person may sit: against the model, in its place, or beside it. Any other seat is one that the environment asks by name
+(`rove.ask`); it may be a pattern of names."""
 MESSAGE = 20_000
 """Most characters shown of a text, and taken of a move."""
 WAIT = 20.0
@@ -47,6 +49,10 @@ class Question(NamedTuple):
     legal: list[str] | None
     """The legal moves, where they are known."""
     board: Board | None
+    seat: str = ""
+    """The name by which the environment asks the person; "" where it is no seat of `rove.ask`."""
+    messages: list[dict[str, Any]] = []  # noqa: RUF012  never changed
+    """The conversation as that seat sees it."""
 
 
 class Table:
@@ -55,17 +61,17 @@ class Table:
     Args:
         env_id: name of the environment; the viewer may know how its texts are drawn.
         model: who plays, "" for nobody.
-        seats: where the person may sit; the first is taken.
+        seats: where the person may sit; the first is taken. Further ones may be `offer`ed.
         fields: what an answer in the model's seat consists of, tag by tag; none = it is a free text.
         answer_field: which of them is the move.
     """
 
     def __init__(
-        self, env_id: str, model: str, seats: Sequence[Seat], fields: Sequence[str] = (), answer_field: str = ""
+        self, env_id: str, model: str, seats: Sequence[str], fields: Sequence[str] = (), answer_field: str = ""
     ):
         self.env_id = env_id
         self.model = model
-        self.seats = seats
+        self.seats = list(seats)
         self.seat = seats[0]
         self.fields = list(fields)
         self.answer_field = answer_field
@@ -80,6 +86,7 @@ class Table:
         self.record: RolloutRecord | None = None
         self.kept = ""
         self._answer: asyncio.Future[str] | None = None
+        self._turn = asyncio.Lock()
         self._again = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -101,7 +108,7 @@ class Table:
             "answer_field": self.answer_field,
             "messages": shortened(self.messages, MESSAGE),
             "boards": {str(place): board for place, board in self.boards.items()},
-            "asked": None if self.asked is None else self.asked._asdict(),
+            "asked": None if self.asked is None else shortened(self.asked._asdict(), MESSAGE),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
             "error": None
@@ -128,17 +135,30 @@ class Table:
 
     async def ask(self, view: str, legal: list[str] | None, board: Board | None = None) -> str:
         """What the person does: an `Opponent` of a two-player environment."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self.asked = Question(view, legal, board)
-        self._changed()
-        try:
-            answer = await self._answer
-            if legal is not None:
-                self.moves.append((view, answer))
-            return answer
-        finally:
-            self.asked = self._answer = None
+        answer = await self.answer(Question(view, legal, board))
+        if legal is not None:
+            self.moves.append((view, answer))
+        return answer
+
+    async def answer(self, question: Question) -> str:
+        """What the person says to a question; of several at once, one after the other."""
+        async with self._turn:
+            self._answer = asyncio.get_running_loop().create_future()
+            self.asked = question
             self._changed()
+            try:
+                return await self._answer
+            finally:
+                self.asked = self._answer = None
+                self._changed()
+
+    def is_mine(self, seat: str) -> bool:
+        """Whether the person sits where the environment asks by this name."""
+        return self.seat not in ("model", "none") and fnmatchcase(seat, self.seat)
+
+    def offer(self, seats: Iterable[str]) -> None:
+        """Let the person sit in these, too, in the games that come."""
+        self.seats += [seat for seat in seats if not any(fnmatchcase(seat, one) for one in self.seats)]
 
     async def finish(self, record: RolloutRecord) -> None:
         """The game is over; returns when another one is wanted."""
@@ -208,15 +228,24 @@ class AtTable:
     Args:
         table: where.
         client: who answers where the person does not sit in the model's seat; None = nobody else.
+        seat: the name by which the environment asks; "" is the model's seat. Another seat's conversation is shown only where
+            the person is asked.
     """
 
-    def __init__(self, table: Table, client: Client | None):
+    def __init__(self, table: Table, client: Client | None, seat: str = ""):
         self.table = table
         self.client = client
+        self.seat = seat
         self.max_concurrent = 1
+
+    def in_seat(self, seat: str) -> Client:
+        """The same, asked in another seat."""
+        return AtTable(self.table, self.client, seat)
 
     async def respond(self, request: Request) -> Response:
         """Show the conversation, and the answer."""
+        if self.seat:
+            return await self._respond_in_seat(request)
         said, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
         self.table.show(said, boards)
         if self.client is None or self.table.seat == "model":
@@ -225,6 +254,12 @@ class AtTable:
         response = await self.client.respond(request)
         self.table.show([*said, response.message], boards)
         return response
+
+    async def _respond_in_seat(self, request: Request) -> Response:
+        if self.client is not None and self.table.seat != "model":
+            return await self.client.respond(request)
+        said = [dict(message) for message in request.messages]
+        return Response(AssistantMessage(await self.table.answer(Question("", None, None, self.seat, said))))
 
     async def close(self) -> None:
         """Close the client behind."""

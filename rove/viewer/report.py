@@ -6,6 +6,7 @@ only the rollouts chosen to be shown are read.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from rove.viewer.index import Index
 from rove.viewer.queries import EVERY, SCANNED
 from rove.viewer.rollouts import read_line, told
 from rove.viewer.shelf import described
+from rove.viewer.tables import seconds
 from rove.viewer.training import training
 
 ROLLOUTS = 200
@@ -247,10 +249,17 @@ def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
     for name, seen in (summary.get("latency") or {}).items():
-        yield f"{shown(seen.get('p50'))} s", f"median {name}, 90 % under {shown(seen.get('p90'))} s"
+        yield _duration(seen.get("p50")), f"median {name}, 90 % within {_duration(seen.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
+
+
+def _duration(value: Any) -> str:
+    """Seconds for people, as the browser tells them; nothing where it is no number."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return shown(None)
+    return "under 1 ms" if value < 0.001 else seconds(value)
 
 
 # What the page shows, see static/report.js

@@ -102,7 +102,7 @@ def _step(step: TrajectoryStep, limit: int) -> dict[str, Any]:
         "attempts": [cut(attempt, limit) for attempt in step.attempts],
         "reward": step.reward,
         "messages": len(step.prompt),
-        "policy_version": step.tokens.policy_version if step.tokens else None,
+        "versions": step.tokens.versions if step.tokens else [],
     }
 
 
@@ -110,7 +110,8 @@ def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[s
     """What each turn added: the ids it was shown beyond those before, then those that were sampled with their log-probabilities.
 
     A turn that saw ids [1, 2] and sampled [7], and one that saw [1, 2, 7, 3] and sampled [8], are told as [1, 2] + [7] and
-    [3] + [8]: together they are what is trained, [7] and [8] counting.
+    [3] + [8]: together they are what is trained, [7] and [8] counting. With them goes which
+    versions of the weights sampled how many.
     """
     told: list[dict[str, Any]] = []
     before: list[int] = []
@@ -128,6 +129,7 @@ def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[s
                 "prompt": _spelled(new[:room], spell),
                 "sampled": _spelled(sampled[:room], spell),
                 "logprobs": step.tokens.logprobs[:room],
+                "versions": step.tokens.versions,
                 "left_out": max(0, len(new) - room) + max(0, len(sampled) - room),
             }
         )

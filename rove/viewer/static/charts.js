@@ -194,5 +194,5 @@ function short(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${Number((value / 1e6).toPrecision(3))}M`;
   if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
-  return size && size < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(4)));
+  return size && size < 1e-3 ? Number(value.toPrecision(3)).toExponential() : String(Number(value.toPrecision(4)));
 }

@@ -57,3 +57,11 @@ export function counted(count, what) {
 export function plain(name) {
   return name.replace(/^score\./, "").replaceAll("_", " ");
 }
+
+/** Which versions of the weights sampled something, of spans of [version, tokens]. */
+export function versions(spans) {
+  const among = spans.map(([version]) => version);
+  const [first, last] = [Math.min(...among), Math.max(...among)];
+  if (!among.length) return "";
+  return first === last ? `version ${number(first)}` : `versions ${number(first)}–${number(last)}`;
+}

@@ -11,26 +11,35 @@ const POINTS = 500;
 
 const held = (name) => /^eval\/.+\/reward\/mean$/.test(name);
 
-/** What is drawn together: a title, and which metrics. Titles are unique. */
+const first = (name) => name.split("/")[0].replaceAll("_", " ");
+const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
+const under = (prefix) => (name) => name.startsWith(`${prefix}/`);
+
+/**
+ * What is drawn together: a title, and which metrics, told apart by `label` where there are several (`named`: also where there
+ * is one). `most`: the largest size that a metric may come to, `least`: what it comes to at some step. Titles are unique.
+ */
 const PANELS = [
   { title: "reward", metric: (name) => name === "reward/mean", spread: true },
-  { title: "held-out reward", metric: held, label: (name) => name.split("/")[1], marks: true },
-  { title: "loss", metric: (name) => name === "loss" || name === "validation_loss" },
-  { title: "reward functions", metric: (name) => /^reward\/(?!mean)/.test(name), label: (name) => name.slice(7) },
-  { title: "groups without spread", derive: (row) => ratio(row["groups/zero_spread"], row["groups/all"]), share: true },
+  { title: "held-out reward", metric: held, label: (name) => name.split("/")[1], named: true, marks: true },
+  { title: "loss", metric: (name) => name === "loss" || name === "validation_loss", label: last },
+  { title: "reward functions", metric: (name) => under("reward")(name) && name !== "reward/mean", label: (name) => name.slice(7), named: true },
+  { title: "groups without spread", derive: (row) => ratio(row["groups/zero_spread"], row["groups/all"]) },
   { title: "entropy (nats per token)", metric: (name) => name === "entropy/all/mean" },
-  { title: "KL between sampler and trainer", metric: (name) => name === "mismatch_kl/all/mean" || name === "kl/mean" || name === "reference_kl/mean" },
-  { title: "ratio to the sampler", metric: (name) => name === "ratio/mean" || name === "ratio/max" },
+  { title: "KL between sampler and trainer", metric: (name) => name === "mismatch_kl/all/mean" || name === "kl/mean" || name === "reference_kl/mean", label: first },
+  { title: "ratio to the sampler", metric: (name) => name === "ratio/mean" },
+  { title: "largest ratio to the sampler", metric: (name) => name === "ratio/max" },
   { title: "gradient norm", metric: (name) => name === "optim/grad_norm" },
   { title: "length (tokens per rollout)", metric: (name) => name === "length/mean" },
-  { title: "metrics", metric: (name) => /^metrics\//.test(name), label: (name) => name.slice(8) },
-  { title: "truncated and failed rollouts", metric: (name) => name === "rollouts/truncated" || name === "rollouts/failed" },
-  { title: "staleness (steps)", metric: (name) => /^off_policy\//.test(name) },
-  { title: "idle (share of the time)", metric: (name) => /^idle\//.test(name) },
-  { title: "groups in queues", metric: (name) => /^queue\//.test(name), label: (name) => name.slice(6).replace("_", " ") },
+  { title: "metrics", metric: under("metrics"), label: (name) => name.slice(8), named: true, most: 1 },
+  { title: "metrics above 1", metric: under("metrics"), label: (name) => name.slice(8), named: true, least: 1 },
+  { title: "truncated and failed rollouts", metric: (name) => name === "rollouts/truncated" || name === "rollouts/failed", label: last },
+  { title: "staleness (steps)", metric: under("off_policy"), label: last },
+  { title: "idle (share of the time)", metric: under("idle"), label: last, named: true },
+  { title: "groups in queues", metric: under("queue"), label: last },
   { title: "vLLM's probe (nats off)", metric: (name) => name === "sampler/probe_difference" },
   { title: "throughput (trained tokens per second)", derive: (row) => ratio(row.tokens, busy(row)) },
-  { title: "seconds per step", metric: (name) => /^time\//.test(name), label: (name) => name.slice(5) },
+  { title: "seconds per step", metric: under("time"), label: last, named: true },
   { title: "learning rate", metric: (name) => name === "optim/lr" },
 ];
 
@@ -63,29 +72,54 @@ export function alarms(run, target = null) {
   return el("section", { class: "alarms" }, el("h2", {}, `Alarms of ${run.name}`), el("ul", {}, rows));
 }
 
+/** A chart of all its curves; of several runs one for each metric, so that colours tell the runs apart. */
 function drawPanel(panel, runs, pick) {
-  const series = runs.flatMap((run) => seriesOf(panel, run, runs.length > 1));
-  if (!series.some((one) => one.points.length > 0)) return null;
-  return curves(panel.title, series, pick && ((one, step) => pick(one.run, step)));
+  const series = metricsOf(panel, runs).flatMap((metric) => runs.map((run) => curveOf(panel, metric, run)));
+  const drawn = series.filter((one) => one.points.length > 0);
+  const labels = [...new Set(drawn.map((one) => one.label))];
+  const chosen = pick && ((one, step) => pick(one.run, step));
+  if (runs.length === 1 || (labels.length < 2 && !panel.named)) return drawn.length ? chart(panel, panel.title, drawn, labels, runs, chosen) : null;
+  return labels.map((label) => chart(panel, `${panel.title}: ${label}`, drawn.filter((one) => one.label === label), [label], runs, chosen));
 }
 
-function seriesOf(panel, run, several) {
-  const found = [];
-  if (panel.derive) {
-    const points = run.rows.map((row) => [row.step, panel.derive(row)]).filter(([, value]) => Number.isFinite(value));
-    found.push({ name: panel.title, points });
-  } else {
-    const names = [...new Set(run.rows.flatMap((row) => Object.keys(row)))].filter(panel.metric).sort();
-    for (const name of names) {
-      const points = run.rows.filter((row) => Number.isFinite(row[name])).map((row) => [row.step, row[name]]);
-      const half = name.replace(/mean$/, "half_width");
-      const band = run.rows.filter((row) => panel.marks && Number.isFinite(row[half])).map((row) => [row.step, row[name] - row[half], row[name] + row[half]]);
-      found.push({ name: names.length === 1 && !panel.label ? panel.title : (panel.label ?? tail)(name), points, band, marks: panel.marks });
-    }
-  }
-  if (panel.spread && found.length) found[0].band = run.steps.filter((step) => step.mean !== null).map((step) => [step.step, step.mean - step.spread, step.mean + step.spread]);
-  const told = (one) => (several ? (found.length > 1 ? `${run.name}: ${one.name}` : run.name) : one.name);
-  return found.map((one, i) => ({ ...one, points: thinned(one.points), band: (one.band ?? []).filter((_, at) => at % Math.ceil(one.band.length / POINTS) === 0), run, name: told(one), colour: several ? run.colour : i % COLOURS }));
+function chart(panel, title, drawn, labels, runs, pick) {
+  const name = ({ label, run }) => (runs.length > 1 ? run.name : labels.length > 1 || panel.named ? label : title);
+  const colour = ({ label, run }) => (runs.length > 1 ? run.colour : labels.indexOf(label) % COLOURS);
+  return curves(title, drawn.map((one) => ({ ...one, name: name(one), colour: colour(one) })), pick);
+}
+
+/** The names of a panel's metrics in any of the runs; what it derives by itself has none. */
+function metricsOf(panel, runs) {
+  if (panel.derive) return [null];
+  const rows = runs.flatMap((run) => run.rows);
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter(panel.metric).sort();
+  const size = (name) => rows.reduce((most, row) => Math.max(most, Number.isFinite(row[name]) ? Math.abs(row[name]) : 0), 0);
+  return names.filter((name) => size(name) <= (panel.most ?? Infinity) && size(name) > (panel.least ?? -1));
+}
+
+function curveOf(panel, metric, run) {
+  const value = (row) => (metric === null ? panel.derive(row) : row[metric]);
+  const rows = run.rows.filter((row) => Number.isFinite(value(row)));
+  return {
+    run,
+    label: panel.label ? panel.label(metric) : panel.title,
+    points: thinned(rows.map((row) => [row.step, value(row)])),
+    band: thinnedBand(panel.spread ? spreadOf(run) : panel.marks ? intervals(rows, metric) : []),
+    marks: panel.marks || rows.length * 2 < run.rows.length, // between points that are far apart nothing is known
+  };
+}
+
+function spreadOf(run) {
+  return run.steps.filter((step) => step.mean !== null).map((step) => [step.step, step.mean - step.spread, step.mean + step.spread]);
+}
+
+function intervals(rows, metric) {
+  const half = metric.replace(/mean$/, "half_width");
+  return rows.filter((row) => Number.isFinite(row[half])).map((row) => [row.step, row[metric] - row[half], row[metric] + row[half]]);
+}
+
+function thinnedBand(band) {
+  return band.filter((_, at) => at % Math.ceil(band.length / POINTS) === 0);
 }
 
 /** A curve of POINTS points at most: each the mean of those it stands for, at the last of their steps. */
@@ -96,10 +130,6 @@ export function thinned(points) {
   return parts.map((part) => [part.at(-1)[0], part.reduce((sum, point) => sum + point[1], 0) / part.length]);
 }
 
-function tail(name) {
-  return name.split("/").at(-1);
-}
-
 /** How the groups of the last steps fared: those at either end teach nothing. */
 function solveRates(run, single) {
   if (!run.groups?.groups) return null;
@@ -107,7 +137,7 @@ function solveRates(run, single) {
   const share = Math.round((run.groups.dead / run.groups.groups) * 100);
   return el(
     "div",
-    { class: "chart" },
+    { class: `chart c${run.colour}` },
     histogram(run.groups, title),
     el("p", { class: "note" }, `${counted(run.groups.groups, "group")} of the last ${LAST} steps, ${share} % without spread`),
   );

@@ -40,7 +40,7 @@ function show(state) {
   const said = state.messages.map((one, i) => message(one, state.env, i, null, state.boards[i]));
   replace(
     main,
-    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, SEATS[state.seat](state.model))),
+    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seated(state.seat, state.model))),
     el(
       "div",
       { class: "split play" },
@@ -49,6 +49,11 @@ function show(state) {
     ),
   );
   if (state.asked && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
+}
+
+/** Where the person sits, in words; a seat that is none of these is one that the environment asks by name. */
+function seated(seat, model) {
+  return Object.hasOwn(SEATS, seat) ? SEATS[seat](model) : `you as ${seat}, ${model} plays`;
 }
 
 const SEATS = {
@@ -60,7 +65,7 @@ const SEATS = {
 function where(state) {
   if (state.error) return `The game failed: ${state.error.type}`;
   if (state.over) return ending(state);
-  if (state.asked) return "Your turn";
+  if (state.asked) return state.asked.seat ? `Your turn as ${state.asked.seat}` : "Your turn";
   return state.seat === "model" ? "One moment" : `${state.model} is thinking`;
 }
 
@@ -76,7 +81,8 @@ function ending({ messages, boards, env, scores, seat }) {
 function yours(state) {
   if (state.over) return [position(state), result(state)];
   if (!state.asked) return position(state);
-  const { legal, board, view } = state.asked;
+  const { legal, board, view, seat } = state.asked;
+  if (seat) return seatForm(state);
   if (legal === null) return answerForm(state);
   const choose = (text) => act("move", { number: state.number, text });
   return [board ? el("div", { class: "large" }, draw(board, choose, legal)) : el("pre", {}, view), buttons(legal, choose)];
@@ -94,6 +100,19 @@ function position({ messages, boards, env }, choose = null) {
 function buttons(legal, choose) {
   const move = (text) => el("button", { type: "button", "data-key": `move ${text}`, on: { click: () => choose(text) } }, text);
   return el("p", { class: "moves" }, "Your moves: ", legal.map(move));
+}
+
+/** What a seat is asked by name, and a box for what it says. */
+function seatForm({ asked, number: turn, env }) {
+  const last = asked.messages.findLastIndex((one) => one.role === "assistant") + 1;
+  const said = asked.messages.map((one, i) => message(one, env, `asked-${i}`));
+  const before = last ? el("details", {}, el("summary", {}, `what was said to ${asked.seat} before`), said.slice(0, last)) : null;
+  const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer seat", "data-focus": true });
+  const submit = (event) => {
+    event.preventDefault();
+    act("move", { number: turn, text: box.value });
+  };
+  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${asked.seat}`, box), el("button", { type: "submit" }, "Answer"))];
 }
 
 /** What the model would be asked: its answer, tag by tag where it has tags; a free square that is clicked is the move. */
@@ -122,7 +141,7 @@ function answerForm(state) {
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
-  const seat = el("select", { "data-key": "seat" }, state.seats.map((name) => el("option", { value: name, selected: name === state.seat }, SEATS[name](state.model))));
+  const seat = el("select", { "data-key": "seat" }, state.seats.map((name) => el("option", { value: name, selected: name === state.seat }, seated(name, state.model))));
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
     el(

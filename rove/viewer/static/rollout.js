@@ -4,7 +4,7 @@ import { el, replace, say } from "./dom.js";
 import { annotations } from "./annotate.js";
 import { address, ask, changed, filters } from "./ask.js";
 import { fold, message, pretty } from "./chat.js";
-import { NONE, bytes, counted, number, signed } from "./format.js";
+import { NONE, bytes, counted, number, signed, versions } from "./format.js";
 import { conversation, extras, outcome, times } from "./story.js";
 import { tokenView } from "./tokens.js";
 
@@ -39,11 +39,22 @@ function head(about, found, params, tab) {
       { class: "title" },
       el("h1", {}, title),
       found.error ? el("span", { class: "status stopped" }, "failed") : el("span", { class: "status reward" }, `reward ${number(found.reward)}`),
-      el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
-      el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
+      weights(found),
+      el(
+        "span",
+        { class: "picked" },
+        el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
+        el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
+      ),
     ),
     el("nav", { class: "tabs", "aria-label": "Views of this rollout" }, links),
   ];
+}
+
+/** Which versions of the weights have played it, where there was more than what a run begins with. */
+function weights({ steps }) {
+  const spans = steps.flatMap((step) => step.versions);
+  return spans.some(([version]) => version > 0) ? el("span", { class: "note" }, `${versions(spans)} of the weights`) : null;
 }
 
 /** The rollout before or after this one, in the order of the list it was opened from. */

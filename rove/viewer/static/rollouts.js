@@ -149,7 +149,7 @@ function facetBox({ name, values, others }, params) {
     const on = chosen.includes(text);
     const next = on ? chosen.filter((one) => one !== text) : [...chosen, text];
     const press = () => go(params, { [key]: next.length ? next : null });
-    const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : value;
+    const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : name === "stop" ? plain(value) : value;
     return el(
       "li",
       {},

@@ -2,7 +2,7 @@
 
 import { el, table } from "./dom.js";
 import { fold, message, pretty } from "./chat.js";
-import { counted, number, plain, seconds } from "./format.js";
+import { counted, number, plain, seconds, versions } from "./format.js";
 
 /** Who said what; `place` keeps apart the links to messages of several rollouts on one page. */
 export function conversation(environment, found, place = "") {
@@ -65,7 +65,8 @@ export function times({ parts, timing, steps }) {
   const names = { model: "model", environment: "environment and waiting", scoring: "scoring" };
   const bars = Object.keys(names).map((name) => el("span", { class: `part ${name}`, "width%": (parts[name] / total) * 100 }));
   const told = Object.entries(names).map(([name, words]) => el("li", {}, el("span", { class: `key ${name}`, "aria-hidden": "true" }), `${words} ${seconds(parts[name])}`));
-  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${step.attempts.length ? `, ${counted(step.attempts.length, "failed try")}` : ""}`);
+  const by = (step) => (step.versions.some(([version]) => version > 0) ? `, ${versions(step.versions)}` : "");
+  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${by(step)}${step.attempts.length ? `, ${counted(step.attempts.length, "failed try")}` : ""}`);
   return [
     el("h2", {}, "Time"),
     el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in all` }, bars),

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { address, changed } from "./ask.js";
-import { counted, number, signed } from "./format.js";
+import { counted, number, signed, versions } from "./format.js";
 
 /** By what value a token gets which of the colours p0, p1, …: the first whose test it passes. */
 const SCALES = {
@@ -16,6 +16,7 @@ const COLOURS = {
   entropy: { title: "entropy", words: "the darker, the less sure the model was of what to say next", trained: true },
   advantage: { title: "advantage", words: "what each trained token is pushed by: more likely, or less" },
   mask: { title: "loss mask", words: "what is marked is trained; prompts and replies are not" },
+  version: { title: "version of the weights", words: "the darker, the older the weights that sampled it" },
   ratio: { title: "trainer-to-sampler ratio", words: "the darker, the further the trainer's probability was from the sampler's before the step", trained: true },
 };
 
@@ -25,11 +26,13 @@ const COLOURS = {
  * @param choose called with another one
  */
 export function tokenView(found, params, choose) {
-  const kind = params.get("colour") in COLOURS ? params.get("colour") : "logprob";
+  const among = known(found.tokens.flatMap((turn) => turn.versions));
+  const offered = Object.entries(COLOURS).filter(([name]) => name !== "version" || among.at(-1) > 0);
+  const kind = offered.some(([name]) => name === params.get("colour")) ? params.get("colour") : "logprob";
   const select = el(
     "select",
     { "data-key": "colour", on: { change: (event) => choose(event.target.value) } },
-    Object.entries(COLOURS).map(([name, { title }]) => el("option", { value: name, selected: name === kind }, title)),
+    offered.map(([name, { title }]) => el("option", { value: name, selected: name === kind }, title)),
   );
   const turns = found.tokens.map((turn) => ({ ...turn, advantage: turn.trained?.advantage ?? found.advantage, said: sampledOf(turn) }));
   const spelled = turns.some((turn) => turn.said.some(({ text }) => text !== null));
@@ -38,18 +41,25 @@ export function tokenView(found, params, choose) {
     el("p", {}, summary(turns.flatMap((turn) => turn.said), found.advantage)),
     COLOURS[kind].trained && !turns.some((turn) => turn.trained) ? missing(found, params) : null,
     spelled ? null : el("p", { class: "note" }, "The texts of tokens are not known: there is no tokenizer in this folder of runs, or rove's extra `train` is not installed. Shown are their ids."),
-    key(kind),
-    turns.map((turn, i) => turnView(turn, i, kind)),
+    key(kind, among),
+    turns.map((turn, i) => turnView(turn, i, kind, among)),
   ];
+}
+
+/** The versions among some spans of [version, tokens], oldest first. */
+function known(spans) {
+  return [...new Set(spans.map(([version]) => version))].sort((a, b) => a - b);
 }
 
 /** What is known of each sampled token; values that are not are undefined. */
 function sampledOf(turn) {
+  const ends = turn.versions.map(([version, count], i) => [version, turn.versions.slice(0, i).reduce((sum, one) => sum + one[1], count)]);
   return turn.sampled.map(([id, text], i) => {
     const logprob = turn.logprobs[i];
     const trainer = turn.trained?.logprobs[i];
     const both = logprob !== undefined && trainer !== undefined;
-    return { id, text, logprob, trainer, entropy: turn.trained?.entropies[i], ratio: both ? Math.exp(trainer - logprob) : undefined };
+    const version = ends.find(([, end]) => i < end)?.[0];
+    return { id, text, logprob, trainer, version, entropy: turn.trained?.entropies[i], ratio: both ? Math.exp(trainer - logprob) : undefined };
   });
 }
 
@@ -74,24 +84,26 @@ function missing(found, params) {
   return el("p", { class: "note" }, `Of each step training keeps this of a few rollouts (token_stats), and this is none of them. Those of step ${found.step}:`, links);
 }
 
-function turnView(turn, place, kind) {
+function turnView(turn, place, kind, among) {
   const prompt = turn.prompt.map(([id, text]) => token(id, text, "given", "prompt, not trained"));
-  const sampled = turn.said.map((one) => token(one.id, one.text, look(kind, one, turn.advantage), words(one)));
+  const sampled = turn.said.map((one) => token(one.id, one.text, look(kind, one, turn.advantage, among), words(one, among)));
   const fresh = turn.fresh && place ? " (does not go on from the turn before: a sequence of its own)" : "";
+  const by = among.at(-1) > 0 ? el("small", {}, ` ${versions(turn.versions)}`) : null;
   const advantage = turn.trained ? el("p", { class: "note" }, `advantage ${signed(turn.advantage)}`) : null;
   return el(
     "section",
     { class: "turn" },
-    el("h2", {}, `Turn ${place + 1}${fresh}`),
+    el("h2", {}, `Turn ${place + 1}`, by, fresh),
     el("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${place + 1}` }, prompt, sampled),
     turn.left_out ? el("p", { class: "note" }, `${counted(turn.left_out, "token")} left out`) : null,
     advantage,
   );
 }
 
-function words({ logprob, trainer, entropy, ratio }) {
+function words({ logprob, trainer, entropy, ratio, version }, among) {
   const told = logprob === undefined ? [] : [`log-probability ${number(logprob)}, probability ${number(Math.exp(logprob))}`];
   if (trainer !== undefined) told.push(`trainer's log-probability ${number(trainer)}, ratio ${number(ratio)}, entropy ${number(entropy)}`);
+  if (version !== undefined && among.at(-1) > 0) told.push(`version ${number(version)} of the weights`);
   return told.join("; ");
 }
 
@@ -99,10 +111,16 @@ function token(id, text, look, told) {
   return el("span", { class: `token ${look}`, title: `${id}: ${told}` }, text === null ? `${id} ` : text === "" ? "·" : text);
 }
 
-function look(kind, token, advantage) {
+function look(kind, token, advantage, among) {
   if (kind === "mask") return "trained";
   if (kind === "advantage") return !advantage ? "sampled" : advantage > 0 ? "good" : "poor";
+  if (kind === "version") return age(token.version, among);
   return level(SCALES[kind], token);
+}
+
+/** The newest version lightest; what is older than five others is as dark as the sixth. */
+function age(version, among) {
+  return version === undefined ? "sampled" : `p${Math.min(among.length - 1 - among.indexOf(version), 5)}`;
 }
 
 function level({ of, ends, within }, token) {
@@ -112,12 +130,13 @@ function level({ of, ends, within }, token) {
   return `p${found < 0 ? ends.length : found}`;
 }
 
-function key(kind) {
+function key(kind, among) {
   const scale = SCALES[kind];
   const entries = scale
     ? [...scale.ends.map((end, i) => [`p${i}`, scale.told(end)]), [`p${scale.ends.length}`, scale.rest]]
     : {
         mask: [["trained", "trained"], ["given", "not trained"]],
+        version: among.map((version) => [age(version, among), `version ${number(version)}`]),
         advantage: [["good", "better than its siblings"], ["poor", "worse"], ["sampled", "the same"], ["given", "not trained"]],
       }[kind];
   return el("p", { class: "tokenkey" }, entries.map(([look, words]) => [el("span", { class: `token ${look}` }, words), " "]));

@@ -346,6 +346,7 @@ def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monk
     assert report.names == {"verifiers": ["Rubric", "SingleTurnEnv", "ensure_keys"]}
 
 
+@pytest.mark.broad
 def test_a_wheel_has_its_room_and_no_other_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned to a version of the first days; written so, too."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")

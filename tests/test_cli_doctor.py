@@ -107,6 +107,7 @@ def test_the_settings_of_the_demo_are_fine(rove: Rove, model: Path, stage: int):
     assert set(statuses(done.out).values()) == {"ok", "skipped"}
 
 
+@pytest.mark.broad
 def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
     done = rove("doctor", demo_settings(model), "--groups", "2")
     assert done.status == 1

@@ -53,6 +53,7 @@ def test_recorded_answers_of_the_real_library(kind: str, ours: Side) -> None:
         assert ours.ask(kind, case) == said, case
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", ["parsers", "rubrics", "stops"])
 def test_the_cases_tell_the_fixes_from_the_faults(kind: str) -> None:
     side = Side("rove", ROVE_COMPAT="fixed")

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from fakes import tiny_model
@@ -182,6 +181,8 @@ async def through_responses(access: Access, state: vf.State) -> None:
 
 
 async def through_messages(access: Access, state: vf.State) -> None:
+    import anthropic  # thousands of modules
+
     tools: Any = [{"name": "weather", "input_schema": WEATHER["parameters"]}]
     async with anthropic.AsyncAnthropic(base_url=access.root, api_key=access.api_key) as sdk:
         messages: list[Any] = [{"role": "user", "content": task_of(state)}]
@@ -192,7 +193,9 @@ async def through_messages(access: Access, state: vf.State) -> None:
         await sdk.messages.create(model="any", max_tokens=99, messages=messages, tools=tools)
 
 
-@pytest.mark.parametrize("agent", [through_chat, through_responses, through_messages])
+@pytest.mark.parametrize(
+    "agent", [through_chat, through_responses, pytest.param(through_messages, marks=pytest.mark.broad)]
+)
 async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
     client = EngineClient.of(tiny_model(context=4096))
     sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}

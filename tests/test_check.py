@@ -309,10 +309,16 @@ HOSTILE = {
         "cannot run: it is written for verifiers v1, which has another API",
     ),
 }
-SLOW = set(HOSTILE) - {"crash", "garbage", "module", "broken", "v1", "not here"}
+QUICK_ONES = ("crash", "broken", "v1")
+BROAD = ("garbage", "module", "not here")
+MARKS = (
+    dict.fromkeys(HOSTILE, [pytest.mark.slow])
+    | dict.fromkeys(BROAD, [pytest.mark.broad])
+    | dict.fromkeys(QUICK_ONES, [])
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in HOSTILE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in HOSTILE])
 def test_every_package_gets_a_verdict(name: str, tmp_path: Path) -> None:
     source, verdict = HOSTILE[name]
     report = checked(tmp_path, source)
@@ -331,6 +337,7 @@ def test_one_that_hangs_is_ended(source: str, said: str, tmp_path: Path) -> None
     assert report.status == "cannot run" and said in report.why
 
 
+@pytest.mark.broad
 def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIONAL_URL", "http://somewhere")
     top = "import os\nurl = os.getenv('OPTIONAL_URL'), os.getenv('OTHER_URL')"

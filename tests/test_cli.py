@@ -550,7 +550,9 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
 # Models made on the spot
 
 
-@pytest.mark.parametrize("arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]])
+@pytest.mark.parametrize(
+    "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
+)
 def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
     made = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")
     assert made.status == 0

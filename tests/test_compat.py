@@ -885,6 +885,7 @@ async def unreadable() -> Any:
     return record.reward, record.error and record.error.type
 
 
+@pytest.mark.broad
 async def test_an_unreadable_right_answer_is_a_zero() -> None:
     assert await unreadable() == (0.0, None)
 

@@ -45,6 +45,7 @@ def recorded(kind: str) -> list[Any]:
     return json.loads(FUZZ.read_text(encoding="utf-8"))[kind]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_answers_of_the_real_library(kind: str, ours: Side) -> None:
     known = recorded(kind)

@@ -333,6 +333,7 @@ def test_places_are_never_more_than_allowed_and_all_get_one(
     asyncio.run(play())
 
 
+@pytest.mark.broad
 def test_settings_of_actors_are_refused_where_there_are_none():
     with pytest.raises(ConfigError, match="ray_actors is 4, but ray is not given"):
         Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray_actors=4))

@@ -182,7 +182,9 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         "load_environment",
     ),
     "wheel: source nested too deep": (
-        archive("wheel", lambda: zipped(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = " + b"(" * 99_999})))),
+        archive(
+            "wheel", lambda: zipped(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = " + b"(" * 99_999})))
+        ),
         422,
         "no Python",
     ),

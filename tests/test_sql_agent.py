@@ -331,6 +331,7 @@ def test_names_are_names_of_one():
             assert row[0] == row[1] > 0, (schema, table)
 
 
+@pytest.mark.broad
 def test_every_template_makes_questions():
     made = {
         (row["info"]["schema"], re.sub(r"\d|'[^']*'", "", row["info"]["sql"]))

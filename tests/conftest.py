@@ -20,7 +20,9 @@ settings.load_profile("rove")
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow. A quarter of the inputs that hypothesis would draw; all with ROVE_EXAMPLES=all (`make test-slow`)."""
+    """What is broad is slow. A quarter of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
+    `make test-slow` has it.
+    """
     for item in items:
         if item.get_closest_marker("broad"):
             item.add_marker("slow")

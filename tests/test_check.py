@@ -309,16 +309,15 @@ HOSTILE = {
         "cannot run: it is written for verifiers v1, which has another API",
     ),
 }
-QUICK_ONES = ("crash", "broken", "v1")
+AT_ONCE = ("crash", "broken", "v1")
 BROAD = ("garbage", "module", "not here")
-MARKS = (
-    dict.fromkeys(HOSTILE, [pytest.mark.slow])
-    | dict.fromkeys(BROAD, [pytest.mark.broad])
-    | dict.fromkeys(QUICK_ONES, [])
-)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in HOSTILE])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in AT_ONCE else [pytest.mark.broad if name in BROAD else pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in HOSTILE])
 def test_every_package_gets_a_verdict(name: str, tmp_path: Path) -> None:
     source, verdict = HOSTILE[name]
     report = checked(tmp_path, source)

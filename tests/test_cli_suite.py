@@ -206,6 +206,7 @@ def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
     assert "6/6 reverse_text · scripted:oracle" in done.err
 
 
+@pytest.mark.broad
 def test_the_same_command_again_runs_nothing_and_a_stopped_one_goes_on(rove: Rove):
     suite(MANY)
     first = json.loads(rove("eval", "@", "suite.toml", "--json").out)

@@ -253,6 +253,7 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
     assert (done.returncode, done.stderr) == (1, refusal)
 
 
+@pytest.mark.broad
 def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     prints_what_it_says("docs/judging.md", 40)

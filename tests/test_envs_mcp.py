@@ -508,6 +508,7 @@ async def test_a_server_for_each_of_many_rollouts() -> None:
     assert 1 <= most <= 4
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/mcp_tools.py"

@@ -106,6 +106,7 @@ def test_a_package_that_is_missing_is_told_at_the_start():
         vf.PythonEnv(dataset=rows(1), pip_install_packages="json nonesuch")
 
 
+@pytest.mark.broad
 def test_sixty_four_rollouts_at_once_leave_nothing():
     script = [calls(python("n = 20")), calls(python("n += 1")), calls(python("n * 2")), "0"]
     play(vf.PythonEnv(dataset=rows(1), unsafe=True), *script)
@@ -172,6 +173,7 @@ def test_code_math_compares_what_is_boxed_by_its_meaning():
     assert play(own, "0").reward == 1.0
 
 
+@pytest.mark.broad
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/python_env.py"
     words = ["--rollouts", "40", "--rounds", "1"]

@@ -508,6 +508,7 @@ class Asking(vf.RLMEnv):
         return [vf.UserMessage(await self.python("len(llm_batch(['you', 'say']))", state))]
 
 
+@pytest.mark.broad
 def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
     trained = {}
     for sub in (False, True):
@@ -579,6 +580,7 @@ def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_h
     assert env.backend.is_clean and sub_backend.is_clean
 
 
+@pytest.mark.broad
 def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
     group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
@@ -589,6 +591,7 @@ def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     assert log.count('["run"') == log.count('["rm"') == 1
 
 
+@pytest.mark.broad
 def test_two_hundred_rollouts_leave_nothing():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
     play(env_of(backend=None, unsafe=True), *script)
@@ -601,6 +604,7 @@ def test_two_hundred_rollouts_leave_nothing():
     assert nothing_new(before)
 
 
+@pytest.mark.broad
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/recursion.py"
     words = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]

@@ -388,6 +388,7 @@ def test_what_a_package_in_a_folder_of_its_name_declares_counts(tmp_path: Path) 
     assert asked == [["bm25s"]]
 
 
+@pytest.mark.broad
 def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.0", "2.0"):
         wheel(tmp_path / "wheels", version)
@@ -412,6 +413,7 @@ def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeyp
     assert len(list((tmp_path / "cache/rove/venvs").iterdir())) == 2
 
 
+@pytest.mark.broad
 def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "1.0")
     folder = tmp_path / "made" / "here"

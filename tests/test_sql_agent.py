@@ -368,6 +368,7 @@ def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
                 assert len(set(keys[: len(rows) + 1])) == len(keys[: len(rows) + 1])
 
 
+@pytest.mark.broad
 def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own():
     env = vf.load_environment("sql_agent", num_examples=800)
     parts = [env.get_dataset(), env.get_eval_dataset()]
@@ -384,6 +385,7 @@ def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own()
 # Rollouts
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
     env = vf.load_environment("sql_agent", num_examples=60, min_level=level, max_level=level)

@@ -268,6 +268,7 @@ async def test_a_program_that_hangs_is_stopped_with_all_it_started():
     assert len(record.completion) == 1 and sleepers() == before
 
 
+@pytest.mark.broad
 async def test_fifty_rollouts_at_once_leave_no_process_task_or_socket():
     before, files = sleepers(), len(os.listdir("/proc/self/fd"))
     rows = [{"question": f"question {i}", "answer": f"question {i}"} for i in range(50)]

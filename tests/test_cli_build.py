@@ -22,6 +22,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.broad
 def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
     scaffold("my_task", tmp_path)
     done = rove("build", "my_task", "--no-play")

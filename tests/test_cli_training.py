@@ -60,6 +60,7 @@ def rl(made: Path, *more: str) -> list[str]:
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 
 
+@pytest.mark.broad
 def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
     """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
     lora = ("--lora_rank", "2", "--lora_targets", '["q_proj", "down_proj"]')
@@ -87,6 +88,7 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
 
 
+@pytest.mark.broad
 def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
     assert rove(*sft(made, "--lora_rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
@@ -126,6 +128,7 @@ def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
+@pytest.mark.broad
 def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*rl(made, "--json"))
     assert done.status == 0
@@ -143,6 +146,7 @@ def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
         assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("command", [sft, rl])
 def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
     words = command(made, "--run-dir", "runs/mine")
@@ -162,6 +166,7 @@ def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
     assert after[final][1] == before[final][1]
 
 
+@pytest.mark.broad
 def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove: Rove, made: Path):
     assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
     before = contents(Path("runs/mine"))

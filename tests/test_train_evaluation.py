@@ -12,6 +12,7 @@ from test_train_rl import Killed, metrics_of, settings, train, two_turns, weight
 from test_train_sft import lawful
 from test_train_sft import settings as sft_settings
 from test_train_sft import train as train_sft
+from tiers import first_quick
 
 import rove.train.evaluation as module
 from rove.config import convert
@@ -99,7 +100,7 @@ def test_evaluating_changes_nothing_that_is_trained(uninterrupted: Path, tmp_pat
     assert (tmp_path / last).read_bytes() == (uninterrupted / last).read_bytes()
 
 
-@pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
+@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
 def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     uninterrupted: Path, tmp_path: Path, envs: str, kills: list[int]
 ):
@@ -202,6 +203,7 @@ def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypa
     assert "has reached 0.75" in json.loads((tmp_path / "summary.json").read_text())["stopped"]
 
 
+@pytest.mark.broad
 def test_sft_measures_keeps_the_best_and_is_resumed(tmp_path: Path, envs: str):
     config = sft_settings(evaluation=[table(every=3)], env_dir=envs, keep_best=REWARD, patience=99)
     train_sft(tmp_path / "whole", config, lawful())

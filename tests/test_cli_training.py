@@ -186,6 +186,7 @@ every = 100
 """
 
 
+@pytest.mark.broad
 def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
     Path("measured.toml").write_text(ON_ITSELF)
     assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
@@ -196,6 +197,7 @@ def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
     assert "also trained on" not in held_out.out
 
 
+@pytest.mark.broad
 def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
     Path("environments").mkdir()
     Path("environments/same.py").write_text(SAME)
@@ -212,6 +214,7 @@ def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path
     assert "warning" not in continued.out
 
 
+@pytest.mark.broad
 def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
     config = json.loads((made / "model/config.json").read_text())
     context = config["max_position_embeddings"]
@@ -230,6 +233,7 @@ def load_environment():
 """
 
 
+@pytest.mark.broad
 def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
     words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
@@ -267,6 +271,7 @@ every = 1
 """
 
 
+@pytest.mark.broad
 def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(rove: Rove, made: Path):
     Path("watched.toml").write_text(WATCHED)
     done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))

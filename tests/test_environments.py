@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_quick
 from toys import roll, says
 
 import rove as vf
@@ -85,7 +86,7 @@ def test_it_is_a_package_to_install(name):
     assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_its_wheel_holds_its_modules_alone(name, tmp_path):
     pytest.importorskip("hatchling")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
@@ -124,7 +125,7 @@ def test_the_seed_decides_the_examples(name):
     assert examples(3) != examples(3, "get_eval_dataset")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_the_seed_decides_the_examples_in_another_process_too(name):
     code = f"import rove; print(rove.load_environment({name!r}, num_examples=3).get_dataset())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}

@@ -78,6 +78,7 @@ def test_too_many_in_a_row_stop_training_and_leave_the_batch(
     assert "nan" in batch.reason
 
 
+@pytest.mark.broad
 def test_a_killed_run_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The checkpoint is of step 2, the kill comes at step 3: steps 2 and 3 are skipped, and 4 would be the third."""
     for folder in ("whole", "killed"):

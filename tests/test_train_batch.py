@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from fakes import tiny_model
 from hypothesis import given, settings

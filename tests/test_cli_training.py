@@ -306,6 +306,7 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
     assert rove("compare", *steps).status == 0
 
 
+@pytest.mark.broad
 def test_sft_measures_in_an_environment(rove: Rove, made: Path):
     Path("watched.toml").write_text(WATCHED.replace("shuffle = true", "").replace("show_every = 1", ""))
     done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))

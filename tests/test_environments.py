@@ -113,7 +113,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 4))
 def test_the_seed_decides_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -133,9 +133,10 @@ def test_the_seed_decides_the_examples_in_another_process_too(name):
     assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
+@pytest.mark.parametrize("num_examples", first_quick([4, 50]))
 @pytest.mark.parametrize(("name", "player"), PLAYERS)
-def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
-    env = vf.load_environment(name, num_examples=50)
+def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
+    env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
     for record in roll(env, says(env.players[player]), rollouts_per_example=2):
         assert record.error is None, record.error

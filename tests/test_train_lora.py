@@ -119,7 +119,7 @@ def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Pat
     assert (ours - base).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["plain", "ahead", "bf16"])
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
 def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []
     plain = Engine.update_weights
@@ -134,7 +134,7 @@ def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(map(str, sent)) == {str(None if kind == "plain" else trained(loaded.model).keys())}
 
 
-@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("every", first_quick([None, 2]))
 def test_the_reference_takes_no_memory_and_is_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
 ):
@@ -229,7 +229,7 @@ def test_without_dropout_nothing_is_drawn():
     assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
 
 
-@pytest.mark.parametrize("more", [{}, {"lora_dropout": 0.3}], ids=["plain", "dropout"])
+@pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
 def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from tiers import first_quick
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, UserMessage
@@ -121,7 +122,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kills", [[1], [4], [5], [8, 9, 11], [16]])
+@pytest.mark.parametrize("kills", first_quick([[1], [4], [5], [8, 9, 11], [16]]))
 def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         with pytest.raises(Killed):

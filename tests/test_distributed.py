@@ -298,6 +298,7 @@ def test_machines_must_be_alike() -> None:
         site.check_same(ours, {**ours, "rove": "0.0.1 (old)", "where": "elsewhere"})
 
 
+@pytest.mark.broad
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=12), st.integers(0, 8), st.data())
 @settings(max_examples=60, deadline=None)
 def test_places_are_never_more_than_allowed_and_all_get_one(

@@ -148,7 +148,8 @@ def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "garbage", ["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99]
+    "garbage",
+    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
 )
 def test_garbage_scores_low_and_breaks_nothing(name, garbage):
     env = vf.load_environment(name, num_examples=20)
@@ -270,7 +271,7 @@ def problems(**options) -> Any:
     return vf.load_environment("math_python", **{"unsafe": True, **options})
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
 def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
@@ -365,6 +366,7 @@ def test_lookup_shows_no_room_before_it_is_looked_up():
     assert "state" not in said and not any(room in said for room in rooms)
 
 
+@pytest.mark.broad
 def test_lookups_players_are_as_good_as_they_say():
     env = vf.load_environment("lookup", num_examples=2000)
     for record in roll(env, says(env.players["solver"])):

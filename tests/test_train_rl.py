@@ -154,6 +154,7 @@ def test_the_kl_penalty_holds_the_model_near_the_one_it_started_from(tmp_path: P
     assert moved[1] < moved[0]
 
 
+@pytest.mark.broad
 def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path: Path):
     config = settings(kl_penalty=1.0, updates_per_batch=2)
     train(tmp_path / "whole", config, two_turns())

@@ -93,6 +93,7 @@ def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     def stop(step: int, metrics: Any) -> None:
         if step == 3:
@@ -139,6 +140,7 @@ def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
             train(run, served(fake.url, learning_rate=0.1))
 
 
+@pytest.mark.broad
 def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.vllm.engine.BACKOFF_SECONDS", 0.001)
     tiny_model().save(tmp_path / "theirs")

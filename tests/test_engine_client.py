@@ -207,7 +207,7 @@ async def test_an_empty_text_is_nothing_to_start_from():
 # Told as it comes
 
 
-@pytest.mark.parametrize("text", [None, "0 1 2"])
+@pytest.mark.parametrize("text", first_quick([None, "0 1 2"]))
 async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: str | None):
     client = EngineClient.of(tiny_model(seed=1))
     ended, told_early = set(), 0

@@ -105,7 +105,7 @@ def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
         assert f"`{word}`" in readme, word
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 3))
 def test_prompts_are_valid(name):
     for example in vf.load_environment(name, num_examples=20).get_dataset():
         roles = [message.role for message in example["prompt"]]
@@ -481,7 +481,7 @@ def test_wins_sooner_and_losses_later_are_better():
     assert lost_now < lost_late < 0
 
 
-@pytest.mark.parametrize("random_move_prob", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
 def test_the_optimal_player_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
@@ -548,6 +548,7 @@ def test_siblings_meet_the_same_opponent():
     assert len(replies) > 1000
 
 
+@pytest.mark.broad
 def test_half_the_games_the_opponent_starts():
     env = game(num_examples=1000)
     started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
@@ -699,7 +700,7 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
         assert example["prompt"][1].content.count(" ") < 40
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needles_players_find_what_was_hidden(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
@@ -709,6 +710,7 @@ def test_needles_players_find_what_was_hidden(level, player):
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
 
 
+@pytest.mark.broad
 def test_needles_guesses_earn_little():
     env = needle(num_examples=60)
     records = roll(env, says(env.players["novice"]))

@@ -251,6 +251,7 @@ async def test_a_command_line_is_run_by_the_shell_and_its_output_kept_in_the_sta
     assert state["agent_result"] == state["agent_output"].strip()
 
 
+@pytest.mark.broad
 async def test_a_program_that_fails_is_an_error_of_the_agent():
     record = await one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None

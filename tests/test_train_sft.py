@@ -86,6 +86,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
 
 
+@pytest.mark.broad
 def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path):
     loaded = train(tmp_path, settings(epochs=15), lawful())
     metrics = Run(tmp_path).metrics()

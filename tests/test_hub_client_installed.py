@@ -147,6 +147,7 @@ def test_all_of_them_are_listed_and_damage_is_told(shelf: Path, finders: None) -
         record.write_bytes(whole)
 
 
+@pytest.mark.broad
 def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", owner="carol")
     put(shelf / "hub", "carol/doubling", tmp_path)

@@ -158,7 +158,7 @@ async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
     return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
 @pytest.mark.parametrize("temperature", [1.0, 1.25])
 async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, temperature: float):
     loaded = tiny_model(arch, seed=2, context=2048)

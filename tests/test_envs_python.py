@@ -160,6 +160,7 @@ def test_importing_rove_loads_no_sandbox():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
 def test_code_math_compares_what_is_boxed_by_its_meaning():
     dataset = [{"question": "What is 1/2 + 1/4?", "answer": "\\frac{3}{4}"}]

@@ -15,6 +15,7 @@ from test_envs_sandbox import LIMITS, Counting, held, nothing_new
 from test_envs_tool import call, calls, told
 from test_sandbox_docker import engine  # noqa: F401  a fixture
 from test_train_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
+from tiers import first_quick
 from toys import roll, rows, says
 
 import rove as vf
@@ -242,7 +243,7 @@ def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
     assert metrics(record)["sub_calls"] == 1
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
@@ -378,7 +379,7 @@ def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
     return [python(code), python("answer['ready'] = True")][turns_of(messages)]
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     backends = [Counting() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
@@ -425,6 +426,7 @@ def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
     assert metrics(record)["sub_calls"] == 1 + 1 + 3 and env.backends[1].is_clean
 
 
+@pytest.mark.broad
 def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
     env = vf.RLMEnv(
         dataset=[{"question": str(n), "info": {"context": "x" * 64}} for n in range(6)],
@@ -439,6 +441,7 @@ def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
         env_of(max_depth=2)
 
 
+@pytest.mark.broad
 def test_recursion_without_end_is_ended_by_the_budget():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if is_sub(messages):
@@ -460,6 +463,7 @@ def extended(before: Any, after: Any) -> bool:
     return after.prompt_ids[: len(before.ids)] == before.ids
 
 
+@pytest.mark.broad
 def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own_conversation():
     loaded = tiny_model(context=4096)
     form = r"```python\nx = llm_batch\(\['(hello|world|no)', '[0-9]'\]\)\n```"
@@ -546,7 +550,7 @@ def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
     assert (summary["failed"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == (0, 1.0, 4)
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
     def total(state: vf.State) -> float:
         return float(state["final_answer"])

@@ -205,6 +205,7 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
     assert manifest.reward_range == (0.0, 1.0)
 
 
+@pytest.mark.broad
 def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
     folder = put(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
     built = build(folder, playing=False)

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first_quick
 
 from rove.errors import ConfigError, SandboxError, SandboxFileError
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
@@ -429,7 +430,7 @@ def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
     assert alive == "7"
 
 
-@pytest.mark.parametrize("feature", ["files", "processes", "network", "ipc", "system calls"])
+@pytest.mark.parametrize("feature", first_quick(["files", "processes", "network", "ipc", "system calls"]))
 async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
     async with LocalBackend(LIMITS, without=[feature]) as backend:
         with pytest.raises(
@@ -589,6 +590,7 @@ def test_users_come_from_the_end_of_what_there_is(tmp_path: Path) -> None:
     assert 1_000_000_000 <= first < 2_000_000_000
 
 
+@pytest.mark.broad
 def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a folder in place of the kernel's: it makes the files that the kernel would make."""
     own = tmp_path / "own"

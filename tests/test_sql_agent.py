@@ -395,6 +395,7 @@ def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
     assert {values(record)["answered_by_query"] for record in records} == {0, 1}
 
 
+@pytest.mark.broad
 def test_the_novice_knows_single_tables():
     env = vf.load_environment("sql_agent", num_examples=300)
     for record in roll(env, says(env.players["novice"])):

@@ -82,6 +82,7 @@ def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):
         settings(**fields).check()
 
 
+@pytest.mark.broad
 def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
     train(run, served(fake.url, batch_size=64, rollouts_per_example=16, checkpoint_every=99), one_turn())

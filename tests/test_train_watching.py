@@ -75,6 +75,7 @@ def test_a_rollout_is_shown_every_so_many_steps(tmp_path: Path):
     ]
 
 
+@pytest.mark.broad
 def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("wandb")
     monkeypatch.setitem(sys.modules, "wandb", library)

@@ -214,6 +214,7 @@ def test_no_question_is_in_both_parts_whatever_the_seed():
     assert not train & evaluation
 
 
+@pytest.mark.broad
 def test_questions_come_again_when_all_have_been_asked():
     texts = [question.text for question in made(small(0).pages, 1500, range(1, 2), evaluation=True)]
     assert len(set(texts)) < len(texts) == 1500

@@ -348,9 +348,13 @@ def test_the_reward_rises(tmp_path: Path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 
-@pytest.mark.broad
 @pytest.mark.parametrize(
-    "kill_at", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(8, marks=pytest.mark.slow)]
+    "kill_at",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(5, marks=pytest.mark.broad),
+        pytest.param(8, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_and_trains_everything_once(tmp_path: Path, kill_at: int):
     with pytest.raises(Killed):

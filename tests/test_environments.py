@@ -481,6 +481,7 @@ def test_wins_sooner_and_losses_later_are_better():
     assert lost_now < lost_late < 0
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
 def test_the_optimal_player_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)

@@ -117,7 +117,8 @@ def test_code_between_fences_needs_no_tool_calls():
 
 
 @pytest.mark.parametrize(
-    "context", ["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7]
+    "context",
+    first_quick(["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7], 2),
 )
 def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
     code = "import hashlib, json\ntype(context).__name__, hashlib.md5(json.dumps(context).encode()).hexdigest()"
@@ -227,15 +228,18 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [
-        ("llm()", "missing 1 required positional argument: 'prompt'"),
-        ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
-        ("llm('')", "expected a text"),
-        ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
-        ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
-        ("llm_batch(['a', None])", "prompt that is NoneType"),
-        ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
-    ],
+    first_quick(
+        [
+            ("llm()", "missing 1 required positional argument: 'prompt'"),
+            ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
+            ("llm('')", "expected a text"),
+            ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
+            ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
+            ("llm_batch(['a', None])", "prompt that is NoneType"),
+            ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
+        ],
+        4,
+    ),
 )
 def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
     record = play(env_of(), code, "llm('x')")
@@ -334,7 +338,7 @@ def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
     assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         drawn = str(rng.random())
@@ -348,6 +352,7 @@ def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
     assert said == [told(record)[0].split() for record in both[1]]
 
 
+@pytest.mark.broad
 def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_turns_of_the_model():
     script = ["for n in range(30): llm('a b')", READY.format("49")]
     for limits, stop, steps in (
@@ -394,6 +399,7 @@ def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     assert "context=piece" in record.prompt[0]["content"]
 
 
+@pytest.mark.broad
 def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         return (
@@ -536,7 +542,7 @@ def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
     assert trained[True] > 2 * trained[False]
 
 
-@pytest.mark.parametrize("options", [{}, {"train_sub_calls": True}])
+@pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
 def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
     with vf.Run(tmp_path / "run") as run:
@@ -563,7 +569,7 @@ def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Pa
     assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
     async def sub(messages: Any) -> str:
         if messages[0]["content"] == "slow":

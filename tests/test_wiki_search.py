@@ -286,6 +286,7 @@ def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
         assert values(record)["search_pages_calls"] == values(record)["view_sections_calls"]
 
 
+@pytest.mark.broad
 def test_guessing_pays_little_and_the_first_hit_not_much():
     means = {name: sum(record.reward for record in play(name, 300)) / 300 for name in ("guesser", "first_hit")}
     assert means["guesser"] < 0.2

@@ -471,6 +471,7 @@ async def test_a_token_the_model_does_not_have_is_refused():
         await engine_of(tiny_model()).generate([5, 10_000], Sampling())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("rows", first_quick([3, 5, 9]))
 async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_token(rows: int):
     loaded = tiny_model(seed=8)

@@ -128,6 +128,7 @@ def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
     assert inside == repr(eval(code.splitlines()[1], space))
 
 
+@pytest.mark.broad
 def test_where_the_context_comes_from():
     async def made(state: vf.State) -> str:
         await asyncio.sleep(0)
@@ -556,6 +557,7 @@ def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
     assert (summary["failed"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == (0, 1.0, 4)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
     def total(state: vf.State) -> float:

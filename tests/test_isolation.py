@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from commands import environment, in_this_process
 from test_workers import children
+from tiers import first_quick
 
 import rove as vf
 from rove.errors import ModelError, WorkerError
@@ -114,7 +115,7 @@ def facts(record: vf.RolloutRecord) -> list[Any]:
     return [record.example_key, record.seed, said, record.scores, error, record.stop_condition, record.is_truncated]
 
 
-@pytest.mark.parametrize("name", ["tictactoe", "lookup", "double_check", "reverse_text"])
+@pytest.mark.parametrize("name", first_quick(["double_check", "tictactoe", "lookup", "reverse_text"]))
 def test_examples_are_played_as_they_are_here(name: str) -> None:
     env, plain = IsolatedEnv(name, {"num_examples": 12}), vf.load_environment(name, num_examples=12)
     assert env.identity == plain.identity and env.get_dataset(3) == plain.get_dataset(3)
@@ -145,8 +146,10 @@ ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "ha
 @pytest.mark.parametrize(
     ("end", "place"),
     [
-        *((end, place) for end in ("crash", "exit") for place in ("in_setup", "in_response", "in_reward")),
-        ("hang", "in_response"),
+        *first_quick(
+            [(end, place) for end in ("crash", "exit") for place in ("in_setup", "in_response", "in_reward")], 3
+        ),
+        pytest.param("hang", "in_response", marks=pytest.mark.broad),
         pytest.param("hang", "in_setup", marks=pytest.mark.slow),
         pytest.param("hang", "in_reward", marks=pytest.mark.slow),
     ],
@@ -235,6 +238,7 @@ def test_prints_and_seeds_stay_there(tmp_path: Path) -> None:
     assert (random.getstate(), os.getcwd()) == (state, folder)
 
 
+@pytest.mark.broad
 def test_stdout_of_the_command_is_json_alone(tmp_path: Path) -> None:
     package(tmp_path, at_import="print('garbage', flush=True)", in_response="print('garbage', flush=True)")
     command = [sys.executable, "-m", "rove.cli.main", "eval", "--isolated", "talk", "-m", "scripted:echo"]
@@ -432,6 +436,7 @@ def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
     assert [one.name for one in (tmp_path / "made").iterdir()] == ["here"]
 
 
+@pytest.mark.broad
 def test_other_distributions_stand_in(tmp_path: Path) -> None:
     """Also where what is installed asks for them, in whichever version; what is newer than they are cannot be met."""
     for version in ("1.0", "1.5", "2.0"):

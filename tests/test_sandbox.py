@@ -274,6 +274,7 @@ async def test_a_dead_supervisor_costs_the_files_and_nothing_else(contained: Non
         assert (await (await backend.open()).run_python("3")).value == "3"
 
 
+@pytest.mark.broad
 async def test_nothing_is_left_behind(contained: None) -> None:
     async def round_trip() -> None:
         async with LocalBackend(LIMITS, unsafe=True, max_sessions=8) as backend:

@@ -353,6 +353,7 @@ def test_templates_have_the_gaps_of_their_queries_and_ask_for_the_order_that_cou
     assert min(levels.values()) >= 2
 
 
+@pytest.mark.broad
 def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
     for row in questions.make_rows(300, "answers", range(1, 6)):
         info = row["info"]

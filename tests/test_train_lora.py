@@ -229,6 +229,7 @@ def test_without_dropout_nothing_is_drawn():
     assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
 def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)

@@ -164,6 +164,7 @@ def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path:
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
 def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: dict[str, Any]):
     """The checkpoint of step 3 is resumed from with the reference of step 2, that of step 6 with the one it has just got."""

@@ -279,6 +279,7 @@ def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]
     return roll(env, says(env.players[player] if isinstance(player, str) else player))
 
 
+@pytest.mark.broad
 def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
     for record in play("solver", 300):
         assert (record.reward, values(record)["support_found"]) == (1, 1), record.prompt

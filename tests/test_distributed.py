@@ -286,6 +286,7 @@ async def test_an_environment_that_a_site_cannot_load_is_told_with_its_traceback
     assert wrong["refused"].startswith("no environment 'no_such'") and "Traceback" not in wrong["refused"]
 
 
+@pytest.mark.broad
 def test_machines_must_be_alike() -> None:
     ours = site.about()
     site.check_same(ours, {**ours, "where": "elsewhere"})

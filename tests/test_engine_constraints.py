@@ -76,6 +76,7 @@ def check(answer: Any) -> None:
     assert all(type(value) is bool for value in answer["next"])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("temperature", first_quick([0.0, 1.0, 3.0]))
 def test_a_random_model_says_json_of_the_schema(loaded: Any, temperature: float):
     for seed in range(4):

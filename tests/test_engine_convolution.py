@@ -118,6 +118,7 @@ async def test_a_next_turn_computes_only_its_new_tokens():
     assert engine.computed - before == 4
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("rows", first_quick([3, 5]))
 async def test_little_memory_means_computing_again_never_a_wrong_token(rows: int):
     loaded = tiny_model("lfm2", seed=8)

@@ -133,7 +133,7 @@ def test_the_seed_decides_the_examples_in_another_process_too(name):
     assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
-@pytest.mark.parametrize("num_examples", first_quick([4, 50]))
+@pytest.mark.parametrize("num_examples", first_quick([2, 50]))
 @pytest.mark.parametrize(("name", "player"), PLAYERS)
 def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)

@@ -209,6 +209,7 @@ async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent
     assert record.tools is not None and record.tools[0]["function"]["name"] == "weather"
 
 
+@pytest.mark.broad
 async def test_the_same_seed_gives_the_same_tokens():
     env, client = env_of(talker, sampling_args={"max_tokens": 8}), EngineClient.of(tiny_model())
     once, again = [await env.generate(client, seed=3) for _ in range(2)]

@@ -123,6 +123,7 @@ def test_more_rollouts_than_sandboxes_wait_for_their_turn():
     assert [told(record) for record in records] == [["42"]] * 6
 
 
+@pytest.mark.broad
 def test_code_that_never_ends_does_not_hold_up_the_others():
     env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)
 

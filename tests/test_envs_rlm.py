@@ -89,6 +89,7 @@ def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
     assert env.backend.is_clean and record.seats == {}
 
 
+@pytest.mark.broad
 def test_an_answer_that_was_never_final_is_what_it_was_last():
     record = play(env_of(), "answer['content'] = 48", "answer['content'] = 49")
     assert (record.stop_condition, record.reward, metrics(record)["answer_ready"]) == ("no_tools_called", 1.0, 0)
@@ -296,6 +297,7 @@ def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_th
     assert record.error is not None and (record.error.type, record.error.phase) == ("InfraError", "model")
 
 
+@pytest.mark.broad
 def test_another_model_may_answer_sub_calls():
     seen: list[Any] = []
 
@@ -385,6 +387,7 @@ def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
     return [python(code), python("answer['ready'] = True")][turns_of(messages)]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     backends = [Counting() for _ in range(3)]
@@ -418,6 +421,7 @@ def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
     assert [s.prompt[0]["content"] for s in flat.seats["sub_model"]] == ["How long?\n\n0123456789"]
 
 
+@pytest.mark.broad
 def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if "2 characters" not in messages[1].content:

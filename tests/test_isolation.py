@@ -173,6 +173,7 @@ def test_a_rollout_that_ends_its_worker_hurts_no_other(tmp_path: Path, end: str,
     assert client.asked["q2"] <= 3
 
 
+@pytest.mark.broad
 def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) -> None:
     """They draw from the rollout's own seeds, and are asked again by the worker that plays it again."""
     package(tmp_path / "broken", in_response=f"if number == 2: {CRASH}")
@@ -302,6 +303,7 @@ def test_an_environment_that_does_not_repeat_itself_cannot_be_played_again(tmp_p
     assert any("something else than before" in error.message for error in failed)
 
 
+@pytest.mark.broad
 def test_the_next_run_in_the_same_environment_starts_anew(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     assert [len(env.generate_sync(Echo())) for _ in range(2)] == [6, 6]

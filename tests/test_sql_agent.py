@@ -430,6 +430,7 @@ def test_without_tags_there_is_no_answer():
     assert {record.reward for record in roll(env, says(lambda messages, state, rng: state["answer"]))} == {0}
 
 
+@pytest.mark.broad
 def test_the_order_counts_where_it_is_asked_for():
     env = vf.load_environment("sql_agent", num_examples=150, min_level=2, max_level=4)
 

@@ -115,6 +115,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     assert (tmp_path / best).read_bytes() == (uninterrupted / best).read_bytes()
 
 
+@pytest.mark.broad
 def test_an_evaluation_that_is_cut_short_is_repeated(
     uninterrupted: Path, tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -231,6 +232,7 @@ def train_killed(path: Path, config: Any, kill_at: int) -> None:
         raise Killed from error
 
 
+@pytest.mark.broad
 def test_sft_stops_at_a_target_of_the_validation_loss(tmp_path: Path):
     train_sft(tmp_path / "whole", sft_settings(), lawful())
     losses = measured(tmp_path / "whole", "validation_loss")
@@ -302,6 +304,7 @@ def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
     assert summary["best"] == {"metric": MISSED, "value": first["missed"][2], "step": 2}  # the first of the best
 
 
+@pytest.mark.broad
 def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
     config = with_evaluations(
         games, lines_table(every=3, goals=Goals(expected={"won": 0.3})), keep_best=MISSED, target=0

@@ -134,6 +134,7 @@ def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(map(str, sent)) == {str(None if kind == "plain" else trained(loaded.model).keys())}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("every", first_quick([None, 2]))
 def test_the_reference_takes_no_memory_and_is_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None

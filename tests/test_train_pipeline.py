@@ -101,6 +101,7 @@ def test_a_killed_run_ends_with_the_same_weights(uninterrupted: Path, tmp_path: 
     assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_evaluations_have_the_weights_of_their_step(tmp_path: Path, envs: str):
     config = {"steps": 3, "evaluation": [table(every=1)], "env_dir": envs}
     for name, fields in {"overlap": {}, "plain": {"max_off_policy_steps": 0}}.items():

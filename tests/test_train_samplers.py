@@ -110,6 +110,7 @@ def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_it_measures_with_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: str):
     run = tmp_path / "run"
     train(run, served(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
@@ -126,6 +127,7 @@ def test_it_plays_ahead(tmp_path: Path, fake: FakeVLLM):
     assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
 
 
+@pytest.mark.broad
 def test_an_adapter_is_played_with(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
     train(run, served(fake.url, steps=2, lora_rank=2))

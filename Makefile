@@ -2,18 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of interpreters: compiled modules are kept, whatever the shell asks for.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-ray test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-ray test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
 
 test: $(STAMP)  ## everything that is not slow
-	$(BIN)/python -m pytest -m "not slow" -q -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -q -n 2 --dist loadfile $(ARGS)
+
+test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whole processes, crowds, long tables
+	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
-	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "slow or hypothesis" -q $(ARGS)
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "slow and not broad or hypothesis" -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check rove environments tests benchmarks shim

@@ -18,8 +18,14 @@ settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("rove")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A quarter of the inputs that hypothesis would draw; all of them with ROVE_EXAMPLES=all, as `make test-slow` has it."""
+    """What is broad is slow. A quarter of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
+    `make test-slow` has it.
+    """
+    for item in items:
+        if item.get_closest_marker("broad"):
+            item.add_marker("slow")
     if os.environ.get("ROVE_EXAMPLES") == "all":
         return
     tests: set[Any] = {item.obj for item in items if isinstance(item, pytest.Function)}

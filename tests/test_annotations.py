@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -105,8 +106,12 @@ changes = st.builds(
 
 
 @given(st.lists(changes, max_size=12))
-def test_reading_is_saying_it_again(tmp_path_factory: pytest.TempPathFactory, made: list[Change]):
-    folder = tmp_path_factory.mktemp("run")
+def test_reading_is_saying_it_again(made: list[Change]):
+    with TemporaryDirectory() as name:
+        read_again(Path(name), made)
+
+
+def read_again(folder: Path, made: list[Change]) -> None:
     (folder / FILE).write_bytes(b"".join(msgspec.json.encode(change) + b"\n" for change in made))
     for place in (ONE, OTHER):
         tags: list[str] = []

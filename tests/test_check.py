@@ -309,10 +309,15 @@ HOSTILE = {
         "cannot run: it is written for verifiers v1, which has another API",
     ),
 }
-SLOW = set(HOSTILE) - {"crash", "garbage", "module", "broken", "v1", "not here"}
+AT_ONCE = ("crash", "broken", "v1")
+BROAD = ("garbage", "module", "not here")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in HOSTILE])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in AT_ONCE else [pytest.mark.broad if name in BROAD else pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in HOSTILE])
 def test_every_package_gets_a_verdict(name: str, tmp_path: Path) -> None:
     source, verdict = HOSTILE[name]
     report = checked(tmp_path, source)
@@ -331,6 +336,7 @@ def test_one_that_hangs_is_ended(source: str, said: str, tmp_path: Path) -> None
     assert report.status == "cannot run" and said in report.why
 
 
+@pytest.mark.broad
 def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIONAL_URL", "http://somewhere")
     top = "import os\nurl = os.getenv('OPTIONAL_URL'), os.getenv('OTHER_URL')"
@@ -346,6 +352,7 @@ def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monk
     assert report.names == {"verifiers": ["Rubric", "SingleTurnEnv", "ensure_keys"]}
 
 
+@pytest.mark.broad
 def test_a_wheel_has_its_room_and_no_other_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned to a version of the first days; written so, too."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")

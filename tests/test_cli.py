@@ -395,7 +395,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(rove: Rove, tmp_path: Pat
         ("", (100, 100), set()),
         ("--multi-turn", (80, 20), set()),
         ("--tools", (100, 100), {"price_calls", "multiply_calls"}),
-        ("--mcp", (100, 100), {"find_calls"}),
+        pytest.param("--mcp", (100, 100), {"find_calls"}, marks=pytest.mark.broad),
     ],
 )
 def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int, int], tools: set[str]):
@@ -409,10 +409,6 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int,
     assert (summary["scored"], summary["failed"]) == (12, 0)
     assert summary["reward"]["mean"] >= 1.0
     assert {name for name, told in summary["functions"].items() if told["mean"] and "calls" in name} >= tools
-    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
-    tested = subprocess.run(pytest_run, capture_output=True, text=True)
-    assert tested.returncode == 0, tested.stdout
-    assert "3 passed" in tested.stdout
     games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
     assert games["scored"] == 3 * rows[0]
     env = load_environment("my-task")
@@ -422,6 +418,16 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int,
     again = rove("init", "my-task")
     assert again.status == 2
     assert "exists already" in again.err
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
+def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
+    assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
+    tested = subprocess.run(pytest_run, capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout
 
 
 # Playing
@@ -544,7 +550,9 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
 # Models made on the spot
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize(
+    "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
+)
 def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
     made = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")
     assert made.status == 0
@@ -575,6 +583,7 @@ def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
     assert "models/mine is not empty" in refused.err
 
 
+@pytest.mark.broad
 def test_an_edited_environment_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = """

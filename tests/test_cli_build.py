@@ -22,6 +22,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.broad
 def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
     scaffold("my_task", tmp_path)
     done = rove("build", "my_task", "--no-play")
@@ -31,6 +32,7 @@ def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
     assert verify(tmp_path / "my_task/dist/my-task-0.1.0").manifest.name == "my-task"
 
 
+@pytest.mark.broad
 def test_as_json_it_is_a_manifest(rove: Rove, tmp_path: Path):
     scaffold("my_task", tmp_path)
     said = json.loads(rove("build", "my_task", "-o", "out", "--python", sys.executable, "--json").out)

@@ -20,6 +20,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.broad
 def test_a_folder_of_packages_of_which_some_break(rove: Rove, tmp_path: Path) -> None:
     environment(tmp_path / "packages", "fine", env())
     (tmp_path / "packages" / "broken.py").write_text(env("import pandas_of_nobody"))

@@ -64,6 +64,7 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
     assert json.loads(rove(*words).out) == shown
 
 
+@pytest.mark.broad
 def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
     done = rove("demo", "tictactoe", "--prove", "scripted:optimal", "--prove", "scripted:teacher", "--json")
     assert done.status == 0

@@ -85,6 +85,7 @@ def test_replicas_of_endpoints_toml_one_by_one(rove: Rove, url: str, monkeypatch
     assert found["http://127.0.0.1:9/v1 reachable"] == "fail"
 
 
+@pytest.mark.broad
 def test_a_model_folder(rove: Rove, model: Path):
     done = rove("doctor", "-m", str(model), "--json")
     assert done.status == 0
@@ -100,6 +101,7 @@ def demo_settings(model: Path, stage: int = 0) -> str:
     return "rl.toml"
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("stage", [0, 1])
 def test_the_settings_of_the_demo_are_fine(rove: Rove, model: Path, stage: int):
     done = rove("doctor", demo_settings(model, stage), "--quick", "--json")
@@ -107,6 +109,7 @@ def test_the_settings_of_the_demo_are_fine(rove: Rove, model: Path, stage: int):
     assert set(statuses(done.out).values()) == {"ok", "skipped"}
 
 
+@pytest.mark.broad
 def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
     done = rove("doctor", demo_settings(model), "--groups", "2")
     assert done.status == 1

@@ -249,6 +249,7 @@ def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop):
             assert seen(one) == seen(two)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
 def test_every_setting_changes_something(workshop: Workshop, name: str):
     case = CASES[name]

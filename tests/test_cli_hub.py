@@ -102,6 +102,7 @@ def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
     store.close()
 
 
+@pytest.mark.broad
 def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
     filled(tmp_path / "hub")
     assert "site: 1 environment, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
@@ -126,6 +127,7 @@ def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
     assert (done.status, "1 new version," in done.out, "acme/my-sums@1.0" in done.out) == (1, True, True)
 
 
+@pytest.mark.broad
 def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
     rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -168,6 +170,7 @@ def test_what_an_owner_cannot_say_is_refused(rove: Rove, words: list[str], said:
     assert (done.status, said in done.err) == (2, True), done
 
 
+@pytest.mark.broad
 def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):
     text = PAGE.read_text(encoding="utf-8")
     commands = [

@@ -59,6 +59,7 @@ def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
     assert "\x1b" not in out and "\x07" not in out and "\u202e" not in out and "[bold]" in out
 
 
+@pytest.mark.broad
 def test_a_hub_that_was_given_is_asked_again_by_what_is_said_next(
     rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
     assert all_installed() == []
 
 
+@pytest.mark.broad
 def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) -> None:
     status, out, err = rove("install", "alice/doubling", "--yes", "--lock", "--json")
     assert status == 0, err
@@ -165,6 +167,7 @@ def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch:
     assert shown == [("https://evil", None), ("https://mine", "rove_mine")]
 
 
+@pytest.mark.broad
 def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()

@@ -100,6 +100,7 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         assert f"rove eval reverse_text -m tiny -b {url}" in out
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove: Rove):
     environment(tmp_path / "environments", "quoted", QUOTED_ENV)
@@ -139,6 +140,7 @@ def test_the_commands_it_prints_work(tmp_path: Path, model: Path):
         assert json.loads(made.stdout)["choices"][0]["message"]["role"] == "assistant", made.stderr
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
@@ -157,6 +159,7 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
         assert "waiting for 1 answer; Ctrl-C again cuts it off" in out
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 @pytest.mark.parametrize("drain", ["0.1", "1000"])  # its time is over, or a second signal comes
 def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):

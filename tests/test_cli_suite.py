@@ -206,6 +206,7 @@ def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
     assert "6/6 reverse_text · scripted:oracle" in done.err
 
 
+@pytest.mark.broad
 def test_the_same_command_again_runs_nothing_and_a_stopped_one_goes_on(rove: Rove):
     suite(MANY)
     first = json.loads(rove("eval", "@", "suite.toml", "--json").out)
@@ -316,6 +317,7 @@ def test_two_files_of_many_are_one_too_many(rove: Rove):
     assert "expected a file after @" in rove("eval", *GAME, "@").err
 
 
+@pytest.mark.broad
 def test_one_that_is_stopped_does_not_stop_the_others(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "fragile", FRAGILE)
     suite("""
@@ -376,6 +378,7 @@ def test_settings_are_shown_and_nothing_is_run(rove: Rove):
     assert not Path("runs").exists()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("words", [GAME, ("@", "suite.toml")])
 def test_what_is_shown_means_the_same(rove: Rove, words: tuple[str, ...]):
     suite(MANY)

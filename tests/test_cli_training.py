@@ -60,6 +60,7 @@ def rl(made: Path, *more: str) -> list[str]:
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 
 
+@pytest.mark.broad
 def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
     """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
     lora = ("--lora_rank", "2", "--lora_targets", '["q_proj", "down_proj"]')
@@ -87,6 +88,7 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
 
 
+@pytest.mark.broad
 def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
     assert rove(*sft(made, "--lora_rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
@@ -126,6 +128,7 @@ def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
+@pytest.mark.broad
 def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*rl(made, "--json"))
     assert done.status == 0
@@ -143,6 +146,7 @@ def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
         assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("command", [sft, rl])
 def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
     words = command(made, "--run-dir", "runs/mine")
@@ -162,6 +166,7 @@ def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
     assert after[final][1] == before[final][1]
 
 
+@pytest.mark.broad
 def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove: Rove, made: Path):
     assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
     before = contents(Path("runs/mine"))
@@ -181,6 +186,7 @@ every = 100
 """
 
 
+@pytest.mark.broad
 def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
     Path("measured.toml").write_text(ON_ITSELF)
     assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
@@ -191,6 +197,7 @@ def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
     assert "also trained on" not in held_out.out
 
 
+@pytest.mark.broad
 def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
     Path("environments").mkdir()
     Path("environments/same.py").write_text(SAME)
@@ -207,6 +214,7 @@ def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path
     assert "warning" not in continued.out
 
 
+@pytest.mark.broad
 def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
     config = json.loads((made / "model/config.json").read_text())
     context = config["max_position_embeddings"]
@@ -225,6 +233,7 @@ def load_environment():
 """
 
 
+@pytest.mark.broad
 def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
     words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
@@ -262,6 +271,7 @@ every = 1
 """
 
 
+@pytest.mark.broad
 def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(rove: Rove, made: Path):
     Path("watched.toml").write_text(WATCHED)
     done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))
@@ -296,6 +306,7 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
     assert rove("compare", *steps).status == 0
 
 
+@pytest.mark.broad
 def test_sft_measures_in_an_environment(rove: Rove, made: Path):
     Path("watched.toml").write_text(WATCHED.replace("shuffle = true", "").replace("show_every = 1", ""))
     done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))

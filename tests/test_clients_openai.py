@@ -430,6 +430,7 @@ async def test_closed_client_can_be_used_again():
         assert server.requests == 2
 
 
+@pytest.mark.broad
 async def test_one_client_for_several_event_loops_leaves_no_noise():
     script = """if True:
         import asyncio, sys
@@ -521,6 +522,7 @@ async def test_as_client():
     await sdk.close()
 
 
+@pytest.mark.broad
 def test_openai_package_is_not_needed():
     import_it = "import sys, rove.clients.openai; print('openai' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", import_it], text=True).strip() == "False"

@@ -312,6 +312,7 @@ def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -
     assert done.status == 0, done.err
 
 
+@pytest.mark.broad
 def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "m")
     words = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
@@ -884,10 +885,12 @@ async def unreadable() -> Any:
     return record.reward, record.error and record.error.type
 
 
+@pytest.mark.broad
 async def test_an_unreadable_right_answer_is_a_zero() -> None:
     assert await unreadable() == (0.0, None)
 
 
+@pytest.mark.broad
 @pytest.mark.usefixtures("fixed")
 async def test_an_unreadable_right_answer_is_an_error_when_fixed() -> None:
     assert await unreadable() == (None, "Error")
@@ -914,6 +917,7 @@ async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
 # Tools, sandboxes, records
 
 
+@pytest.mark.broad
 async def test_a_python_that_remembers(contained: None) -> None:
     class Env(vf.PythonEnv):
         async def post_rollout(self, state: Any) -> None:
@@ -935,6 +939,7 @@ async def test_a_python_that_remembers(contained: None) -> None:
     assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
 
 
+@pytest.mark.broad
 async def test_servers_come_back_for_the_next_run() -> None:
     servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
@@ -946,6 +951,7 @@ async def test_servers_come_back_for_the_next_run() -> None:
         assert record.reward == 1.0
 
 
+@pytest.mark.broad
 async def test_servers_that_run_when_a_worker_is_forked_are_started_anew_in_it(tmp_path: Path) -> None:
     (tmp_path / "adding").mkdir()
     (tmp_path / "adding" / "adding.py").write_text(ADDING.format(server=str(SERVER)))

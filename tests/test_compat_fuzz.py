@@ -45,6 +45,7 @@ def recorded(kind: str) -> list[Any]:
     return json.loads(FUZZ.read_text(encoding="utf-8"))[kind]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_answers_of_the_real_library(kind: str, ours: Side) -> None:
     known = recorded(kind)
@@ -53,6 +54,7 @@ def test_recorded_answers_of_the_real_library(kind: str, ours: Side) -> None:
         assert ours.ask(kind, case) == said, case
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", ["parsers", "rubrics", "stops"])
 def test_the_cases_tell_the_fixes_from_the_faults(kind: str) -> None:
     side = Side("rove", ROVE_COMPAT="fixed")

@@ -35,11 +35,13 @@ def recorded(name: str, library: str) -> Any:
     return told["told"]
 
 
+@pytest.mark.broad
 @needs_library("reasoning_gym", "rove[reasoning-gym]")
 def test_families_are_asked_and_scored_as_v0_does() -> None:
     assert json.loads(json.dumps(compat_integrations.reasoning(vf))) == recorded("reasoning_gym", "reasoning-gym")
 
 
+@pytest.mark.broad
 @needs_library("nltk", "nltk")
 @needs_library("textarena", "rove[textarena]")
 def test_word_games_are_played_as_v0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

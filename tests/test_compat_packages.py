@@ -46,6 +46,7 @@ def test_there_are_eighteen_packages_beside_the_course() -> None:
     assert len({name.removesuffix("_prompts") for name in NAMES} - {"tictactoe_course"}) == 18
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ONLY_HERE))
 def test_rows_and_requests_are_those_of_the_real_library(name: str, aliased: dict[str, Any]) -> None:
     ours, real = aliased[name], recorded(name)
@@ -56,12 +57,14 @@ def test_rows_and_requests_are_those_of_the_real_library(name: str, aliased: dic
         assert ours["asked"] == real["asked"]
 
 
+@pytest.mark.broad
 def test_judges_are_told_the_question(aliased: dict[str, Any]) -> None:
     asked = "Question:\n```\nCapital of France?\n```"
     assert any(asked in one["messages"][0]["content"] for one in aliased["judge_qa"]["asked"])
     assert not any(asked in one["messages"][0]["content"] for one in recorded("judge_qa")["asked"])
 
 
+@pytest.mark.broad
 def test_a_package_of_the_first_generation_runs(aliased: dict[str, Any]) -> None:
     assert "task" in recorded("debate_g1")["failed"]
     rows = {
@@ -73,6 +76,7 @@ def test_a_package_of_the_first_generation_runs(aliased: dict[str, Any]) -> None
     assert rows == {(0, 0.5, "is_completed", 1), (1, 1.2, "max_turns_reached", 5)}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", NAMES)
 def test_rove_runs_score_alike(name: str, aliased: dict[str, Any], bridged: dict[str, Any]) -> None:
     kept = ("example_id", "completion", "reward", "metrics", "stop_condition", "is_truncated")
@@ -88,6 +92,7 @@ def test_rove_runs_score_alike(name: str, aliased: dict[str, Any], bridged: dict
     assert len(failures) == sum(row["error"] is not None for row in aliased[name]["rows"])
 
 
+@pytest.mark.broad
 def test_calls_of_the_environment_lie_in_a_seat(bridged: dict[str, Any]) -> None:
     for row in bridged["user_simulator"]["rows"]:
         assert row["seats"]["environment"] in (row["steps"], row["steps"] - 1)

@@ -323,6 +323,7 @@ async def test_an_environment_that_a_site_cannot_load_is_told_with_its_traceback
     assert wrong["refused"].startswith("no environment 'no_such'") and "Traceback" not in wrong["refused"]
 
 
+@pytest.mark.broad
 def test_machines_must_be_alike() -> None:
     ours = site.about()
     site.check_same(ours, {**ours, "where": "elsewhere"})
@@ -335,6 +336,7 @@ def test_machines_must_be_alike() -> None:
         site.check_same(ours, {**ours, "rove": "0.0.1 (old)", "where": "elsewhere"})
 
 
+@pytest.mark.broad
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=12), st.integers(0, 8), st.data())
 @settings(max_examples=60, deadline=None)
 def test_places_are_never_more_than_allowed_and_all_get_one(
@@ -370,6 +372,7 @@ def test_places_are_never_more_than_allowed_and_all_get_one(
     asyncio.run(play())
 
 
+@pytest.mark.broad
 def test_settings_of_actors_are_refused_where_there_are_none():
     with pytest.raises(ConfigError, match="ray_actors is 4, but ray is not given"):
         Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray_actors=4))

@@ -85,6 +85,7 @@ def test_readme_environment_is_twenty_lines_and_prints_what_it_says(
     assert len([line for line in definition.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.broad
 def test_readme_start_commands(tmp_path: Path) -> None:
     [start] = [
         b for b in blocks("README.md", "bash") if "scripted:teacher" in b and "rove play" in b and "sft" not in b
@@ -126,6 +127,7 @@ def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.broad
 def test_evaluation_page_commands(example_runs: Path) -> None:
     said = [
         run(command, example_runs).stdout
@@ -162,6 +164,7 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
 
 
+@pytest.mark.broad
 def test_hub_page_says_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [making] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
@@ -203,6 +206,7 @@ def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
         assert words in said[number], said[number]
 
 
+@pytest.mark.broad
 def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:
     page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
@@ -212,6 +216,7 @@ def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) 
             assert "20 of 20 rollouts scored" in run(command, tmp_path).stdout
 
 
+@pytest.mark.broad
 def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     prints_what_it_says("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):
@@ -219,6 +224,7 @@ def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> No
             assert "reward" in run(command, tmp_path).stdout
 
 
+@pytest.mark.broad
 def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
     prints_what_it_says("docs/recursion.md", 20)
     for block in blocks("docs/recursion.md", "bash"):
@@ -226,6 +232,7 @@ def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> 
             assert "sub_calls" in run(command, tmp_path).stdout
 
 
+@pytest.mark.broad
 def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
     [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
     command = [
@@ -246,6 +253,7 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
     assert (done.returncode, done.stderr) == (1, refusal)
 
 
+@pytest.mark.broad
 def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     prints_what_it_says("docs/judging.md", 40)
@@ -320,6 +328,7 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
         prints_what_it_says("docs/serving.md", 25, ports)
 
 
+@pytest.mark.broad
 def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     answers = []
     with ExitStack() as stack:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fakes import generate_naively, tiny_model
 from families import assert_agrees
+from tiers import first_quick
 
 from rove.engine.engine import Engine
 from rove.engine.sampler import Row, Sampler
@@ -38,7 +39,7 @@ def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [*prompts, *prompts[: count // 2]]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
 async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str):
     loaded = tiny_model(arch, seed=1, kv_heads=2)
     engine = engine_of(loaded)
@@ -68,7 +69,7 @@ async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str)
     assert reasons == {"stop", "length"}
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
 async def test_tokens_do_not_depend_on_what_else_is_in_the_batch(arch: str):
     loaded = tiny_model(arch, seed=2)
     prompts = ragged_prompts(8, seed=3)
@@ -320,7 +321,7 @@ def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: Sampl
     return Generation(ids, logprobs, "stop" if ids[-1] in stop_ids else "length", 0, top_logprobs=top)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
 async def test_rows_sample_as_each_of_them_asks(arch: str):
     loaded = tiny_model(arch, seed=6)
     rng = random.Random(1)
@@ -338,6 +339,7 @@ async def test_rows_sample_as_each_of_them_asks(arch: str):
             assert dict(ours) == pytest.approx(dict(theirs), abs=TOLERANCE)
 
 
+@pytest.mark.broad
 async def test_rows_that_were_set_aside_go_on_as_they_had_begun():
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
@@ -469,7 +471,8 @@ async def test_a_token_the_model_does_not_have_is_refused():
         await engine_of(tiny_model()).generate([5, 10_000], Sampling())
 
 
-@pytest.mark.parametrize("rows", [3, 5, 9])
+@pytest.mark.broad
+@pytest.mark.parametrize("rows", first_quick([3, 5, 9]))
 async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_token(rows: int):
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions

@@ -7,6 +7,7 @@ import pytest
 from fakes import generate_naively, tiny_model
 from msgspec import structs
 from test_renderer_tools import TEMPLATES
+from tiers import first_quick
 
 import rove as vf
 from rove.engine.client import EngineClient
@@ -144,7 +145,7 @@ async def test_greedy_answers_do_not_depend_on_the_seed():
 # Raw texts
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "lfm2", "gemma2"], 2))
 async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
     loaded = tiny_model(arch, seed=2)
     client = EngineClient.of(loaded)
@@ -206,7 +207,7 @@ async def test_an_empty_text_is_nothing_to_start_from():
 # Told as it comes
 
 
-@pytest.mark.parametrize("text", [None, "0 1 2"])
+@pytest.mark.parametrize("text", first_quick([None, "0 1 2"]))
 async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: str | None):
     client = EngineClient.of(tiny_model(seed=1))
     ended, told_early = set(), 0

@@ -11,6 +11,7 @@ from fakes import generate_naively, tiny_model
 from families import assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_quick
 from transformers import Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
@@ -80,7 +81,7 @@ def test_it_is_the_models_own_wherever_steps_cut(
         torch.testing.assert_close(torch.cat(got), wanted, atol=1e-6 if dtype == torch.float32 else 1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 64])
+@pytest.mark.parametrize("chunk", first_quick([1, 2, 3, 4, 64], 2))
 def test_a_chunk_may_end_inside_the_kernels_window(chunk: int):
     loaded = loaded_family("lfm2")
     engine = Engine(loaded.model, [], chunk=chunk)
@@ -117,7 +118,8 @@ async def test_a_next_turn_computes_only_its_new_tokens():
     assert engine.computed - before == 4
 
 
-@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.broad
+@pytest.mark.parametrize("rows", first_quick([3, 5]))
 async def test_little_memory_means_computing_again_never_a_wrong_token(rows: int):
     loaded = tiny_model("lfm2", seed=8)
     row_bytes = (32 + 2 * 8) * 4 * 64  # a convolution's input, a key and a value; bytes, positions

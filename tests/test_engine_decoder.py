@@ -10,6 +10,7 @@ import torch
 from families import FAMILIES, FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_quick
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rove.engine.decoder import supports
@@ -44,6 +45,7 @@ async def converse(
     return said
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_agrees_with_naive_recomputation(family: str):
     loaded = loaded_family(family)
@@ -101,7 +103,7 @@ def test_stretched_positions_are_the_models_own(rope: str):
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", sorted(FAST))
+@pytest.mark.parametrize("family", first_quick(sorted(FAST), 3))
 def test_bf16_stays_close_to_the_models_own_bf16(family: str, native: bool):
     loaded = family_model(family, seed=2)
     loaded.model.to(torch.bfloat16)

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from test_server import post
+from tiers import first_quick
 
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
@@ -89,7 +90,7 @@ def engine_with(family: str, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", sorted(FAST))
+@pytest.mark.parametrize("family", first_quick(sorted(FAST)))
 async def test_an_adapter_says_what_merged_weights_say(family: str, native: bool):
     _, models, _ = three(family)
     engine = engine_with(family, native=native)
@@ -108,6 +109,7 @@ async def test_an_adapter_says_what_merged_weights_say(family: str, native: bool
     assert len(set(map(tuple, said))) == len(said)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "lfm2"])
 def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: bool):
@@ -157,7 +159,7 @@ def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: boo
     check()
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", first_quick([True, False]))
 async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
     _, models, _ = three("qwen3")
     engine = engine_with("qwen3", native=native, cache_bytes=384 * 512)  # keys and values of 384 positions
@@ -310,7 +312,7 @@ async def test_ranks_may_differ_between_modules():
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "gemma", "lfm2"])
+@pytest.mark.parametrize("family", first_quick(["qwen3", "gemma", "lfm2"]))
 async def test_bf16_stays_close_to_merged_bf16(family: str, native: bool):
     loaded = family_model(family, seed=2)
     adapter = adapter_of(loaded, 1)

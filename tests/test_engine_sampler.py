@@ -112,6 +112,7 @@ def in_words(row: Row, logits: torch.Tensor) -> torch.Tensor:
     return filters(had, scores).softmax(-1)[0]
 
 
+@pytest.mark.broad
 @settings(deadline=None, max_examples=300)
 @given(
     SAMPLINGS, PROMPTS, st.lists(st.integers(0, V - 1), max_size=6), st.integers(0, 10**6), st.integers(0, 2**63 - 1)

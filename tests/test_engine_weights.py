@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes import generate_naively, sample, tiny_model
 from test_engine import TOLERANCE, assert_same, engine_of
+from tiers import first_quick
 
 from rove.engine.engine import Engine
 from rove.errors import ConfigError
@@ -125,7 +126,7 @@ async def said(counts: list[int], number: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
 async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept(arch: str):
     loaded, old = tiny_model(arch, seed=7, kv_heads=2), tiny_model(arch, seed=7, kv_heads=2)
     weights = perturbed(loaded)
@@ -148,7 +149,7 @@ async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept
         engine.update_weights(3 * seed + 3, dict(old.model.named_parameters()))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
 async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_computed(arch: str):
     loaded, new = tiny_model(arch, seed=7), tiny_model(arch, seed=7)
     new.model.load_state_dict(perturbed(loaded), strict=False)

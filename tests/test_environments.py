@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_quick
 from toys import roll, says
 
 import rove as vf
@@ -85,7 +86,7 @@ def test_it_is_a_package_to_install(name):
     assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_its_wheel_holds_its_modules_alone(name, tmp_path):
     pytest.importorskip("hatchling")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
@@ -104,7 +105,7 @@ def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
         assert f"`{word}`" in readme, word
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 3))
 def test_prompts_are_valid(name):
     for example in vf.load_environment(name, num_examples=20).get_dataset():
         roles = [message.role for message in example["prompt"]]
@@ -112,7 +113,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 4))
 def test_the_seed_decides_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -124,7 +125,7 @@ def test_the_seed_decides_the_examples(name):
     assert examples(3) != examples(3, "get_eval_dataset")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_the_seed_decides_the_examples_in_another_process_too(name):
     code = f"import rove; print(rove.load_environment({name!r}, num_examples=3).get_dataset())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -132,9 +133,10 @@ def test_the_seed_decides_the_examples_in_another_process_too(name):
     assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
+@pytest.mark.parametrize("num_examples", first_quick([2, 50]))
 @pytest.mark.parametrize(("name", "player"), PLAYERS)
-def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
-    env = vf.load_environment(name, num_examples=50)
+def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
+    env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
     for record in roll(env, says(env.players[player]), rollouts_per_example=2):
         assert record.error is None, record.error
@@ -146,7 +148,8 @@ def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "garbage", ["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99]
+    "garbage",
+    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
 )
 def test_garbage_scores_low_and_breaks_nothing(name, garbage):
     env = vf.load_environment(name, num_examples=20)
@@ -268,7 +271,7 @@ def problems(**options) -> Any:
     return vf.load_environment("math_python", **{"unsafe": True, **options})
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
 def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
@@ -363,6 +366,7 @@ def test_lookup_shows_no_room_before_it_is_looked_up():
     assert "state" not in said and not any(room in said for room in rooms)
 
 
+@pytest.mark.broad
 def test_lookups_players_are_as_good_as_they_say():
     env = vf.load_environment("lookup", num_examples=2000)
     for record in roll(env, says(env.players["solver"])):
@@ -477,7 +481,8 @@ def test_wins_sooner_and_losses_later_are_better():
     assert lost_now < lost_late < 0
 
 
-@pytest.mark.parametrize("random_move_prob", [0.0, 0.5, 1.0])
+@pytest.mark.broad
+@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
 def test_the_optimal_player_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
@@ -544,6 +549,7 @@ def test_siblings_meet_the_same_opponent():
     assert len(replies) > 1000
 
 
+@pytest.mark.broad
 def test_half_the_games_the_opponent_starts():
     env = game(num_examples=1000)
     started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
@@ -695,7 +701,7 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
         assert example["prompt"][1].content.count(" ") < 40
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needles_players_find_what_was_hidden(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
@@ -705,6 +711,7 @@ def test_needles_players_find_what_was_hidden(level, player):
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
 
 
+@pytest.mark.broad
 def test_needles_guesses_earn_little():
     env = needle(num_examples=60)
     records = roll(env, says(env.players["novice"]))

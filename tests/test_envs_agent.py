@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from fakes import tiny_model
@@ -182,6 +181,8 @@ async def through_responses(access: Access, state: vf.State) -> None:
 
 
 async def through_messages(access: Access, state: vf.State) -> None:
+    import anthropic  # thousands of modules
+
     tools: Any = [{"name": "weather", "input_schema": WEATHER["parameters"]}]
     async with anthropic.AsyncAnthropic(base_url=access.root, api_key=access.api_key) as sdk:
         messages: list[Any] = [{"role": "user", "content": task_of(state)}]
@@ -192,7 +193,9 @@ async def through_messages(access: Access, state: vf.State) -> None:
         await sdk.messages.create(model="any", max_tokens=99, messages=messages, tools=tools)
 
 
-@pytest.mark.parametrize("agent", [through_chat, through_responses, through_messages])
+@pytest.mark.parametrize(
+    "agent", [through_chat, through_responses, pytest.param(through_messages, marks=pytest.mark.broad)]
+)
 async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
     client = EngineClient.of(tiny_model(context=4096))
     sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}
@@ -206,6 +209,7 @@ async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent
     assert record.tools is not None and record.tools[0]["function"]["name"] == "weather"
 
 
+@pytest.mark.broad
 async def test_the_same_seed_gives_the_same_tokens():
     env, client = env_of(talker, sampling_args={"max_tokens": 8}), EngineClient.of(tiny_model())
     once, again = [await env.generate(client, seed=3) for _ in range(2)]
@@ -248,6 +252,7 @@ async def test_a_command_line_is_run_by_the_shell_and_its_output_kept_in_the_sta
     assert state["agent_result"] == state["agent_output"].strip()
 
 
+@pytest.mark.broad
 async def test_a_program_that_fails_is_an_error_of_the_agent():
     record = await one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None
@@ -265,6 +270,7 @@ async def test_a_program_that_hangs_is_stopped_with_all_it_started():
     assert len(record.completion) == 1 and sleepers() == before
 
 
+@pytest.mark.broad
 async def test_fifty_rollouts_at_once_leave_no_process_task_or_socket():
     before, files = sleepers(), len(os.listdir("/proc/self/fd"))
     rows = [{"question": f"question {i}", "answer": f"question {i}"} for i in range(50)]

@@ -17,6 +17,7 @@ from typing import Any
 import mcp_server
 import pytest
 from test_envs_tool import call, calls, in_turn, play, told
+from tiers import first_quick
 from toys import correct, roll, rows, says
 
 import rove as vf
@@ -121,7 +122,7 @@ def http() -> Iterator[dict[str, Any]]:
     stop_http(process)
 
 
-@pytest.fixture(params=["command", "http", "object", "factory"])
+@pytest.fixture(params=first_quick(["object", "factory", "command", "http"], 2))
 def any_server(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The test server in every way there is."""
     if request.param == "http":
@@ -169,6 +170,7 @@ def test_images_are_content_parts_and_long_texts_are_cut() -> None:
     assert long == "x" * 10 + "\n… 15 more characters"
 
 
+@pytest.mark.broad
 def test_messages_of_megabytes_pass() -> None:
     env = env_of(command(), max_chars=10_000_000)
     [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
@@ -244,6 +246,7 @@ async def test_tools_can_be_asked_for_beforehand(any_server: dict[str, Any]) -> 
     await env.tear_down()
 
 
+@pytest.mark.broad
 async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> None:
     script = in_turn(calls(call("count")), calls(call("count")))
     shared = await vf.generate(env_of(command(), dataset=rows(3)), script)
@@ -262,6 +265,7 @@ async def test_factories_make_a_server_per_rollout() -> None:
     assert [told(record)[0].split()[0] for record in records] == ["1"] * 3
 
 
+@pytest.mark.broad
 def test_an_environment_may_be_used_on_one_loop_after_another() -> None:
     env = env_of(command())
     asyncio.run(env.connect())  # whose loop is closed without a word
@@ -286,6 +290,7 @@ def test_a_slow_call_is_told(any_server: dict[str, Any]) -> None:
     assert (slow, quick) == ("wait has not answered within 0.3 s", "2")
 
 
+@pytest.mark.broad
 def test_a_shared_server_that_dies_is_started_again_with_the_next_call() -> None:
     script = says(lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done")
     env = env_of(command(), dataset=rows(3))
@@ -307,6 +312,7 @@ def test_restarts_are_bounded() -> None:
     assert "not started again: 1 restarts in a row" in errors[-1]
 
 
+@pytest.mark.broad
 def test_a_server_of_a_rollout_that_dies_ends_it() -> None:
     record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
     assert record.error is not None
@@ -384,18 +390,21 @@ def test_one_that_does_not_start_ends_the_others_and_is_not_tried_for_ever() -> 
 # No process is left
 
 
+@pytest.mark.broad
 def test_what_a_server_started_ends_with_it() -> None:
     for scope in ("shared", "rollout"):
         [pid] = told(play(env_of(command(), scope=scope), calls(call("spawn"))))
         assert ends(int(pid))
 
 
+@pytest.mark.broad
 def test_a_stubborn_server_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rove.mcp.process.CLOSED_SECONDS", 0.2)
     pid = told(play(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
     assert ends(int(pid))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("scope", ["shared", "rollout"])
 async def test_none_is_left_after_a_cancellation(scope: str) -> None:
     env = env_of(command(), dataset=rows(4), scope=scope)
@@ -508,6 +517,7 @@ async def test_a_server_for_each_of_many_rollouts() -> None:
     assert 1 <= most <= 4
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/mcp_tools.py"

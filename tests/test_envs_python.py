@@ -106,6 +106,7 @@ def test_a_package_that_is_missing_is_told_at_the_start():
         vf.PythonEnv(dataset=rows(1), pip_install_packages="json nonesuch")
 
 
+@pytest.mark.broad
 def test_sixty_four_rollouts_at_once_leave_nothing():
     script = [calls(python("n = 20")), calls(python("n += 1")), calls(python("n * 2")), "0"]
     play(vf.PythonEnv(dataset=rows(1), unsafe=True), *script)
@@ -122,6 +123,7 @@ def test_more_rollouts_than_sandboxes_wait_for_their_turn():
     assert [told(record) for record in records] == [["42"]] * 6
 
 
+@pytest.mark.broad
 def test_code_that_never_ends_does_not_hold_up_the_others():
     env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)
 
@@ -159,6 +161,7 @@ def test_importing_rove_loads_no_sandbox():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
 def test_code_math_compares_what_is_boxed_by_its_meaning():
     dataset = [{"question": "What is 1/2 + 1/4?", "answer": "\\frac{3}{4}"}]
@@ -172,6 +175,7 @@ def test_code_math_compares_what_is_boxed_by_its_meaning():
     assert play(own, "0").reward == 1.0
 
 
+@pytest.mark.broad
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/python_env.py"
     words = ["--rollouts", "40", "--rounds", "1"]

@@ -15,6 +15,7 @@ from test_envs_sandbox import LIMITS, Counting, held, nothing_new
 from test_envs_tool import call, calls, told
 from test_sandbox_docker import engine  # noqa: F401  a fixture
 from test_train_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
+from tiers import first_quick
 from toys import roll, rows, says
 
 import rove as vf
@@ -88,6 +89,7 @@ def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
     assert env.backend.is_clean and record.seats == {}
 
 
+@pytest.mark.broad
 def test_an_answer_that_was_never_final_is_what_it_was_last():
     record = play(env_of(), "answer['content'] = 48", "answer['content'] = 49")
     assert (record.stop_condition, record.reward, metrics(record)["answer_ready"]) == ("no_tools_called", 1.0, 0)
@@ -116,7 +118,8 @@ def test_code_between_fences_needs_no_tool_calls():
 
 
 @pytest.mark.parametrize(
-    "context", ["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7]
+    "context",
+    first_quick(["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7], 2),
 )
 def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
     code = "import hashlib, json\ntype(context).__name__, hashlib.md5(json.dumps(context).encode()).hexdigest()"
@@ -126,6 +129,7 @@ def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
     assert inside == repr(eval(code.splitlines()[1], space))
 
 
+@pytest.mark.broad
 def test_where_the_context_comes_from():
     async def made(state: vf.State) -> str:
         await asyncio.sleep(0)
@@ -226,15 +230,18 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [
-        ("llm()", "missing 1 required positional argument: 'prompt'"),
-        ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
-        ("llm('')", "expected a text"),
-        ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
-        ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
-        ("llm_batch(['a', None])", "prompt that is NoneType"),
-        ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
-    ],
+    first_quick(
+        [
+            ("llm()", "missing 1 required positional argument: 'prompt'"),
+            ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
+            ("llm('')", "expected a text"),
+            ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
+            ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
+            ("llm_batch(['a', None])", "prompt that is NoneType"),
+            ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
+        ],
+        4,
+    ),
 )
 def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
     record = play(env_of(), code, "llm('x')")
@@ -242,7 +249,7 @@ def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
     assert metrics(record)["sub_calls"] == 1
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
@@ -290,6 +297,7 @@ def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_th
     assert record.error is not None and (record.error.type, record.error.phase) == ("InfraError", "model")
 
 
+@pytest.mark.broad
 def test_another_model_may_answer_sub_calls():
     seen: list[Any] = []
 
@@ -333,7 +341,7 @@ def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
     assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         drawn = str(rng.random())
@@ -347,6 +355,7 @@ def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
     assert said == [told(record)[0].split() for record in both[1]]
 
 
+@pytest.mark.broad
 def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_turns_of_the_model():
     script = ["for n in range(30): llm('a b')", READY.format("49")]
     for limits, stop, steps in (
@@ -378,7 +387,8 @@ def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
     return [python(code), python("answer['ready'] = True")][turns_of(messages)]
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     backends = [Counting() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
@@ -393,6 +403,7 @@ def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     assert "context=piece" in record.prompt[0]["content"]
 
 
+@pytest.mark.broad
 def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         return (
@@ -410,6 +421,7 @@ def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
     assert [s.prompt[0]["content"] for s in flat.seats["sub_model"]] == ["How long?\n\n0123456789"]
 
 
+@pytest.mark.broad
 def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if "2 characters" not in messages[1].content:
@@ -425,6 +437,7 @@ def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
     assert metrics(record)["sub_calls"] == 1 + 1 + 3 and env.backends[1].is_clean
 
 
+@pytest.mark.broad
 def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
     env = vf.RLMEnv(
         dataset=[{"question": str(n), "info": {"context": "x" * 64}} for n in range(6)],
@@ -439,6 +452,7 @@ def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
         env_of(max_depth=2)
 
 
+@pytest.mark.broad
 def test_recursion_without_end_is_ended_by_the_budget():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if is_sub(messages):
@@ -460,6 +474,7 @@ def extended(before: Any, after: Any) -> bool:
     return after.prompt_ids[: len(before.ids)] == before.ids
 
 
+@pytest.mark.broad
 def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own_conversation():
     loaded = tiny_model(context=4096)
     form = r"```python\nx = llm_batch\(\['(hello|world|no)', '[0-9]'\]\)\n```"
@@ -508,6 +523,7 @@ class Asking(vf.RLMEnv):
         return [vf.UserMessage(await self.python("len(llm_batch(['you', 'say']))", state))]
 
 
+@pytest.mark.broad
 def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
     trained = {}
     for sub in (False, True):
@@ -531,7 +547,7 @@ def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
     assert trained[True] > 2 * trained[False]
 
 
-@pytest.mark.parametrize("options", [{}, {"train_sub_calls": True}])
+@pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
 def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
     with vf.Run(tmp_path / "run") as run:
@@ -545,7 +561,8 @@ def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
     assert (summary["failed"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == (0, 1.0, 4)
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
     def total(state: vf.State) -> float:
         return float(state["final_answer"])
@@ -558,7 +575,7 @@ def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Pa
     assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
     async def sub(messages: Any) -> str:
         if messages[0]["content"] == "slow":
@@ -579,6 +596,7 @@ def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_h
     assert env.backend.is_clean and sub_backend.is_clean
 
 
+@pytest.mark.broad
 def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
     group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
@@ -589,6 +607,7 @@ def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     assert log.count('["run"') == log.count('["rm"') == 1
 
 
+@pytest.mark.broad
 def test_two_hundred_rollouts_leave_nothing():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
     play(env_of(backend=None, unsafe=True), *script)
@@ -601,6 +620,7 @@ def test_two_hundred_rollouts_leave_nothing():
     assert nothing_new(before)
 
 
+@pytest.mark.broad
 def test_the_benchmark_runs_and_leaves_nothing():
     script = Path(__file__).resolve().parents[1] / "benchmarks/recursion.py"
     words = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]

@@ -293,6 +293,7 @@ def test_closed_after_an_error_a_timeout_and_a_limit():
     assert play(env, calls(bash("echo 1"))).stop_condition == "max_turns_reached" and env.backend.is_clean
 
 
+@pytest.mark.broad
 async def test_closed_after_a_cancellation_with_nothing_left_behind():
     await play_all(env_of())  # what a process loads once
     before = held()

@@ -166,6 +166,7 @@ async def test_a_whole_agent_is_a_rollout(make: Any, player: Any):
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.broad
 async def test_a_model_that_cannot_do_it_is_a_rollout_with_exact_tokens():
     client = EngineClient.of(tiny_model(context=16384))
     env = vf.SmolaAgentEnv(coding, dataset=ROWS, rubric=vf.Rubric([right]), sampling_args={"max_tokens": 8})

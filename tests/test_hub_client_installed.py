@@ -81,6 +81,7 @@ def scored(env: rove.Environment) -> float:
     return env.evaluate_sync(client, num_examples=2)["reward"]["mean"]
 
 
+@pytest.mark.broad
 def test_two_of_the_same_module_name_are_each_themselves(shelf: Path, finders: None) -> None:
     alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
     assert (scored(alice), scored(bob)) == (1.0, 0.5)
@@ -146,6 +147,7 @@ def test_all_of_them_are_listed_and_damage_is_told(shelf: Path, finders: None) -
         record.write_bytes(whole)
 
 
+@pytest.mark.broad
 def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", owner="carol")
     put(shelf / "hub", "carol/doubling", tmp_path)
@@ -166,6 +168,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.broad
 def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", version="2.0", module=code("Double", 2, 4.0))
     script = KILLED.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))

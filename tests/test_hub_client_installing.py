@@ -264,6 +264,7 @@ def test_what_cannot_run_here_is_told_before_anything_is_fetched(hub: Path, fiel
         check_runs(manifest, "alice/doubling@1.0")
 
 
+@pytest.mark.broad
 def test_rove_answers_for_verifiers_to_dependencies_too(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

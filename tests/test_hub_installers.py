@@ -74,6 +74,7 @@ def pip(index: str, *words: str) -> subprocess.CompletedProcess[str]:
     return run(*command, "--index-url", index, *words)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", ["served", "file://"])
 def test_pip_finds_and_checks_the_highest_version_that_is_neither_yanked_nor_early(
     places: dict[str, str], kind: str, tmp_path: Path

@@ -74,6 +74,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("backend", ["hatchling", "setuptools"])
 def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
     built = {}
@@ -132,6 +133,7 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
     assert (built.folder / "README.md").read_text() == package.wheel.readme
 
 
+@pytest.mark.broad
 def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
@@ -139,6 +141,7 @@ def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
     assert built.warnings == []
 
 
+@pytest.mark.broad
 def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
     (tmp_path / "v0_sums.py").write_text(V0_PACKAGE)
     (tmp_path / "pyproject.toml").write_text(V0_PROJECT)
@@ -202,6 +205,7 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
     assert manifest.reward_range == (0.0, 1.0)
 
 
+@pytest.mark.broad
 def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
     folder = put(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
     built = build(folder, playing=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import first_quick
 
 from rove.hub.package.texts import active
 
@@ -31,7 +32,9 @@ def test_what_is_text_is_left_alone(text: str):
     assert active(text) is None
 
 
-@pytest.mark.parametrize("piece", ["<", "< ", "<\t/", "< on", "<on", "on ", "<ona ", "javascript ", "\\", "<a"])
+@pytest.mark.parametrize(
+    "piece", first_quick(["<", "< ", "<\t/", "< on", "<on", "on ", "<ona ", "javascript ", "\\", "<a"], 3)
+)
 def test_no_text_takes_long(piece: str):
     """Where the time grew with the square of the length, one of these would take minutes."""
     assert active(piece * (LONG // len(piece))) is None

@@ -247,6 +247,7 @@ async def test_a_project_that_is_not_there_is_sought_elsewhere_where_nothing_is_
         assert (await asking.ask("GET", "/zeta/simple/msgspec/")).status == 302
 
 
+@pytest.mark.broad
 async def test_fifty_uploads_and_five_hundred_downloads_at_once(tmp_path: Path):
     """None fails and no file is torn, whatever happens beside it."""
     async with hub(tmp_path / "hub") as asking:

@@ -97,6 +97,7 @@ def _exported(store: Store, place: Path) -> Path:
     return place / "site"
 
 
+@pytest.mark.broad
 async def test_signatures_and_keys_stay(there: Store, here: Store, tmp_path: Path):
     public = make_key(tmp_path / "key")
     there.add_owner("acme", [public])

@@ -13,6 +13,7 @@ from hub_site import EVIL, HOSTILE, QUIET, README, made_hub, push, rollout
 from hubs import hub
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first_quick
 from yarl import URL
 
 from rove.hub.server import catalogue
@@ -136,7 +137,7 @@ def test_no_readme_acts(source: str):
     inert(readme_html(source))
 
 
-@pytest.mark.parametrize("piece", ["[", "![", "*a_", "> ", "[a](", "|a"])
+@pytest.mark.parametrize("piece", first_quick(["[", "![", "*a_", "> ", "[a](", "|a"], 2))
 def test_a_long_readme_is_cut(piece: str):
     page = inert(readme_html(piece * LONGEST))
     assert len(page.text) <= LONGEST + 100

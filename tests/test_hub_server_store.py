@@ -175,6 +175,7 @@ def test_tables_of_a_newer_rove_are_refused(store: Store):
         Store(store.folder)
 
 
+@pytest.mark.broad
 def test_an_upload_that_dies_at_any_step_is_there_whole_or_not_at_all(tmp_path: Path):
     """A process for each step that it takes on the disk or in the tables; that step is its last."""
     store = Store(tmp_path / "hub")

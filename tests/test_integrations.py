@@ -65,6 +65,7 @@ ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
 """Sections that other tests run."""
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ELSEWHERE])
 def test_the_page_prints_what_it_says(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = LIBRARIES.get(section)
@@ -94,6 +95,7 @@ def test_the_page_serves_and_plays_over_open_env(tmp_path: Path) -> None:
             server.terminate()
 
 
+@pytest.mark.broad
 def test_the_page_isolates(tmp_path: Path) -> None:
     lines = re.findall(r"^rove [a-z]+ --isolated [a-z].*$", SECTIONS["Isolation"], flags=re.MULTILINE)
     for line, told in zip(lines, ["15 of 15 rollouts scored", "reward of the model: "], strict=True):

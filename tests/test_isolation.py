@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from commands import environment, in_this_process
 from test_workers import children
+from tiers import first_quick
 
 import rove as vf
 from rove.errors import ModelError, WorkerError
@@ -114,7 +115,7 @@ def facts(record: vf.RolloutRecord) -> list[Any]:
     return [record.example_key, record.seed, said, record.scores, error, record.stop_condition, record.is_truncated]
 
 
-@pytest.mark.parametrize("name", ["tictactoe", "lookup", "double_check", "reverse_text"])
+@pytest.mark.parametrize("name", first_quick(["double_check", "tictactoe", "lookup", "reverse_text"]))
 def test_examples_are_played_as_they_are_here(name: str) -> None:
     env, plain = IsolatedEnv(name, {"num_examples": 12}), vf.load_environment(name, num_examples=12)
     assert env.identity == plain.identity and env.get_dataset(3) == plain.get_dataset(3)
@@ -145,8 +146,10 @@ ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "ha
 @pytest.mark.parametrize(
     ("end", "place"),
     [
-        *((end, place) for end in ("crash", "exit") for place in ("in_setup", "in_response", "in_reward")),
-        ("hang", "in_response"),
+        *first_quick(
+            [(end, place) for end in ("crash", "exit") for place in ("in_setup", "in_response", "in_reward")], 3
+        ),
+        pytest.param("hang", "in_response", marks=pytest.mark.broad),
         pytest.param("hang", "in_setup", marks=pytest.mark.slow),
         pytest.param("hang", "in_reward", marks=pytest.mark.slow),
     ],
@@ -170,6 +173,7 @@ def test_a_rollout_that_ends_its_worker_hurts_no_other(tmp_path: Path, end: str,
     assert client.asked["q2"] <= 3
 
 
+@pytest.mark.broad
 def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) -> None:
     """They draw from the rollout's own seeds, and are asked again by the worker that plays it again."""
     package(tmp_path / "broken", in_response=f"if number == 2: {CRASH}")
@@ -235,6 +239,7 @@ def test_prints_and_seeds_stay_there(tmp_path: Path) -> None:
     assert (random.getstate(), os.getcwd()) == (state, folder)
 
 
+@pytest.mark.broad
 def test_stdout_of_the_command_is_json_alone(tmp_path: Path) -> None:
     package(tmp_path, at_import="print('garbage', flush=True)", in_response="print('garbage', flush=True)")
     command = [sys.executable, "-m", "rove.cli.main", "eval", "--isolated", "talk", "-m", "scripted:echo"]
@@ -298,6 +303,7 @@ def test_an_environment_that_does_not_repeat_itself_cannot_be_played_again(tmp_p
     assert any("something else than before" in error.message for error in failed)
 
 
+@pytest.mark.broad
 def test_the_next_run_in_the_same_environment_starts_anew(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     assert [len(env.generate_sync(Echo())) for _ in range(2)] == [6, 6]
@@ -388,6 +394,7 @@ def test_what_a_package_in_a_folder_of_its_name_declares_counts(tmp_path: Path) 
     assert asked == [["bm25s"]]
 
 
+@pytest.mark.broad
 def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.0", "2.0"):
         wheel(tmp_path / "wheels", version)
@@ -412,6 +419,7 @@ def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeyp
     assert len(list((tmp_path / "cache/rove/venvs").iterdir())) == 2
 
 
+@pytest.mark.broad
 def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "1.0")
     folder = tmp_path / "made" / "here"
@@ -430,6 +438,7 @@ def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
     assert [one.name for one in (tmp_path / "made").iterdir()] == ["here"]
 
 
+@pytest.mark.broad
 def test_other_distributions_stand_in(tmp_path: Path) -> None:
     """Also where what is installed asks for them, in whichever version; what is newer than they are cannot be met."""
     for version in ("1.0", "1.5", "2.0"):

@@ -149,6 +149,7 @@ def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_onc
     assert set(client.asked.values()) == {1}
 
 
+@pytest.mark.broad
 def test_the_exact_tokens_of_sub_models_are_known(tmp_path: Path) -> None:
     subs(tmp_path)
     found = []
@@ -162,6 +163,7 @@ def test_the_exact_tokens_of_sub_models_are_known(tmp_path: Path) -> None:
     assert all(steps[3].ids[: len(steps[2].ids)] == steps[2].ids for steps in found[0])  # a conversation goes on
 
 
+@pytest.mark.broad
 def test_needles_are_found_by_sub_models() -> None:
     arguments = {"num_examples": 2, "length": 15_000, "max_turns": 2}
     for trained in (False, True):
@@ -221,6 +223,7 @@ def load_environment():
 """
 
 
+@pytest.mark.broad
 def test_training_is_as_it_is_here(tmp_path: Path) -> None:
     """The same rollouts and measurements; they come in another order, so sums may differ in their last digits."""
     (tmp_path / "asks.py").write_text(ASKS)
@@ -326,6 +329,7 @@ def test_an_agent_that_ends_its_worker_hurts_no_other_and_costs_nothing_twice(tm
     assert set(said.values()) == {1} and len(said) == 8
 
 
+@pytest.mark.broad
 def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> None:
     agents(tmp_path)
     note = tmp_path / "note"

@@ -60,6 +60,7 @@ def by_rules(choose: Any, board: str, to_move: str) -> tuple[int, dict[str, Frac
     return lines, chances
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["first best", "first free"])
 def test_lines_and_chances_are_those_of_the_rules(name: str):
     env = game()
@@ -76,6 +77,7 @@ def test_lines_and_chances_are_those_of_the_rules(name: str):
         assert proof.expected[metric] == pytest.approx(float(exact), abs=1e-12)
 
 
+@pytest.mark.broad
 def test_a_perfect_player_loses_no_line():
     proof = proven("optimal")
     assert proof.counts["lost"] == proof.counts["invalid_move"] == 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from peft.tuners import lora
 from safetensors.torch import load_file, save_file
+from tiers import first_quick
 from transformers import AutoModelForCausalLM
 
 from rove.digest import adapter_base, digest_model
@@ -62,7 +63,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", first_quick(sorted(FAMILIES), 2))
 def test_a_merged_adapter_is_the_adapter(family: str, tmp_path: Path):
     loaded = written(tmp_path, family_model(family))
     wanted = logits(loaded.model)
@@ -77,6 +78,7 @@ def test_a_merged_adapter_is_the_adapter(family: str, tmp_path: Path):
     assert torch.equal(logits(load_model(tmp_path / "merged", device="cpu").model), logits(merged.model))
 
 
+@pytest.mark.broad
 @settings(deadline=None, max_examples=10)
 @given(
     rank=st.integers(1, 8),
@@ -120,7 +122,7 @@ async def test_the_engine_serves_it_by_name(arch: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", first_quick(sorted(FAMILIES), 2))
 async def test_the_engine_samples_with_the_adapter_inside(family: str, native: bool):
     """Both of its ways of computing do: the fast one adds it to its copies of the weights, the slow one runs PEFT's modules."""
     loaded = family_model(family)

@@ -42,6 +42,7 @@ def one_by_one(
     return torch.stack([out[i] for i in range(len(out))])[None]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("native", [True, False])
 @settings(deadline=None, max_examples=40)

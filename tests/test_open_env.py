@@ -135,6 +135,7 @@ def test_an_environment_of_a_server_is_played() -> None:
     assert server.live == 0
 
 
+@pytest.mark.broad
 def test_128_sessions_at_once() -> None:
     server, all_here = Guessing(), asyncio.Event()
 

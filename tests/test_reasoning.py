@@ -149,6 +149,7 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
     assert note.exists() and str(os.getpid()) not in note.read_text().split()
 
 
+@pytest.mark.broad
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(right))
@@ -194,6 +195,7 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
         packed({"a": {1}})
 
 
+@pytest.mark.broad
 def test_scoring_may_be_asked_for_directly() -> None:
     env = Families("gcd", num_eval_examples=1)
     [row] = env.get_eval_dataset()

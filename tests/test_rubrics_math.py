@@ -94,6 +94,7 @@ def test_a_megabyte_is_wrong_without_being_read() -> None:
     assert [record.reward for record in graded([("7", text) for text in huge])] == [0.0, 0.0]
 
 
+@pytest.mark.broad
 def test_a_time_out_is_an_error_and_not_a_zero() -> None:
     pairs = [("12", r"\boxed{" + HOSTILE["a tower of powers"] + "}"), ("1/2", r"\boxed{0.5}")]
     slow, fine = graded(pairs, timeout_seconds=0.5)
@@ -107,6 +108,7 @@ def test_a_right_answer_that_is_no_mathematics_is_an_error(pool: MathPool) -> No
         asyncio.run(pool.equal(" ", "7"))
 
 
+@pytest.mark.broad
 def test_files_above_1023_are_no_obstacle() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
@@ -120,6 +122,7 @@ def test_files_above_1023_are_no_obstacle() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.broad
 def test_workers_are_used_again_and_usable_in_another_event_loop() -> None:
     pool = MathPool(2, 0.5)
 
@@ -135,6 +138,7 @@ def test_workers_are_used_again_and_usable_in_another_event_loop() -> None:
     pool.close()
 
 
+@pytest.mark.broad
 def test_closing_does_not_wait_for_a_comparison() -> None:
     pool = MathPool(1, 600.0)
 
@@ -168,6 +172,7 @@ def test_limits_are_above_zero(limit: dict) -> None:
         vf.MathRubric(**limit)
 
 
+@pytest.mark.broad
 def test_without_math_verify_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "math_verify" else find(name))

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first_quick
 
 from rove.errors import ConfigError, SandboxError, SandboxFileError
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
@@ -273,6 +274,7 @@ async def test_a_dead_supervisor_costs_the_files_and_nothing_else(contained: Non
         assert (await (await backend.open()).run_python("3")).value == "3"
 
 
+@pytest.mark.broad
 async def test_nothing_is_left_behind(contained: None) -> None:
     async def round_trip() -> None:
         async with LocalBackend(LIMITS, unsafe=True, max_sessions=8) as backend:
@@ -429,7 +431,7 @@ def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
     assert alive == "7"
 
 
-@pytest.mark.parametrize("feature", ["files", "processes", "network", "ipc", "system calls"])
+@pytest.mark.parametrize("feature", first_quick(["files", "processes", "network", "ipc", "system calls"]))
 async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
     async with LocalBackend(LIMITS, without=[feature]) as backend:
         with pytest.raises(
@@ -589,6 +591,7 @@ def test_users_come_from_the_end_of_what_there_is(tmp_path: Path) -> None:
     assert 1_000_000_000 <= first < 2_000_000_000
 
 
+@pytest.mark.broad
 def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a folder in place of the kernel's: it makes the files that the kernel would make."""
     own = tmp_path / "own"

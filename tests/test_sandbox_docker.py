@@ -74,6 +74,7 @@ async def test_a_container_that_dies_is_made_anew(engine: Path) -> None:
         assert (await session.run_python("2")).value == "2"
 
 
+@pytest.mark.broad
 def test_an_environment_in_containers_run_after_run(engine: Path) -> None:
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=1)
     env = vf.PythonEnv(dataset=rows(3), backend=backend)

@@ -134,6 +134,7 @@ def command_lines() -> list[bytes]:
     return lines
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("off", "name", "wanted"), WITHOUT, ids=lambda value: str(value)[:40])
 async def test_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
     [one] = [snippet for snippet in SNIPPETS if snippet.name == name]
@@ -144,6 +145,7 @@ async def test_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str,
     assert outcome(result) == wanted
 
 
+@pytest.mark.broad
 async def test_page_is_up_to_date() -> None:
     assert len(SNIPPETS) >= 40
     assert len({one.name for one in SNIPPETS}) == len(SNIPPETS)

@@ -519,8 +519,9 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: Any) -> tuple[int
         return reply.status, await reply.text()
 
 
-async def test_a_crowd_of_all_kinds_leaves_nothing_behind():
-    await soak(400)
+@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.broad)])
+async def test_a_crowd_of_all_kinds_leaves_nothing_behind(count: int):
+    await soak(count)
 
 
 @pytest.mark.slow

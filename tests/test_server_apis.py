@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 from test_server import HI, Answerer, asking, http, post, serving
@@ -14,11 +13,16 @@ from test_server import HI, Answerer, asking, http, post, serving
 from rove.errors import InfraError
 from rove.wire.common import tool_call
 
+if TYPE_CHECKING:  # thousands of modules: imported by the broad tests that ask through them
+    import anthropic
+
 CALL = {"role": "assistant", "content": "I look", "tool_calls": [tool_call("c1", "weather", '{"city": "Rome"}')]}
 
 
 @asynccontextmanager
 async def anthropic_sdk(client: Answerer, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     async with (
         serving(client, **options) as (url, _),
         anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0) as sdk,
@@ -54,6 +58,7 @@ async def test_a_function_is_called_through_responses():
             await sdk.responses.create(model="toy", input="hi", tools=[tool], tool_choice="required")
 
 
+@pytest.mark.broad
 async def test_a_message_whole_and_streamed():
     client = Answerer(CALL, pieces=("I l",))
     async with anthropic_sdk(client) as sdk:
@@ -71,7 +76,10 @@ async def test_a_message_whole_and_streamed():
     assert [m["role"] for m in client.asked[1].messages] == ["user", "assistant", "tool"]
 
 
+@pytest.mark.broad
 async def test_errors_have_the_shape_of_the_api():
+    import anthropic
+
     async with anthropic_sdk(Answerer(), api_key="right") as sdk:
         with pytest.raises(anthropic.AuthenticationError, match="wrong or missing API key") as wrong:
             await sdk.messages.create(model="toy", max_tokens=9, messages=HI)
@@ -81,6 +89,9 @@ async def test_errors_have_the_shape_of_the_api():
         assert made.content[0].type == "text"
         with pytest.raises(anthropic.NotFoundError, match="no model 'tony'"):
             await sdk.messages.create(model="tony", max_tokens=9, messages=HI)
+
+
+async def test_a_wrong_request_is_told_in_the_shape_of_the_api():
     async with http(Answerer()) as (session, _):
         status, body = await post(session, "/v1/messages", {"messages": HI})
         assert (status, body["error"]["type"]) == (400, "invalid_request_error") and "max_tokens" in body["error"][
@@ -90,7 +101,10 @@ async def test_errors_have_the_shape_of_the_api():
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
 
 
+@pytest.mark.broad
 async def test_an_error_in_a_stream_has_the_shape_of_the_api():
+    import anthropic
+
     client = Answerer(InfraError("the endpoint is gone"), pieces=("I l",))
     async with anthropic_sdk(client) as sdk:
         with pytest.raises(anthropic.APIStatusError, match="the endpoint is gone"):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
 import openai
 import pytest
 from test_server import HI, Answerer, post, until
@@ -18,6 +17,9 @@ from rove.protocols import Limits, Request, Sampling
 from rove.rollout import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
+
+if TYPE_CHECKING:  # thousands of modules: imported by the broad tests that ask through them
+    import anthropic
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [tool_call("c1", "weather", '{ "city":"Rome" }')]}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -55,6 +57,8 @@ class Rollout:
 
     @asynccontextmanager
     async def anthropic(self) -> AsyncIterator[anthropic.AsyncAnthropic]:
+        import anthropic
+
         url, key = self.access.root, self.access.api_key
         async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as sdk:
             yield sdk
@@ -84,6 +88,7 @@ async def open_rollout(
         await proxy.close()
 
 
+@pytest.mark.broad
 async def test_every_api_records_a_step():
     async with open_rollout() as rollout:
         async with rollout.openai() as sdk:
@@ -102,6 +107,7 @@ async def test_every_api_records_a_step():
     assert [request.tools for request in rollout.client.asked] == [[TOOL], None, None]
 
 
+@pytest.mark.broad
 async def test_streams_record_steps_and_come_as_the_model_speaks():
     async with open_rollout(Answerer(pieces=("hello ", "the"))) as rollout:
         async with rollout.openai() as sdk:
@@ -166,6 +172,7 @@ async def test_a_malformed_body_is_the_agents_to_mend(path: str, body: Any, said
         assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == 200
 
 
+@pytest.mark.broad
 async def test_what_the_model_said_comes_back_as_it_was_recorded():
     async with open_rollout(Answerer({**CALL, "sampled_text": "as written"})) as rollout:
         async with rollout.anthropic() as sdk:
@@ -190,9 +197,22 @@ async def test_a_limit_ends_the_rollout_and_is_told():
             assert rollout.turns.over.is_set() and str(rollout.turns.failure) == "max_turns_reached"
             with pytest.raises(openai.PermissionDeniedError, match="the rollout is over: max_turns_reached"):
                 await sdk.responses.create(model="x", input="hi")
-        async with rollout.anthropic() as sdk:
-            with pytest.raises(anthropic.PermissionDeniedError, match="the rollout is over"):
-                await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        async with rollout.http() as session:
+            status, said = await post(session, "/v1/messages", {"messages": HI, "max_tokens": 9})
+            assert status == 403 and "the rollout is over" in said["error"]["message"]
+        assert len(rollout.steps) == 1
+
+
+@pytest.mark.broad
+async def test_a_limit_is_told_to_anthropics_package_too():
+    import anthropic
+
+    async with open_rollout(limits=Limits(max_turns=1)) as rollout, rollout.anthropic() as sdk:
+        await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        with pytest.raises(anthropic.PermissionDeniedError, match="max_turns_reached"):
+            await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        with pytest.raises(anthropic.PermissionDeniedError, match="the rollout is over"):
+            await sdk.messages.create(model="x", max_tokens=9, messages=HI)
         assert len(rollout.steps) == 1
 
 

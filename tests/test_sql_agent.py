@@ -331,6 +331,7 @@ def test_names_are_names_of_one():
             assert row[0] == row[1] > 0, (schema, table)
 
 
+@pytest.mark.broad
 def test_every_template_makes_questions():
     made = {
         (row["info"]["schema"], re.sub(r"\d|'[^']*'", "", row["info"]["sql"]))
@@ -352,6 +353,7 @@ def test_templates_have_the_gaps_of_their_queries_and_ask_for_the_order_that_cou
     assert min(levels.values()) >= 2
 
 
+@pytest.mark.broad
 def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
     for row in questions.make_rows(300, "answers", range(1, 6)):
         info = row["info"]
@@ -367,6 +369,7 @@ def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
                 assert len(set(keys[: len(rows) + 1])) == len(keys[: len(rows) + 1])
 
 
+@pytest.mark.broad
 def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own():
     env = vf.load_environment("sql_agent", num_examples=800)
     parts = [env.get_dataset(), env.get_eval_dataset()]
@@ -383,6 +386,7 @@ def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own()
 # Rollouts
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
     env = vf.load_environment("sql_agent", num_examples=60, min_level=level, max_level=level)
@@ -392,6 +396,7 @@ def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
     assert {values(record)["answered_by_query"] for record in records} == {0, 1}
 
 
+@pytest.mark.broad
 def test_the_novice_knows_single_tables():
     env = vf.load_environment("sql_agent", num_examples=300)
     for record in roll(env, says(env.players["novice"])):
@@ -425,6 +430,7 @@ def test_without_tags_there_is_no_answer():
     assert {record.reward for record in roll(env, says(lambda messages, state, rng: state["answer"]))} == {0}
 
 
+@pytest.mark.broad
 def test_the_order_counts_where_it_is_asked_for():
     env = vf.load_environment("sql_agent", num_examples=150, min_level=2, max_level=4)
 

@@ -134,6 +134,7 @@ def test_arguments_are_checked() -> None:
         Games("TicTacToe-v0", num_players=0)
 
 
+@pytest.mark.broad
 def test_random_moves_are_those_that_were_shown() -> None:
     def move(text: str, seed: int = 1) -> str:
         return random_bracket([vf.UserMessage(text)], State(input={"info": {"seed": seed}}), random.Random(0))

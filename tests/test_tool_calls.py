@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first_quick
 
 from rove.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of, unreadable_call
 
@@ -45,7 +46,7 @@ def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
     return beside, calls
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS, told=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
 def test_what_a_model_writes_is_read_as_it_was_meant(how: Format, calls: list[Call], told: str):
     if how.name == "llama3":
@@ -57,7 +58,7 @@ def test_what_a_model_writes_is_read_as_it_was_meant(how: Format, calls: list[Ca
     assert len({call["id"] for call in read}) == len(read)
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS, data=st.data())
 def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, calls: list[Call], data: st.DataObject):
     text = how.write(calls)
@@ -184,7 +185,7 @@ def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[s
         assert beside.startswith(begun[: sure_of(begun, how)])
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS)
 def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Call]):
     written = how.write(calls)

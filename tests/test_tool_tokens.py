@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes import tiny_model
 from test_renderer_tools import TEMPLATES
+from tiers import first_quick
 from toys import roll, rows
 
 import rove as vf
@@ -45,7 +46,7 @@ def calling(renderer: Renderer, count: int) -> str:
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text).replace("7", "[0-9]").replace("Z", "( hello| hells){8}")
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", first_quick(ALL))
 def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     loaded = model_of(ALL[name])
     renderer = loaded.renderer
@@ -98,6 +99,7 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
     assert "shows no way to call them" in record.error.message
 
 
+@pytest.mark.broad
 async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_tools_said():
     texts = await environment_text(ModelConfig(env="lookup", games=20))
     loaded = new_model(texts)

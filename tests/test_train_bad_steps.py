@@ -10,6 +10,7 @@ from test_train_rl import Killed, metrics_of, settings, train, two_turns, weight
 from test_train_sft import lawful
 from test_train_sft import settings as sft_settings
 from test_train_sft import train as train_sft
+from tiers import first_quick
 
 from rove.errors import ConfigError, RunError
 from rove.train.bad_steps import SKIPPED, in_a_row, read_bad_batch
@@ -61,7 +62,7 @@ def test_a_skipped_step_leaves_the_weights(tmp_path: Path, monkeypatch: pytest.M
     assert all(torch.equal(fresh[name], tensor) for name, tensor in loaded.model.state_dict().items())
 
 
-@pytest.mark.parametrize(("most", "stops_at"), [(1, 2), (2, 5), (3, None)])
+@pytest.mark.parametrize(("most", "stops_at"), first_quick([(1, 2), (2, 5), (3, None)]))
 def test_too_many_in_a_row_stop_training_and_leave_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, stops_at: int | None
 ):
@@ -78,6 +79,7 @@ def test_too_many_in_a_row_stop_training_and_leave_the_batch(
     assert "nan" in batch.reason
 
 
+@pytest.mark.broad
 def test_a_killed_run_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The checkpoint is of step 2, the kill comes at step 3: steps 2 and 3 are skipped, and 4 would be the third."""
     for folder in ("whole", "killed"):

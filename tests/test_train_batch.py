@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from fakes import tiny_model
 from hypothesis import given, settings
@@ -86,6 +87,7 @@ def terms(batch: Batch) -> dict[int, list[Term]]:
     return found
 
 
+@pytest.mark.broad
 @settings(deadline=None, max_examples=300)
 @given(samples(), st.integers(1, 120), st.booleans())
 def test_every_trained_token_is_predicted_once_from_what_its_sample_had_before(

@@ -12,6 +12,7 @@ from test_train_rl import Killed, metrics_of, settings, train, two_turns, weight
 from test_train_sft import lawful
 from test_train_sft import settings as sft_settings
 from test_train_sft import train as train_sft
+from tiers import first_quick
 
 import rove.train.evaluation as module
 from rove.config import convert
@@ -99,7 +100,7 @@ def test_evaluating_changes_nothing_that_is_trained(uninterrupted: Path, tmp_pat
     assert (tmp_path / last).read_bytes() == (uninterrupted / last).read_bytes()
 
 
-@pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
+@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
 def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     uninterrupted: Path, tmp_path: Path, envs: str, kills: list[int]
 ):
@@ -114,6 +115,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     assert (tmp_path / best).read_bytes() == (uninterrupted / best).read_bytes()
 
 
+@pytest.mark.broad
 def test_an_evaluation_that_is_cut_short_is_repeated(
     uninterrupted: Path, tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -202,6 +204,7 @@ def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypa
     assert "has reached 0.75" in json.loads((tmp_path / "summary.json").read_text())["stopped"]
 
 
+@pytest.mark.broad
 def test_sft_measures_keeps_the_best_and_is_resumed(tmp_path: Path, envs: str):
     config = sft_settings(evaluation=[table(every=3)], env_dir=envs, keep_best=REWARD, patience=99)
     train_sft(tmp_path / "whole", config, lawful())
@@ -229,6 +232,7 @@ def train_killed(path: Path, config: Any, kill_at: int) -> None:
         raise Killed from error
 
 
+@pytest.mark.broad
 def test_sft_stops_at_a_target_of_the_validation_loss(tmp_path: Path):
     train_sft(tmp_path / "whole", sft_settings(), lawful())
     losses = measured(tmp_path / "whole", "validation_loss")
@@ -300,6 +304,7 @@ def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
     assert summary["best"] == {"metric": MISSED, "value": first["missed"][2], "step": 2}  # the first of the best
 
 
+@pytest.mark.broad
 def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
     config = with_evaluations(
         games, lines_table(every=3, goals=Goals(expected={"won": 0.3})), keep_best=MISSED, target=0

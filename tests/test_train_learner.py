@@ -8,6 +8,7 @@ from processes import alone, difference, several
 from ranks_program import Job
 
 
+@pytest.mark.broad
 def test_two_processes_are_one_and_one_goes_on_from_what_two_have_saved(tmp_path: Path):
     steps = {"out": str(tmp_path / "whole"), "steps": (0, 20)}
     whole = alone(Job(**steps))

@@ -16,6 +16,7 @@ from test_train_sft import Killed as KilledSFT
 from test_train_sft import lawful
 from test_train_sft import settings as sft_settings
 from test_train_sft import train as train_sft
+from tiers import first_quick
 
 from rove.engine.engine import Engine
 from rove.errors import ConfigError
@@ -63,7 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_quick(KINDS))
 def test_a_killed_run_ends_with_the_same_adapter_to_the_bit(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
     train(tmp_path / "whole", config, two_turns())
@@ -89,7 +90,7 @@ def test_what_plays_is_what_is_trained(tmp_path: Path):
     assert flat(load_file(tmp_path / "final/adapter_model.safetensors")).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kind", ["plain", "ahead", "bf16", "moving reference"])
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16", "moving reference"]))
 def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
     loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
     start = tiny_model().model.state_dict()
@@ -118,7 +119,7 @@ def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Pat
     assert (ours - base).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["plain", "ahead", "bf16"])
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
 def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []
     plain = Engine.update_weights
@@ -133,7 +134,8 @@ def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(map(str, sent)) == {str(None if kind == "plain" else trained(loaded.model).keys())}
 
 
-@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.broad
+@pytest.mark.parametrize("every", first_quick([None, 2]))
 def test_the_reference_takes_no_memory_and_is_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
 ):
@@ -156,6 +158,7 @@ def test_the_reference_takes_no_memory_and_is_the_base(
     assert [equal.index(True) for equal in same] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
 
 
+@pytest.mark.broad
 def test_the_kl_penalty_holds_the_adapter_back(tmp_path: Path):
     moved = []
     for penalty in (0.0, 10.0):
@@ -227,7 +230,8 @@ def test_without_dropout_nothing_is_drawn():
     assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
 
 
-@pytest.mark.parametrize("more", [{}, {"lora_dropout": 0.3}], ids=["plain", "dropout"])
+@pytest.mark.broad
+@pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
 def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())

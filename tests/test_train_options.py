@@ -371,6 +371,7 @@ def test_every_setting_is_here():
     assert set(ALARM_LIMITS) == set(AlarmLimits.__struct_fields__)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("kind", "settings"), [("rl", {**SMALL_RL, **TWO}), ("sft", SMALL_SFT)], ids=["rl", "sft"])
 def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop, kind: str, settings: dict[str, Any]):
     """Or what differs between two runs would show nothing."""
@@ -381,6 +382,7 @@ def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop, kind: 
     assert again[2:] == plain[2:]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", RL)
 def test_every_setting_of_rl_changes_something(workshop: Workshop, name: str):
     case = RL[name]
@@ -388,6 +390,7 @@ def test_every_setting_of_rl_changes_something(workshop: Workshop, name: str):
     assert case.seen(workshop.run("rl", {**base, name: case.value})) != case.seen(workshop.run("rl", base))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", SFT)
 def test_every_setting_of_sft_changes_something(workshop: Workshop, name: str):
     case = SFT[name]
@@ -395,6 +398,7 @@ def test_every_setting_of_sft_changes_something(workshop: Workshop, name: str):
     assert case.seen(workshop.run("sft", {**base, name: case.value})) != case.seen(workshop.run("sft", base))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", EVALUATION)
 def test_every_setting_of_an_evaluation_changes_something(workshop: Workshop, name: str):
     case = EVALUATION[name]
@@ -409,6 +413,7 @@ ALARM_LIMITS: dict[str, tuple[str, Any]] = {
 """Limit → an alarm that goes off no more with this value of it."""
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ALARM_LIMITS)
 def test_every_limit_of_an_alarm_changes_something(name: str):
     alarm, value = ALARM_LIMITS[name]

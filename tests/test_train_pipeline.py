@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from test_train_evaluation import envs, table
 from test_train_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns, weights_of
+from tiers import first_quick
 
 from rove.errors import ConfigError
 from rove.train import pipeline
@@ -87,7 +88,7 @@ def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: 
     train(tmp_path, overlapping(), two_turns())
 
 
-@pytest.mark.parametrize("kills", [[1], [4], [5], [6, 7]])
+@pytest.mark.parametrize("kills", first_quick([[1], [4], [5], [6, 7]]))
 def test_a_killed_run_ends_with_the_same_weights(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         env = two_turns()
@@ -100,6 +101,7 @@ def test_a_killed_run_ends_with_the_same_weights(uninterrupted: Path, tmp_path: 
     assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_evaluations_have_the_weights_of_their_step(tmp_path: Path, envs: str):
     config = {"steps": 3, "evaluation": [table(every=1)], "env_dir": envs}
     for name, fields in {"overlap": {}, "plain": {"max_off_policy_steps": 0}}.items():
@@ -123,7 +125,7 @@ def test_other_numbers_are_refused():
         settings(max_off_policy_steps=-1).check()
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", first_quick([0, 1]))
 def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path: Path, ahead: int):
     config = overlapping(bf16_sampling=True, max_off_policy_steps=ahead)
     pair = []

@@ -122,6 +122,7 @@ def test_a_shuffled_run_plays_in_another_order(tmp_path: Path):
 EVERYTHING = {"resample_zero_spread": 2, "skip_at_most": 0.0, "skip_memory": 3, "shuffle": True, "stratify": "level"}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "options", [EVERYTHING, {"curriculum": "level", "resample_zero_spread": 1, "skip_at_least": 1.0}]
 )

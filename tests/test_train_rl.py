@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from tiers import first_quick
 
 import rove as vf
 from rove.errors import ConfigError, RunError
@@ -109,7 +110,7 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
 
 
-@pytest.mark.parametrize("loss", ["cispo", "grpo"])
+@pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"]))
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
         tmp_path, settings(steps=12, batch_size=64, rollouts_per_example=16, loss=loss, checkpoint_every=99), one_turn()
@@ -153,6 +154,7 @@ def test_the_kl_penalty_holds_the_model_near_the_one_it_started_from(tmp_path: P
     assert moved[1] < moved[0]
 
 
+@pytest.mark.broad
 def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path: Path):
     config = settings(kl_penalty=1.0, updates_per_batch=2)
     train(tmp_path / "whole", config, two_turns())
@@ -162,7 +164,8 @@ def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path:
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}], ids=["in step", "playing ahead"])
+@pytest.mark.broad
+@pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
 def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: dict[str, Any]):
     """The checkpoint of step 3 is resumed from with the reference of step 2, that of step 6 with the one it has just got."""
     config = settings(kl_penalty=1.0, sync_reference_every=2, steps=7, checkpoint_every=3, **more)
@@ -195,7 +198,7 @@ def test_the_reference_is_the_model_as_it_was_when_it_was_last_synced(tmp_path: 
     assert [sum(equal) for equal in seen] == [1] * 5
 
 
-@pytest.mark.parametrize("kills", [[1], [2], [3, 4], [5]])
+@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
 def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         env = two_turns()

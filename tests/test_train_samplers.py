@@ -86,6 +86,7 @@ def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):
         settings(**fields).check()
 
 
+@pytest.mark.broad
 def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
     train(run, served(fake.url, batch_size=64, rollouts_per_example=16, checkpoint_every=99), one_turn())
@@ -97,6 +98,7 @@ def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     def stop(step: int, metrics: Any) -> None:
         if step == 3:
@@ -112,6 +114,7 @@ def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_it_measures_with_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: str):
     run = tmp_path / "run"
     train(run, served(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
@@ -137,6 +140,7 @@ def calls_of(fake: FakeVLLM) -> list[str]:
     ]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_an_adapter_travels_alone(tmp_path: Path, fake: FakeVLLM, ahead: int):
     run = tmp_path / "run"
@@ -155,6 +159,7 @@ def adapter_bytes(folder: Path) -> int:
     return sum((folder / name).stat().st_size for name in ("adapter_model.safetensors", "adapter_config.json"))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("fault", "said"), [("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")]
 )
@@ -199,6 +204,7 @@ def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
             train(run, served(fake.url, learning_rate=0.1))
 
 
+@pytest.mark.broad
 def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     tiny_model().save(tmp_path / "theirs")

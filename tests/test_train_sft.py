@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from tiers import first_quick
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, UserMessage
@@ -85,6 +86,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
 
 
+@pytest.mark.broad
 def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path):
     loaded = train(tmp_path, settings(epochs=15), lawful())
     metrics = Run(tmp_path).metrics()
@@ -121,7 +123,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kills", [[1], [4], [5], [8, 9, 11], [16]])
+@pytest.mark.parametrize("kills", first_quick([[1], [4], [5], [8, 9, 11], [16]]))
 def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         with pytest.raises(Killed):

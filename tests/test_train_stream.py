@@ -319,6 +319,7 @@ def learning(**fields: Any) -> Any:
     return settings(**{"steps": 9, "max_off_policy_steps": 3, "checkpoint_every": 3, "max_tokens": 8, **fields})
 
 
+@pytest.mark.broad
 def test_every_token_is_trained_with_the_version_that_sampled_it(tmp_path: Path):
     train(tmp_path, learning(), sleeps())
     rows = metrics_of(tmp_path)
@@ -348,7 +349,12 @@ def test_the_reward_rises(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "kill_at", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(8, marks=pytest.mark.slow)]
+    "kill_at",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(5, marks=pytest.mark.broad),
+        pytest.param(8, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_and_trains_everything_once(tmp_path: Path, kill_at: int):
     with pytest.raises(Killed):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fakes import tiny_model
 from families import family_model
+from tiers import first_quick
 
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
@@ -63,7 +64,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("loss", [cispo(), grpo(), cross_entropy])
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
 def test_how_a_step_is_cut_and_ordered_never_changes_its_gradient(arch: str, loss: Any):
     loaded = tiny_model(arch)
     samples = ragged_samples()
@@ -90,8 +91,8 @@ def siblings(count: int = 12) -> list[Sample]:
     return made
 
 
-@pytest.mark.parametrize("loss", [cispo(), grpo(), cross_entropy])
-@pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3"])
+@pytest.mark.parametrize("loss", first_quick([cispo(), grpo(), cross_entropy]))
+@pytest.mark.parametrize("family", first_quick(["llama", "smollm", "qwen2", "qwen3"]))
 @pytest.mark.parametrize("make", [siblings, ragged_samples])
 def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, loss: Any, monkeypatch: Any):
     loaded = family_model(family)
@@ -157,7 +158,7 @@ async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
     return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
 @pytest.mark.parametrize("temperature", [1.0, 1.25])
 async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, temperature: float):
     loaded = tiny_model(arch, seed=2, context=2048)

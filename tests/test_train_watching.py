@@ -14,6 +14,7 @@ from test_train_rl import Killed, metrics_of, settings, train, two_turns
 from test_train_sft import lawful
 from test_train_sft import settings as sft_settings
 from test_train_sft import train as train_sft
+from tiers import first_quick
 
 from rove.errors import ConfigError
 from rove.records import RolloutRecord
@@ -56,7 +57,7 @@ def test_the_usual_limits_are_silent_here(tmp_path: Path):
     assert not (tmp_path / "alarms.jsonl").exists()
 
 
-@pytest.mark.parametrize("kills", [[2], [3], [2, 4]])
+@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
 def test_a_resumed_run_has_every_alarm_once(tmp_path: Path, kills: list[int]):
     config = settings(alarms=TOUCHY)
     for kill_at in kills:
@@ -74,6 +75,7 @@ def test_a_rollout_is_shown_every_so_many_steps(tmp_path: Path):
     ]
 
 
+@pytest.mark.broad
 def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("wandb")
     monkeypatch.setitem(sys.modules, "wandb", library)

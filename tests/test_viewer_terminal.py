@@ -86,6 +86,7 @@ async def test_every_run_is_listed_and_found_by_a_text(folder: Path):
         assert max(map(len, shown(pilot).splitlines())) <= 80
 
 
+@pytest.mark.broad
 async def test_rollouts_are_chosen_by_values_facets_and_order(folder: Path):
     async with looking(folder) as pilot:
         await go_to(pilot, "worse")
@@ -181,6 +182,7 @@ async def test_what_a_run_writes_appears_by_itself(folder: Path):
         assert "no run 'rl' here" in shown(pilot)
 
 
+@pytest.mark.broad
 async def test_tags_and_notes_are_kept_where_that_is_allowed(folder: Path):
     for annotate in (False, True):
         async with looking(folder, annotate) as pilot:

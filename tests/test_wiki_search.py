@@ -214,6 +214,7 @@ def test_no_question_is_in_both_parts_whatever_the_seed():
     assert not train & evaluation
 
 
+@pytest.mark.broad
 def test_questions_come_again_when_all_have_been_asked():
     texts = [question.text for question in made(small(0).pages, 1500, range(1, 2), evaluation=True)]
     assert len(set(texts)) < len(texts) == 1500
@@ -278,6 +279,7 @@ def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]
     return roll(env, says(env.players[player] if isinstance(player, str) else player))
 
 
+@pytest.mark.broad
 def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
     for record in play("solver", 300):
         assert (record.reward, values(record)["support_found"]) == (1, 1), record.prompt
@@ -285,6 +287,7 @@ def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
         assert values(record)["search_pages_calls"] == values(record)["view_sections_calls"]
 
 
+@pytest.mark.broad
 def test_guessing_pays_little_and_the_first_hit_not_much():
     means = {name: sum(record.reward for record in play(name, 300)) / 300 for name in ("guesser", "first_hit")}
     assert means["guesser"] < 0.2

@@ -166,6 +166,7 @@ def test_guesses_that_ignore_hints_are_counted():
         assert values(record)["fitting"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.broad
 def test_players_are_as_good_as_they_say():
     rates = {}
     for name in ("solver", "novice", "random_word"):

@@ -212,6 +212,7 @@ def test_workers_whose_owner_is_gone_end_by_themselves() -> None:
     assert all(ends(int(pid)) for pid in done.stdout.split())
 
 
+@pytest.mark.broad
 def test_workers_that_nobody_holds_any_more_are_ended() -> None:
     async def go() -> tuple[int, int]:
         workers = Workers(MODULE)

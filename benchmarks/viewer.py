@@ -11,6 +11,7 @@ choice that nobody has made before, since answers are remembered; "asked again" 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import subprocess
@@ -125,11 +126,15 @@ def main() -> None:
                 for question in questions:
                     ask(url, question)
                 print(f"{name}: {cpu(pid) - before:.2f} CPU-s, {time.perf_counter() - began:.2f} s")
+            choices = itertools.count(given.rollouts)
             for name, question in QUESTIONS.items():
                 question = question.format(half=given.rollouts // 2)
                 counted = question.startswith(("facet", "histogram"))
-                new = [f"&to.line={given.rollouts + i}" if counted else "" for i in range(given.repeats)]
+                new = [f"&to.line={next(choices)}" if counted else "" for _ in range(given.repeats)]
                 print(f"{name}: {per_question(url, pid, [question + one for one in new]):.0f} ms")
+            same = f"&to.line={next(choices)}"
+            ask(url, QUESTIONS["facet"] + same)
+            print(f"a histogram of rollouts with a facet: {per_question(url, pid, [REST[5] + same]):.0f} ms")
             again = [QUESTIONS["facet"], QUESTIONS["histogram, continuous"]] * given.repeats
             print(f"a facet or histogram, asked again: {per_question(url, pid, again):.1f} ms")
 

@@ -30,8 +30,8 @@ NAMES = 400
 """Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
 BATCH = 1000
 """Lines kept in memory before they are stored."""
-REMEMBERED = 500
-"""Answers kept."""
+REMEMBERED = 200
+"""Answers kept; some have a byte for each rollout."""
 ASKED = 160
 """Characters kept of what an example asks."""
 

@@ -8,8 +8,10 @@ that somebody has tagged so, `is.noted=1` those with a note.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 from rove.errors import ConfigError, nearest
@@ -37,10 +39,11 @@ TAG = "tag"
 NOTED = {"noted": "(line IN (SELECT line FROM noted))"}
 FACETS = ("env", "stop", "error", "truncated", "turns")
 BARS = 20
-FIRST = ord("A")
-"""The letter of the first bar, where values are counted."""
-FEW = 8
-"""Different values of a column that are counted one by one."""
+FEW = 200
+"""Different values of a column that are known in memory: a byte has room for no more than 256."""
+DIGITS = bytes.maketrans(b"01", b"\0\1")
+CAPPED = bytes(min(place, BARS - 1) for place in range(256))
+"""The last bar takes the largest value in."""
 VALUES = 40
 """Values of a facet that are told, the most frequent first."""
 PAGE = 500
@@ -190,25 +193,49 @@ def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
 
 def _facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
-    known = index.remember(("values", column), lambda: _values(index, column, FEW))
+    known = index.remember(("values", column), lambda: _values(index, column))
     if known is None:
         sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
         found = index.ask(sql, chosen.values)
     else:
-        sums = ", ".join(["COUNT(*)", *[f"SUM({column} IS ?)"] * len(known)])
-        [(_, *counts)] = index.ask(f"SELECT {sums} FROM {SCANNED} WHERE {chosen.where}", [*known, *chosen.values])
-        found = [(value, count) for value, count in zip(known, counts, strict=True) if count]
+        counts = known.counts(_mask(index, chosen))
+        found = [(value, count) for value, count in zip(known.values, counts, strict=True) if count]
         found.sort(key=lambda one: (-one[1], one[0] is not None, one[0]))
     return {"name": name, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
 
 
-def _values(index: Index, column: str, most: int, where: str = "1") -> list[Any] | None:
-    """The different values of a column; None where there are more than so many.
+class _Coded(NamedTuple):
+    """A column in memory: for each rollout a byte that says which of a few values it has.
 
-    Whoever knows them can count without GROUP BY, which sorts: that takes several times as long as reading the values does.
+    SQLite takes a hundred times as long to look at a row. What is counted is counted here, for SQLite only says once which
+    rollouts are chosen (`_mask`), for all facets and histograms of a page.
     """
-    found = index.ask(f"SELECT DISTINCT {column} FROM {SCANNED} WHERE {where} LIMIT ?", [most + 1])
-    return [value for (value,) in found] if len(found) <= most else None
+
+    codes: bytes
+    values: list[Any]
+
+    def counts(self, mask: bytes) -> list[int]:
+        """How many of the chosen rollouts have which value."""
+        chosen = bytes(compress(self.codes, mask))
+        return [chosen.count(code) for code in range(len(self.values))]
+
+
+def _mask(index: Index, chosen: Chosen) -> bytes:
+    """1 for each rollout of the table that is chosen, 0 for the others."""
+
+    def ask() -> bytes:
+        sql = f"SELECT GROUP_CONCAT(({chosen.where}) IS TRUE, '') FROM {SCANNED}"
+        [(digits,)] = index.ask(sql, chosen.values)
+        return (digits or "").encode().translate(DIGITS)
+
+    return index.remember(("mask", *chosen.key), ask)
+
+
+def _values(index: Index, column: str) -> _Coded | None:
+    """The different values of a column; None where there are too many."""
+    values = [value for (value,) in index.ask(f"SELECT {column} FROM {SCANNED}")]
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return _Coded(bytes(map(places.__getitem__, values)), list(places)) if len(places) <= FEW else None
 
 
 def _tags(index: Index, chosen: Chosen) -> dict[str, Any]:
@@ -242,44 +269,59 @@ def _histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     if name in WORDS[:4]:
         raise ConfigError(f"'{name}' is no number; a histogram takes one, like 'reward'")
-    low, high, finite, single = index.remember(("range", column), lambda: _range(index, column))
-    if low is None:
+    known = index.remember(("bars", column), lambda: _bars(index, column))
+    if known is None:
         return {"name": name, "count": 0, "mean": None, "bars": []}
-    width = high / BARS - low / BARS or 1.0
-    letter = f"CHAR({FIRST} + MIN({BARS - 1}, CAST(({column} - ?) / ? AS INTEGER)))"
-    sql = (  # each value becomes the letter of its bar: GROUP BY would sort them
-        f"SELECT GROUP_CONCAT({letter}, ''), COUNT({column}), SUM({column}) FROM {SCANNED} WHERE {finite} AND {chosen.where}"
-    )
-    [(letters, count, total)] = index.ask(sql, [low, width, *chosen.values])
-    counts = [(letters or "").count(chr(FIRST + place)) for place in range(BARS)]
-    bars = [_bar(place, low, width, count) for place, count in enumerate(counts)]
-    if single is not None:
-        bars = [{**bars[place], "value": value} for place, value in sorted(single.items())]
+    mask = _mask(index, chosen)
+    *counts, _ = known.coded.counts(mask)
+    count, total = sum(counts), math.fsum(compress(known.numbers, mask))
+    bars = [_bar(place, known.low, known.width, count) for place, count in enumerate(counts)]
+    if known.single is not None:
+        bars = [{**bars[place], "value": value} for place, value in sorted(known.single.items())]
     return {
         "name": name,
         "count": count,
         "mean": total / count if count else None,
-        "low": low,
-        "high": high,
+        "low": known.low,
+        "high": known.high,
         "bars": bars,
     }
 
 
-def _range(index: Index, column: str) -> tuple[Any, Any, str, dict[int, Any] | None]:
-    """The least and the largest value, and what tells those between from values that cannot be drawn.
+class _Bars(NamedTuple):
+    """A column of numbers, and the bars that they are drawn in."""
 
-    Last, where no two different values share a bar, the value of each bar.
-    """
-    low, high = index.ask(f"SELECT MIN({column}), MAX({column}) FROM rollouts")[0]
-    finite = f"{column} IS NOT NULL"
-    if low is not None and not (low > -math.inf and high < math.inf):
-        finite = f"{column} > -9e999 AND {column} < 9e999"
-        low, high = index.ask(f"SELECT MIN({column}), MAX({column}) FROM rollouts WHERE {finite}")[0]
-    if low is None or (values := _values(index, column, BARS, finite)) is None:
-        return low, high, finite, None
+    coded: _Coded
+    """Bars, and last what cannot be drawn."""
+    numbers: array[float]
+    """0 where there is none that can be drawn."""
+    low: float
+    high: float
+    width: float
+    single: dict[int, Any] | None
+    """Where no two different values share a bar, the value of each bar."""
+
+
+def _bars(index: Index, column: str) -> _Bars | None:
+    """None where there is no number that can be drawn."""
+    values = [value for (value,) in index.ask(f"SELECT CAST({column} AS REAL) FROM {SCANNED}")]
+    finite = [value for value in values if value is not None and -math.inf < value < math.inf]
+    if not finite:
+        return None
+    low, high = min(finite), max(finite)
     width = high / BARS - low / BARS or 1.0
-    single = {min(BARS - 1, int((value - low) / width)): value for value in values}
-    return low, high, finite, single if len(single) == len(values) else None
+    part = 1.0 if high - low < math.inf else 0.25
+    least, each = low * part, width * part
+    codes = bytes([int((value * part - least) / each) for value in finite]).translate(CAPPED)
+    single = None
+    if len(set(finite[:FEW])) <= BARS and len(different := dict(zip(finite, codes, strict=True))) <= BARS:
+        bars = {bar: value for value, bar in different.items()}
+        single = bars if len(bars) == len(different) else None
+    if len(finite) < len(values):
+        shown = zip(codes, finite, strict=True)
+        pairs = [next(shown) if value is not None and -math.inf < value < math.inf else (BARS, 0.0) for value in values]
+        codes, finite = bytes([code for code, _ in pairs]), [value for _, value in pairs]
+    return _Bars(_Coded(codes, list(range(BARS + 1))), array("d", finite), low, high, width, single)
 
 
 def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:

@@ -28,8 +28,27 @@ function filled(node, given, children) {
   return node;
 }
 
-/** Put `children` where the content of `node` was, the keyboard's focus staying on the element of the same `data-key`. */
+let pressed = false;
+const waiting = new Map();
+const release = () =>
+  setTimeout(() => { // after the click
+    pressed = false;
+    for (const [node, children] of [...waiting]) replace(node, ...children);
+  });
+addEventListener("pointerdown", () => { pressed = true; }, true);
+addEventListener("pointerup", release, true);
+addEventListener("pointercancel", release, true);
+
+/**
+ * Put `children` where the content of `node` was, the keyboard's focus staying on the element of the same `data-key`. While
+ * something is being clicked this waits: a click is lost when its element goes in the middle of it.
+ */
 export function replace(node, ...children) {
+  waiting.delete(node);
+  if (pressed) {
+    waiting.set(node, children);
+    return;
+  }
   const active = document.activeElement;
   const key = node.contains(active) ? active.dataset.key : undefined;
   const place = active && "selectionStart" in active ? active.selectionStart : null;

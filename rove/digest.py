@@ -15,6 +15,8 @@ from rove.errors import ConfigError
 PIECES, PIECE = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as PEFT names them."""
+ADAPTER_BASE = "base.txt"
+"""Ours beside them: what tells the model that it was trained on from others, as `digest_model` says it."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
@@ -76,6 +78,23 @@ def adapter_base(folder: str | Path) -> str | None:
     if not base:
         raise ConfigError(f"{file} does not tell its base_model_name_or_path; write there where that model is")
     return base
+
+
+def check_base(folder: str | Path, base: str | Path) -> None:
+    """See that a model is the one that the adapter in a folder was trained on, where the folder says which (PEFT's do not).
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    file = Path(folder).expanduser() / ADAPTER_BASE
+    if not file.is_file():
+        return
+    trained, now = file.read_text(encoding="utf-8").strip(), digest_model(base)
+    if trained != now:
+        raise ConfigError(
+            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); give the one that it was "
+            f"trained on. If both compute the same (a copy in another precision), delete {file}"
+        )
 
 
 class _AdapterConfig(msgspec.Struct):

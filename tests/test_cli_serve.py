@@ -236,12 +236,15 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
             assert answer["model"] == name
             said.add(answer["choices"][0]["message"]["content"])
         assert len(said) == 3
+    shutil.copytree(tmp_path / "poet", tmp_path / "strange")
+    (tmp_path / "strange/base.txt").write_text("folder#other\n")
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
         ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
         ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is no adapter"),  # said before there is a model
         ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
+        ([str(model), "--adapter", "poet=strange"], "strange was trained on another model (folder#other) than"),
         (["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"], "only a model folder has adapters"),
     ):
         done = rove("serve", *words)

@@ -432,7 +432,7 @@ def test_training_page_on_adapters(tmp_path: Path) -> None:
     for command in commands(block):
         run(command + smaller.get(command[1], []), tmp_path, env=env)
     names = {file.name for file in (tmp_path / "runs/adapter/final").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
     assert load_model(tmp_path / "models/merged", "cpu").adapter is None
     page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(lora_\w+)` \|", page, flags=re.MULTILINE)

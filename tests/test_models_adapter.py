@@ -106,6 +106,7 @@ def test_peft_reads_what_is_written(arch: str, tmp_path: Path):
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "base.txt",
     }
     weights, config = (tmp_path / "adapter" / name for name in ("adapter_model.safetensors", "adapter_config.json"))
     assert weights.stat().st_mode == config.stat().st_mode
@@ -311,6 +312,9 @@ def spoil(folder: Path, what: str) -> None:
         save_file(held, weights)
     elif what == "other model":
         tiny_model("lfm2").save(folder / "base")
+        (folder / "adapter/base.txt").unlink()  # as PEFT writes it
+    elif what == "other weights":
+        tiny_model(seed=7).save(folder / "base")
 
 
 @pytest.mark.parametrize(
@@ -324,6 +328,10 @@ def spoil(folder: Path, what: str) -> None:
         ("other shape", "cannot be put into its base model.*size mismatch"),
         ("some missing", "of another model than its base: '.*lora_"),
         ("other model", "of another model than its base|cannot be put into its base"),
+        (
+            "other weights",
+            r"was trained on another model \(folder#\w+\) than .*/base \(folder#\w+\).*delete .*base.txt",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_told(tmp_path: Path, what: str, said: str):

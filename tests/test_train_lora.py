@@ -97,10 +97,11 @@ def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
     now = {name.replace(".base_layer", ""): weight for name, weight in loaded.model.state_dict().items()}
     assert all(torch.equal(now[name], weight) for name, weight in start.items())
     files = {file.name for folder in tmp_path.rglob("checkpoints/*") for file in folder.iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors", "trainer.pt", "progress.json"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "base.txt", "trainer.pt", "progress.json"}
     assert {file.name for file in (tmp_path / "final").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "base.txt",
     }
     state = torch.load(next(tmp_path.rglob("trainer.pt")), weights_only=True)
     assert len(state["optimizer"]["state"]) == len(trained(loaded.model))

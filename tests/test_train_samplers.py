@@ -156,7 +156,9 @@ def test_an_adapter_travels_alone(tmp_path: Path, fake: FakeVLLM, ahead: int):
 
 
 def adapter_bytes(folder: Path) -> int:
-    return sum((folder / name).stat().st_size for name in ("adapter_model.safetensors", "adapter_config.json"))
+    return sum(
+        (folder / name).stat().st_size for name in ("adapter_model.safetensors", "adapter_config.json", "base.txt")
+    )
 
 
 @pytest.mark.broad

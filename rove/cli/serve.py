@@ -19,6 +19,7 @@ from rove.cli.common import SETTINGS, console_for, counted, hint, settings
 from rove.cli.environments import hub_option
 from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
 from rove.config import check_positive
+from rove.digest import check_base
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError, MissingKeyError
@@ -163,6 +164,8 @@ def served_client(config: ServeConfig) -> Client:
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
+    for path in config.adapters.values():
+        check_base(path, folder)
     client = EngineClient.of(load_for_sampling(folder), config.max_batch)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)

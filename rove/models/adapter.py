@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rove.digest import ADAPTER_CONFIG, ADAPTER_TENSORS
+from rove.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
 from rove.errors import ConfigError, nearest
 from rove.models.linear import FastLinear, fast_adapter
 
@@ -38,6 +38,7 @@ class Adapter:
     def __init__(self, wrapped: PeftModel, base: str):
         self._wrapped = wrapped
         self.base = base
+        self._base_digest = digest_model(base)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Its weights themselves by PEFT's names, as in the file that `save` writes."""
@@ -53,6 +54,7 @@ class Adapter:
         config.save_pretrained(str(path))
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
         save_file(tensors, path / ADAPTER_TENSORS, metadata={"format": "pt"})
+        (path / ADAPTER_BASE).write_text(self._base_digest + "\n", encoding="utf-8")
 
 
 def add_adapter(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rove.digest import ADAPTER_CONFIG, adapter_base, digest_model
+from rove.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
 from rove.errors import ConfigError
 from rove.models import attention
 from rove.models.linear import use_fast_linear
@@ -129,6 +129,7 @@ def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = to
             f"the base model of the adapter in {folder}: {error}; where it is, stands in {folder / ADAPTER_CONFIG} as "
             "base_model_name_or_path"
         ) from error
+    check_base(folder, base)
     merge(loaded.model, folder)
     return loaded._replace(name=digest_model(folder))
 

@@ -229,6 +229,12 @@ def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch
 # With a real server
 
 
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch):
+    """On a CPU vLLM wants most of the machine's memory otherwise."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
 def served_by(model: LoadedModel, path: Path, **more: Any) -> Served:
     config = settings(sampler="vllm", vllm=VLLMConfig(**{**REAL, **more}))
     sampler = make_sampler(config, model, path, copies=False)

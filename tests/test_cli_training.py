@@ -57,7 +57,7 @@ def rl(made: Path, *more: str) -> list[str]:
     return [*words.split(), *more]
 
 
-ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
 
 
 @pytest.mark.broad

@@ -57,7 +57,10 @@ def digest_model(model: str | Path) -> str:
     if not folder.is_dir():
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
-    name = "folder#" + digest_files(file for pattern in patterns for file in folder.glob(pattern))
+    files = (file for pattern in patterns for file in folder.glob(pattern))
+    name = "folder#" + digest_files(
+        file for file in files if file.name != ADAPTER_BASE
+    )  # which says no more than the base does
     base = adapter_base(folder)
     return name if base is None else f"{name} on {digest_model(base)}"
 

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,14 @@ def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made:
     done = rove("model", "merge", "runs/sft/final", "-o", "other")
     assert done.status == 0
     assert "parameters, the adapter's change in them" in done.out
+
+
+@pytest.mark.parametrize("words", [sft, rl])
+def test_a_model_that_is_not_there_leaves_no_run_folder(rove: Rove, made: Path, words: Callable[..., list[str]]):
+    done = rove(*words(made, "-m", "nope", "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "no model 'nope'" in done.err
+    assert not Path("runs/mine").exists()
 
 
 def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):

@@ -43,6 +43,12 @@ def test_a_folder_that_holds_nothing_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+def test_a_model_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_model(["one"], size="tiny").save(tmp_path / "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_model("~/mine", "cpu").name == load_model(tmp_path / "mine", "cpu").name
+
+
 def test_device_and_threads() -> None:
     assert pick_device("cpu").type == "cpu"
     assert default_threads() >= 1

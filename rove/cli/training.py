@@ -45,8 +45,9 @@ def begin(
         kind: "sft" or "rl".
         warnings: of a run that begins, told where it does.
     """
-    from rove.models.load import load_model
+    from rove.models.load import check_model, load_model
 
+    check_model(config.model)  # before there is a run folder
     run.start(kind, msgspec.to_builtins(config), identity, fresh)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():

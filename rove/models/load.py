@@ -83,13 +83,11 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     Raises:
         ConfigError: there is no model there, its tokenizer has no chat template, or an adapter's base is not where it says.
     """
+    check_model(path)
     if adapter_base(path) is not None:
         return load_adapter(path, device, dtype)
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
-    if not folder.is_dir() and not _is_cached(str(path)):
-        raise ConfigError(f"no model '{path}': no such folder, nor a model in the local Hugging Face cache")
+    folder = Path(path).expanduser()
+    path = folder if folder.is_dir() else path
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -99,6 +97,21 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
     loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
     return loaded._replace(name=digest_model(path))
+
+
+def check_model(path: str | Path) -> None:
+    """See that a model, or an adapter, is there; nothing is read of its weights.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    folder = Path(path).expanduser()
+    if adapter_base(folder) is not None:
+        return
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
+    if not folder.is_dir() and not _is_cached(str(path)):
+        raise ConfigError(f"no model '{path}': no such folder, nor a model in the local Hugging Face cache")
 
 
 def _is_cached(name: str) -> bool:

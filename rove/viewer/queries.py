@@ -207,8 +207,8 @@ def _facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
 class _Coded(NamedTuple):
     """A column in memory: for each rollout a byte that says which of a few values it has.
 
-    SQLite takes a hundred times as long to look at a row. What is counted is counted here, for SQLite only says once which
-    rollouts are chosen (`_mask`), for all facets and histograms of a page.
+    SQLite says once which rollouts are chosen (`_mask`), and all facets and histograms of a page are counted here, which takes
+    it several times as long (benchmarks/RESULTS.md).
     """
 
     codes: bytes

@@ -107,6 +107,11 @@ class Fleet:
         """
         if self.wrong is not None:
             raise self.wrong
+        what = (
+            "vLLM could not begin"
+            if self.weights is None
+            else f"the weights of version {weights.version} were not taken"
+        )
         self.probe = None  # of the old weights
         self.weights, self.version = weights, weights.version
         with ThreadPoolExecutor(len(self.servers)) as pool:
@@ -116,7 +121,7 @@ class Fleet:
                 except AdapterRefusedError:
                     raise
                 except InfraError as error:
-                    raise RunError(f"the weights of version {weights.version} were not taken: {error}") from error
+                    raise RunError(f"{what}: {error}") from error
 
     def check(self, probe: Probe) -> None:
         """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.

@@ -100,19 +100,19 @@ class Demo:
             self._say(f"1. the model is {self.model}")
         self._say("2. the teacher plays")
         self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
-        self._row(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
-        self._row("base", self.model)
+        self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
+        self.measure("base", self.model)
         self._say("3. SFT on the teacher's games that were not lost")
         trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
-        self._row("+ SFT", trained)
+        self.measure("+ SFT", trained)
         for number, (folder, stage) in enumerate(self.stages(), start=4):
             if folder == FULL:
-                self._row(SAMPLED, trained, temperature=1.0)
+                self.measure(SAMPLED, trained, temperature=1.0)
             self._say(f"{number}. {stage['name']}: the model plays and learns")
             trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
-            self._row(f"+ {stage['name']}", trained)
+            self.measure(f"+ {stage['name']}", trained)
         if not self.full:
-            self._row(SAMPLED, trained, temperature=1.0)
+            self.measure(SAMPLED, trained, temperature=1.0)
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
 
@@ -170,7 +170,7 @@ class Demo:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
         return run_eval(config, self.console, title)[0]
 
-    def _row(self, name: str, model: str, **over: Any) -> None:
+    def measure(self, name: str, model: str, **over: Any) -> None:
         """Evaluate a player against every opponent and add its row to the table."""
         seen: dict[str, dict[str, Any]] = {}
         for opponent in self.recipe.opponents:

@@ -259,6 +259,31 @@ def test_a_real_server_computes_what_the_trainer_does(tmp_path: Path, arch: str)
         asyncio.run(sampler.close())
 
 
+@real
+@pytest.mark.slow
+def test_a_probe_goes_before_the_answers_that_wait_for_a_real_server(tmp_path: Path):
+    """Two are computed at a time, 30 are asked for; the trainer waits for none that has not begun."""
+    loaded = with_heads_of_32("llama")
+    sampler = served_by(loaded, tmp_path, args=[*REAL["args"], "--max-num-seqs", "2"])
+
+    async def crowd() -> int:
+        sampling = Sampling(max_tokens=200, ignore_eos=True)
+        asked = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
+        await asyncio.sleep(0.3)
+        grow(loaded)
+        await asyncio.to_thread(sampler.publish, 1)
+        said = sum(one.done() for one in asked)
+        await asyncio.gather(*asked)
+        await sampler.close()
+        return said
+
+    try:
+        sampler.publish(0)
+        assert asyncio.run(crowd()) < 15
+    finally:
+        asyncio.run(sampler.close())
+
+
 def grow(loaded: LoadedModel) -> None:
     for parameter in loaded.model.parameters():
         parameter.data *= 1.1

@@ -59,6 +59,14 @@ def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLL
     assert "model" not in fleet.body(IDS, {})
 
 
+def test_probes_go_before_what_waits_where_the_server_is_ours(tmp_path: Path):
+    theirs = Fleet(VLLMConfig(urls=["http://127.0.0.1:9"]), tmp_path, 1024)  # nobody knows how it orders its requests
+    assert "priority" not in theirs.probing(IDS, 1.0)
+    ours = Fleet(VLLMConfig(command="true"), tmp_path, 1024)
+    assert ours.probing(IDS, 1.0)["priority"] < 0
+    assert "priority" not in ours.body(IDS, {})
+
+
 def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: Weights):
     fleet = fleet_of(fake, tmp_path)
     for version in range(3):

@@ -92,6 +92,7 @@ def test_the_words_of_the_command():
     assert module[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/m"]
     for words in (served, module):
         assert words[words.index("--logprobs-mode") + 1] == "processed_logprobs"
+        assert words[words.index("--scheduling-policy") + 1] == "priority"
         assert words[words.index("--port") + 1] == "7"
     assert served[served.index("--dtype") + 1] == "float32"
     assert [word for word in module if "dtype" in word] == ["--dtype=half"]

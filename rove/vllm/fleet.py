@@ -94,9 +94,10 @@ class Fleet:
         return {**body, "model": self._adapter_name} if self._has_adapter else body
 
     def probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
-        """Of one for a token, and the log-probabilities of those before it."""
+        """Of one for a token, and the log-probabilities of those before it; training waits for it, so it need not queue."""
         params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
-        return self.body(ids, {**params, "detokenize": False, "ignore_eos": True})
+        body = self.body(ids, {**params, "detokenize": False, "ignore_eos": True})
+        return {**body, "priority": -1} if self.servers[0].is_ours else body
 
     def update(self, weights: Weights) -> None:
         """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.

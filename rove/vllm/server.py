@@ -34,6 +34,8 @@ NAME = "rove"
 FLAGS = ("--host", "127.0.0.1", "--served-model-name", NAME, "--enable-scale-out", "--uvicorn-log-level", "warning")
 SEEN = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """Log-probabilities under the distribution that a token was drawn from, and no defaults from the model's folder."""
+QUEUE = ("--scheduling-policy", "priority")
+"""Answers are computed in the order they are asked for, as without it, but probes before those that wait."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 """Opens the ways that weights are replaced by."""
 ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -300,7 +302,7 @@ class Server:
             adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most)]
             adapter += ["--lora-target-modules", *shape.targets]
         seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
-        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *kind, *adapter, *args]
+        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *QUEUE, *kind, *adapter, *args]
 
     def _environment(self, shape: AdapterShape | None = None) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}

@@ -205,6 +205,13 @@ def ends_task(error: BaseException) -> bool:
     return isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
+def what_ended(error: BaseException) -> str:
+    """An exception that ended a run, as people are told of it."""
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        return "interrupted"
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
 def traceback_text(error: BaseException, limit: int = 8000) -> str:
     """The traceback as text, its oldest lines cut beyond `limit` characters."""
     text = "".join(traceback.format_exception(error))

@@ -9,6 +9,7 @@ runs/<name>/
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
+  stopped.json     what ended it before that, if it could still say so; taken away when it goes on
   summary.json     written when the run is complete
   annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
   index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
@@ -20,11 +21,8 @@ runs/<name>/
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,17 +30,16 @@ import msgspec
 import tomli_w
 
 from rove.digest import differences, plain
-from rove.errors import RunError
+from rove.errors import RunError, what_ended
 from rove.files import heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
+from rove.versions import versions_here
 
 try:
     import fcntl
 except ImportError:  # Windows: two processes on one folder are not noticed there
     fcntl = None
-
-PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 
 OWNED = (
     "rollouts.jsonl",
@@ -55,6 +52,7 @@ OWNED = (
     "tokens",
     "vllm",
     "bad_batch.msgpack",
+    "stopped.json",
     "summary.json",
     "annotations.jsonl",
     "index.sqlite",
@@ -134,6 +132,7 @@ class Run:
                 differs, advice = "\n  ".join(changes), "Give another --run-dir, or --fresh to throw the old one away"
                 raise RunError(f"{self.path} holds a different run; what differs:\n  {differs}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
+        (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
         for name in ("rollouts.jsonl", "metrics.jsonl", "alarms.jsonl"):
             heal(self.path / name)
@@ -160,7 +159,7 @@ class Run:
         """Remember every set of versions that has written here, the first one first."""
         file = self.path / "versions.json"
         known = msgspec.json.decode(file.read_bytes(), type=list) if file.exists() else []
-        now = _versions()
+        now = versions_here()
         if now not in known:
             self.write_json("versions.json", [*known, now])
 
@@ -194,7 +193,9 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._lock is not None:
+            self.write_json("stopped.json", {"why": what_ended(error)})
         self.close()
 
     # rollouts and metrics: append-only, one line each
@@ -311,6 +312,11 @@ class Run:
         file = self.path / "summary.json"
         return msgspec.json.decode(file.read_bytes(), type=dict) if file.exists() else None
 
+    def why_stopped(self) -> str:
+        """What ended the run before it was complete; "" where nothing did, or it could not say so."""
+        file = self.path / "stopped.json"
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])["why"] if file.exists() else ""
+
     def config(self) -> dict[str, Any]:
         """What `start` was given: `kind`, `identity`, `config`.
 
@@ -386,13 +392,3 @@ class Run:
             file = self.path / name
             if file.exists() and file.stat().st_size > size:
                 os.truncate(file, size)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0], "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

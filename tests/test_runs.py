@@ -77,6 +77,29 @@ def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
     start(tmp_path).close()
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (RunError("the server is gone\nits log: oh no"), "the server is gone\nits log: oh no"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_ends_a_run_is_kept_until_it_goes_on(tmp_path, error, told):
+    with pytest.raises(type(error)), start(tmp_path) as run:
+        raise error
+    assert run.why_stopped() == told
+    with start(tmp_path) as run:
+        assert run.why_stopped() == ""
+    assert run.why_stopped() == ""
+
+
+def test_somebody_elses_error_is_not_the_runs(tmp_path):
+    with start(tmp_path), pytest.raises(RunError, match="another process"), Run(tmp_path) as second:
+        second.start("eval", {}, IDENTITY)
+    assert Run(tmp_path).why_stopped() == ""
+
+
 def test_fresh_throws_the_old_run_away(tmp_path):
     with start(tmp_path) as run:
         run.append_rollout(record(0))

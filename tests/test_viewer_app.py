@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import made_run, record, scores
 
-from rove.errors import ConfigError
+from rove.errors import ConfigError, RunError
 from rove.record_lines import encode_record
 from rove.records import StepTokens, TrajectoryStep
 from rove.runs import Run
@@ -517,6 +517,18 @@ async def test_hostile_text_arrives_as_text(client: TestClient[Any, Any], folder
     whole = await asked(client, "/api/rollout", run="torn", line=0, whole=1)
     assert len(whole["completion"][0]["content"]) > 5_000_000
     assert (await asked(client, "/api/facet", run="torn", name="stop"))["values"] == [[EVIL, 1]]
+
+
+async def test_what_stopped_a_run_is_told_without_passwords(client: TestClient[Any, Any], folder: Path):
+    with pytest.raises(RunError), Run(folder / "worse") as run:
+        run._acquire()
+        raise RunError("http://me:secret@here:1/v1 does not answer " + "x" * 9000)
+    [listed] = [one for one in (await asked(client, "/api/runs"))["runs"] if one["name"] == "worse"]
+    about, trained = [await asked(client, path, run="worse") for path in ("/api/run", "/api/metrics")]
+    for told in (listed, about, trained):
+        assert told["why"].startswith("http://…@here:1/v1 does not answer")
+        assert len(told["why"]) < 1000
+    assert (await asked(client, "/api/run", run="better"))["why"] == ""
 
 
 def test_a_run_is_running_while_somebody_holds_its_lock(tmp_path: Path):

@@ -107,6 +107,10 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
         found.append(
             f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
         )
+    if config.warmup_steps >= config.steps:
+        found.append(
+            f"warmup_steps {config.warmup_steps}: the run has {config.steps}, so it never learns at its full rate"
+        )
     if config.evaluation:
         shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
         found += [f"evaluation {one}" for one in shared if one.shared]

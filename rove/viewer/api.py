@@ -12,6 +12,7 @@ import msgspec
 from rove.annotations import Annotations, Change, Said, Subject
 from rove.annotations import annotate as keep
 from rove.errors import ConfigError, RunError
+from rove.runs import Run
 from rove.viewer import queries
 from rove.viewer.comparing import compared
 from rove.viewer.growing import GrowingLines
@@ -19,7 +20,7 @@ from rove.viewer.html import cut
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import Chosen
 from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
-from rove.viewer.shelf import Shelf, described, status
+from rove.viewer.shelf import Shelf, described, status, why_stopped
 
 SIBLINGS = 16
 """Siblings shown side by side at most."""
@@ -85,7 +86,7 @@ def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     known = queries.columns(index) if progress.size else {}
     return {
         "name": name,
-        "status": status(folder),
+        **_state(folder),
         **_settled(lambda: described(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
         "versions": _settled(lambda: {"list": _versions(folder.path)}, {"list": []})["list"],
         "summary": _settled(folder.summary, None),
@@ -100,6 +101,12 @@ def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         "scores": list(index.columns()) if progress.size else [],
         "steps": shelf.metrics(name).rows[-1:] != [],
     }
+
+
+def _state(folder: Run) -> dict[str, str]:
+    """Whether a run goes on, and what ended it if not."""
+    now = status(folder)
+    return {"status": now, **_settled(lambda: {"why": why_stopped(folder, now)}, {"why": ""})}
 
 
 def _settled(read: Callable[[], Any], otherwise: Any) -> Any:
@@ -259,7 +266,7 @@ def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         "bad": lines.bad + alarms.bad,
         "alarms": alarms.rows,
         "steps": index.remember("steps", lambda: queries.steps(index)) if progress.size else [],
-        "status": status(folder),
+        **_state(folder),
         **_settled(lambda: {"kind": described(folder)["kind"]}, {"kind": "unreadable"}),
         "progress": _progress(progress),
     }

@@ -33,9 +33,20 @@ NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 TOKENS = 1 << 26
 """Bytes of a file in tokens/ that is still read."""
 
-READ = ("config.toml", "versions.json", "summary.json", "rollouts.jsonl", "metrics.jsonl", "alarms.jsonl", FILE)
+READ = (
+    "config.toml",
+    "versions.json",
+    "summary.json",
+    "stopped.json",
+    "rollouts.jsonl",
+    "metrics.jsonl",
+    "alarms.jsonl",
+    FILE,
+)
 """Files of a run that are read; tags and notes are written, too, where that is allowed."""
 
+WHY = 600
+"""Characters of what is told of a run that was stopped; the end of a log may be among it."""
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
@@ -145,6 +156,7 @@ class Shelf:
         try:
             content = described(run)
             summary = run.summary()
+            card["why"] = why_stopped(run, now)
         except (RunError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
             return {**card, "kind": "unreadable", "status": "unreadable", "trouble": str(error)[:300]}
         card |= {key: content[key] for key in ("kind", "env", "model")}
@@ -264,6 +276,11 @@ def status(run: Run) -> str:
         return "complete"
     seen = Path("/proc/locks").exists()
     return "running" if not seen and time.time() - changed(run.path) < RECENT else "stopped"
+
+
+def why_stopped(run: Run, now: str) -> str:
+    """What ended a run that is stopped; "" where it could not say so (`kill -9`, a machine that went down)."""
+    return _masked(run.why_stopped())[:WHY] if now == "stopped" else ""
 
 
 def _is_locked(file: os.stat_result) -> bool:

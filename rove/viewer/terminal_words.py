@@ -138,6 +138,8 @@ def heading(
     """What stands above a list of rollouts."""
     title = Text().append(inert(about["name"]), "bold")
     title.append(f"  {about['status']}", STATUS.get(about["status"], ""))
+    if about.get("why"):
+        title.append(f": {clipped(about['why'])}")
     title.append(f"  {clipped(about['env'])} · {clipped(about['model'])}", "dim")
     rows = len(found["rows"])
     first = offset + 1 if rows else 0

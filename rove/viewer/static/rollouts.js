@@ -94,6 +94,7 @@ function shown(about, found, params) {
       el("a", { class: "button", href: again }, "Compare with …"),
     ),
     about.trouble && el("p", { class: "bad" }, about.trouble),
+    about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
     about.bad_annotations > 0 && el("p", { class: "bad" }, `${counted(about.bad_annotations, "line")} of annotations.jsonl cannot be read`),
     reading(found.progress),
     searchBox(about.name, params),

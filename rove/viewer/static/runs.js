@@ -154,7 +154,7 @@ function row(run, params, picked) {
     cell("pick", el("input", { ...box, checked: picked.includes(run.name) })),
     cell("name", target ? el("a", { href: target }, run.name) : run.name, tagList(run.tags), run.trouble && el("p", { class: "bad" }, run.trouble)),
     cell("kind", KINDS[run.kind] ?? run.kind),
-    cell("status", el("span", { class: `status ${run.status}` }, run.status)),
+    cell("status", el("span", { class: `status ${run.status}`, title: run.why || null }, run.status), run.why && el("p", { class: "note why" }, run.why.split("\n")[0])),
     cell("environment", run.env || NONE),
     cell("model", run.model || NONE),
     cell("reward", reward(run)),

@@ -25,7 +25,7 @@ async function follow(run, signal) {
   const found = await ask("metrics", { run: run.name, after: run.rows.length, life: run.life }, signal);
   const before = `${run.status} ${run.life} ${run.rows.length} ${run.alarms.length} ${run.read}`;
   run.rows = [...run.rows.slice(0, found.life === run.life ? found.after : 0), ...found.rows];
-  Object.assign(run, { life: found.life, alarms: found.alarms, steps: found.steps, status: found.status, bad: found.bad, kind: found.kind, read: found.progress.bytes });
+  Object.assign(run, { life: found.life, alarms: found.alarms, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, read: found.progress.bytes });
   if (before === `${run.status} ${run.life} ${run.rows.length} ${run.alarms.length} ${run.read}`) return false;
   const last = run.steps.at(-1)?.step ?? 0;
   run.groups = last ? await ask("groups", { run: run.name, first: Math.max(0, last - LAST + 1), last }, signal) : null;
@@ -47,6 +47,7 @@ function shown(runs) {
         el("a", { class: "button", href: address("rollouts", { run: single.name }) }, "Rollouts"),
       ],
     ),
+    runs.map((run) => run.why && el("p", { class: "why" }, single ? `Stopped: ${run.why}` : `${run.name} stopped: ${run.why}`)),
     steps.length ? el("p", {}, `No step of ${steps.join(", ")} has been taken yet.`) : null,
     runs.map((run) => run.bad && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alarms cannot be read`)),
     runs.map((run) => alarms(run, (step) => stepAddress(run, step))),

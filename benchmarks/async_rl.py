@@ -1,6 +1,6 @@
 """RL whose rollouts wait for something: steps per minute and final reward, played in step and all the time.
 
-    python benchmarks/async_rl.py [--steps 50] [--seeds 3] [--ahead 0 3]
+    python benchmarks/async_rl.py [--steps 100] [--seeds 3] [--ahead 0 3]
 
 A model from scratch (0.5 M parameters) has two turns; between them its environment waits 50 ms, as a tool does, and in 1 of 20
 rollouts 20 times as long. It is rewarded for the share of small letters in what it says. For each seed the same run is made with
@@ -85,7 +85,7 @@ def run(ahead: int, seed: int, steps: int, folder: Path) -> Result:
 def main() -> None:
     """Print each run, and what they come to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ahead", type=int, nargs="+", default=[0, 3])
     asked = parser.parse_args()

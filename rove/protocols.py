@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from rove.config import check_positive
-from rove.errors import ConfigError, in_json
+from rove.errors import ConfigError, OverlongPromptError, in_json
 from rove.messages import Message
 from rove.records import StepTokens, Usage
 from rove.state import State
@@ -313,3 +313,28 @@ class InferenceEngine(Protocol):
         """Take new weights (None: they were changed in place) and forget everything computed with the old ones, but for requests
         under way: these are refused, or go on with what they have."""
         ...
+
+
+def room_after(prompt_ids: Sequence[int], vocab: int, context: int) -> int:
+    """How many tokens may follow a prompt.
+
+    Args:
+        vocab: number of the model's tokens.
+        context: most tokens that it takes, prompt and answer together.
+
+    Raises:
+        ConfigError: the prompt is empty, or has a token that the model does not have.
+        OverlongPromptError: nothing may follow.
+    """
+    if len(prompt_ids) == 0:
+        raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+        wrong = next(i for i in prompt_ids if not 0 <= i < vocab)
+        raise ConfigError(f"the prompt has token {wrong}; expected ids from 0 to {vocab - 1}, the model's vocabulary")
+    room = context - len(prompt_ids)
+    if room < 1:
+        raise OverlongPromptError(
+            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at least one fewer than that: "
+            "shorten the prompt"
+        )
+    return room

@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rove.errors import ConfigError
-from rove.protocols import Sampling
+from rove.errors import ConfigError, OverlongPromptError
+from rove.protocols import Sampling, room_after
 
 
 def test_nothing_is_set_unless_it_is_given():
@@ -77,3 +79,18 @@ def test_tokens_with_a_bias_may_be_texts():
 def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         Sampling.from_args(given)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))
+def test_room_after_a_prompt(ids: list[int], context: int):
+    if len(ids) >= context:
+        with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the model's context {context}"):
+            room_after(ids, 10, context)
+    else:
+        assert room_after(ids, 10, context) == context - len(ids)
+
+
+@pytest.mark.parametrize(("ids", "told"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
+def test_prompts_that_are_none(ids: list[int], told: str):
+    with pytest.raises(ConfigError, match=told):
+        room_after(ids, 10, 99)

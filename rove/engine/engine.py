@@ -25,9 +25,9 @@ from rove.engine.sampler import Sampler
 from rove.engine.sampling import score
 from rove.engine.scheduler import Row
 from rove.engine.stops import Ending
-from rove.errors import ConfigError, ModelError, OverlongPromptError
+from rove.errors import ConfigError, ModelError
 from rove.models.load import context_of, copy_weights, read_weights
-from rove.protocols import Generation, OnToken, Sampling, Token
+from rove.protocols import Generation, OnToken, Sampling, Token, room_after
 from rove.renderer import Renderer
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Engine:
             ModelError: the model's probabilities are no numbers, or the grammar of a structured output could not go on.
         """
         used = None if adapter is None else lora.named(self._adapters, adapter)
-        room = self._check_prompt(prompt_ids)
+        room = room_after(prompt_ids, self.vocab, self.context)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, used)
         self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request, used))
@@ -158,22 +158,6 @@ class Engine:
         ending = Ending(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
         return Asked(sampling, seed, future, on_token, ending, constraint), max_tokens
-
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> int:
-        if len(prompt_ids) == 0:
-            raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab:
-            wrong = next(i for i in prompt_ids if not 0 <= i < self.vocab)
-            raise ConfigError(
-                f"the prompt has token {wrong}; expected ids from 0 to {self.vocab - 1}, the model's vocabulary"
-            )
-        room = self.context - len(prompt_ids)
-        if room < 1:
-            raise OverlongPromptError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}; expected at least one fewer "
-                "than that: shorten the prompt"
-            )
-        return room
 
     @torch.inference_mode()
     def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling, adapter: lora.Adapter | None) -> Scored:

@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 
 from rove.engine.stops import Ending, ends_of
-from rove.errors import ConfigError, InfraError, ModelError, OverlongPromptError
-from rove.protocols import Generation, OnToken, Sampling, Token
+from rove.errors import ConfigError, InfraError, ModelError
+from rove.protocols import Generation, OnToken, Sampling, Token, room_after
 from rove.renderer import Renderer
 from rove.vllm.answers import Probe, generation, prompt_logprobs
 from rove.vllm.fleet import Fleet, Weights
@@ -201,7 +201,7 @@ class VLLMEngine:
 
     def _params(self, prompt_ids: Sequence[int], asked: Sampling) -> tuple[dict[str, Any], Ending]:
         """What vLLM is told of how to sample, and what tells where the answer ends."""
-        room = self._check_prompt(prompt_ids)
+        room = room_after(prompt_ids, self.vocab, self.context)
         unknown = [name for name in UNKNOWN if getattr(asked, name)]
         if unknown:
             raise ConfigError(
@@ -221,22 +221,6 @@ class VLLMEngine:
         if asked.prompt_logprobs is not None:
             params["prompt_logprobs"] = asked.prompt_logprobs
         return params, Ending(asked, max_tokens, self.stop_ids, decode)
-
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> int:
-        if len(prompt_ids) == 0:
-            raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab:
-            wrong = next(i for i in prompt_ids if not 0 <= i < self.vocab)
-            raise ConfigError(
-                f"the prompt has token {wrong}; expected ids from 0 to {self.vocab - 1}, the model's vocabulary"
-            )
-        room = self.context - len(prompt_ids)
-        if room < 1:
-            raise OverlongPromptError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context}; expected at least one fewer "
-                "than that: shorten the prompt"
-            )
-        return room
 
     async def _ask(
         self, server: Server, ids: Sequence[int], params: Mapping[str, Any]

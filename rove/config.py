@@ -47,6 +47,8 @@ def load(
             merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
         elif word.startswith("--"):
             key, value = _flag(word[2:], words, types)
+            if value is True:
+                _check_alone(kind, key, words)
             merge(values, _nested(key.split("."), value))
         elif bare and bare not in alone:
             alone[bare] = word
@@ -114,6 +116,8 @@ def _explained(message: str, values: Any, kind: Any) -> str:
     unknown = re.search(r"unknown field `(.*)`", said)
     if unknown is None:
         advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in said else ""
+        if isinstance(values, str) and _lists_texts(info):
+            advice = f": write {_as_list(values)}"
         return f"{where} is {values!r}: {said[:1].lower()}{said[1:]}{advice}"
     known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
     return f"{where} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], known)}"
@@ -194,6 +198,24 @@ def _flag(word: str, words: list[str], types: Mapping[str, Any]) -> tuple[str, A
             return name, True
         text = words.pop(0)
     return name, text if types.get(name) in (str, str | None) else parse_value(text)
+
+
+def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
+    """Refuse a list without a value; the next word, which begins like a flag, may have been meant for it."""
+    info = msgspec.inspect.type_info(kind)
+    for step in key.split("."):
+        info = _below(info, step)
+    if _lists_texts(info):
+        raise ConfigError(f"--{key} takes a list, in JSON: --{key} {_as_list(words[0] if words else 'a value')}")
+
+
+def _lists_texts(info: Any) -> bool:
+    lists = [one for one in getattr(info, "types", (info,)) if isinstance(one, msgspec.inspect.ListType)]
+    return any(isinstance(one.item_type, msgspec.inspect.StrType) for one in lists)
+
+
+def _as_list(text: str) -> str:
+    return f"'{msgspec.json.encode([text]).decode()}'"
 
 
 def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:

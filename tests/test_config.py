@@ -281,6 +281,7 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[Part] = []
     part: Part | None = None
     named: dict[str, Part] = {}
+    words: list[str] = []
 
 
 @pytest.mark.parametrize(
@@ -290,6 +291,8 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"part": {"evry": 1}}, "settings: part has the unknown setting 'evry'; did you mean 'every'?"),
         ({"part": {"every": "x"}}, "settings: part.every is 'x': expected `int`, got `str`"),
         ({"parts": {"every": 1}}, "settings: parts is {'every': 1}: expected `array`, got `object`: write [[parts]]"),
+        ({"parts": "x"}, "settings: parts is 'x': expected `array`, got `str`"),
+        ({"words": "--x"}, "settings: words is '--x': expected `array`, got `str`: write '[\"--x\"]'"),
         ({"named": {"a": {"every": None}}}, "settings: named[...].every: Expected `int`, got `null`"),
     ],
 )
@@ -297,6 +300,18 @@ def test_what_is_wrong_inside_tables_is_told_with_its_place(values: dict[str, An
     with pytest.raises(ConfigError) as caught:
         convert(Whole, values)
     assert str(caught.value) == message
+
+
+def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
+    """`--vllm.args --enforce-eager` is one flag without a value, and another that nobody knows."""
+
+    class Outer(msgspec.Struct):
+        inner: Whole = msgspec.field(default_factory=Whole)
+
+    with pytest.raises(ConfigError, match=r"--inner.words takes a list, in JSON: --inner.words '\[\"--eager\"\]'"):
+        load(Outer, {}, ["--inner.words", "--eager"])
+    with pytest.raises(ConfigError, match="in JSON: --tags"):
+        read("toy", "--tags")
 
 
 def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():

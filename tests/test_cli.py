@@ -606,6 +606,13 @@ def right():
     assert rewards == [1.0, 0.25]
 
 
+@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
+def test_of_several_processes_one_says_what_is_wrong(rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool):
+    monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
+    done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
+    assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)
+
+
 def test_every_command_keeps_few_compiled_kernels(monkeypatch):
     """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
     for name in KERNELS:

@@ -120,8 +120,10 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
-        click.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        wrong = isinstance(error, ConfigError)
+        if not wrong or os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's first process on a machine tells it for all
+            click.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2 if wrong else 1)
     except (KeyboardInterrupt, click.Abort):
         click.secho("stopped; the same command continues where it was", fg="yellow", err=True)
         sys.exit(130)

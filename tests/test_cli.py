@@ -297,6 +297,7 @@ def test_an_endpoint_that_fails_is_counted_apart_from_rewards(rove: Rove):
         assert len(record.error.attempts) == 2
 
 
+@pytest.mark.broad
 def test_each_fault_hurts_its_own_rollout_only_and_can_be_made_good(rove: Rove):
     bad: dict[str, str] = {}
 
@@ -607,7 +608,9 @@ def right():
 
 
 @pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
-def test_of_several_processes_one_says_what_is_wrong(rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool):
+def test_of_several_processes_one_says_what_is_wrong(
+    rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool
+):
     monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
     done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
     assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)

@@ -117,6 +117,7 @@ def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
     assert "put right what is marked ✗" in done.out
 
 
+@pytest.mark.broad
 def test_flags_are_those_of_rl(rove: Rove, model: Path):
     words = ["doctor", "tictactoe", "-m", str(model), "-r", "4", "-a", '{"num_groups": 3}', "--quick", "--json"]
     done = rove(*words, "--batch-size", "32", "--learning_rate", "0.01", "-T", "1.4")

@@ -182,6 +182,7 @@ def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
         assert (process.returncode, "1 request cut off" in out, err) == (1, True, "")
 
 
+@pytest.mark.broad
 def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
     monkeypatch.setenv("SERVER_KEY", "s3cret")

@@ -186,6 +186,7 @@ num_examples = 2
 """
 
 
+@pytest.mark.broad
 def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
     suite(MANY)
     done = rove("eval", "@", "suite.toml", "--json")
@@ -251,6 +252,7 @@ def test_flags_go_for_all_and_settle_what_they_say(rove: Rove):
     ]
 
 
+@pytest.mark.broad
 def test_other_files_go_below_or_above_by_their_order(rove: Rove):
     suite(MANY)
     Path("more.toml").write_text("num_examples = 7\nseed = 3\n")

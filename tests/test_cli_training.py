@@ -119,6 +119,7 @@ def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(
     assert not Path("runs/mine").exists()
 
 
+@pytest.mark.broad
 def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*sft(made, "--min-reward", "0.6", "--json"))
     assert done.status == 0

@@ -13,6 +13,7 @@ from commands import in_its_own, in_this_process
 from made import made_run, record
 
 
+@pytest.mark.broad
 def test_it_prints_where_it_is_and_ctrl_c_stops_it(tmp_path: Path):
     made_run(tmp_path / "runs/one", [record()])
     with in_its_own(tmp_path, "view", "--port", "0") as process:

@@ -94,6 +94,7 @@ def test_a_switch_does_not_swallow_the_word_after_it():
     assert read("--no-save", "game") == Settings(env="game", save=False)
 
 
+@pytest.mark.broad
 @given(
     st.fixed_dictionaries(
         {},

@@ -209,6 +209,7 @@ async def test_another_api():
     assert found["log-probs"].status == SKIP
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
 async def test_a_model_of_our_own(kind: type[OpenAIClient]):
     engine = EngineClient.of(tiny_model(context=512))

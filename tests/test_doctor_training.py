@@ -112,6 +112,7 @@ async def test_a_context_too_small_for_any_prompt(folder: Path):
     assert failed(findings.values())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("groups", [0, 2])
 async def test_answers_longer_than_the_context(folder: Path, groups: int):
     tiny_model(context=64).save(folder / "small")

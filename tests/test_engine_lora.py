@@ -89,6 +89,7 @@ def engine_with(family: str, **options: Any) -> Engine:
     return engine
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", first_quick(sorted(FAST)))
 async def test_an_adapter_says_what_merged_weights_say(family: str, native: bool):
@@ -159,6 +160,7 @@ def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: boo
     check()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("native", first_quick([True, False]))
 async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
     _, models, _ = three("qwen3")
@@ -183,6 +185,7 @@ async def test_beginnings_are_shared_by_those_with_the_same_adapter_alone():
     assert engine.computed == 3 * (40 + 2) + 1
 
 
+@pytest.mark.broad
 async def test_a_row_that_grows_stays_its_adapters():
     _, models, _ = three("qwen3")
     engine = engine_with("qwen3")
@@ -444,6 +447,7 @@ def test_modules_are_the_models_own_again_after_an_error():
     assert not [hook for module in loaded.model.modules() for hook in module._forward_hooks]
 
 
+@pytest.mark.broad
 async def test_an_adapter_is_asked_for_by_its_name_over_http():
     loaded = tiny_model("qwen3", seed=1)
     client = EngineClient.of(loaded, max_batch=8)

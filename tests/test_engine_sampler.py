@@ -137,6 +137,7 @@ def test_a_token_is_drawn_from_the_distribution_in_the_order_of_the_module(
         assert math.exp(logprob) == pytest.approx(expected[token].item(), rel=1e-4, abs=1e-9)
 
 
+@pytest.mark.broad
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(SAMPLINGS, PROMPTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=5), st.data())
 def test_what_a_row_says_does_not_depend_on_what_else_is_in_the_batch(rows: list[Any], data: st.DataObject):

@@ -171,6 +171,7 @@ async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_compu
         assert_same(made, kept_cache(new, new, [*before, 5], seed, 0))
 
 
+@pytest.mark.broad
 async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
     """Rows move to larger ones, a long prompt is read in over several steps, and every token knows its version."""
     engine = Engine(tiny_model(seed=3).model, [], chunk=16, in_flight=True)

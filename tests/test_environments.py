@@ -701,6 +701,7 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
         assert example["prompt"][1].content.count(" ") < 40
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needles_players_find_what_was_hidden(level, player):

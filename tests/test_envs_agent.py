@@ -226,6 +226,7 @@ def sleepers() -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line.endswith("sleep 1000")}
 
 
+@pytest.mark.broad
 async def test_a_program_is_an_agent_and_leaves_nothing_behind(tmp_path: Path):
     before = sleepers()
     env = env_of(command=PROGRAM, cwd=tmp_path, environment_vars={"EXTRA": "1"})
@@ -263,6 +264,7 @@ async def test_a_program_that_fails_is_an_error_of_the_agent():
     assert missing is not None and "cannot be started" in missing.message
 
 
+@pytest.mark.broad
 async def test_a_program_that_hangs_is_stopped_with_all_it_started():
     before = sleepers()
     record = await one(env_of(command=f"{CURL}; sleep 1000", timeout_seconds=3))
@@ -367,6 +369,7 @@ async def test_a_stop_condition_ends_the_rollout():
     assert (record.stop_condition, len(record.steps), record.error) == ("said_enough", 2, None)
 
 
+@pytest.mark.broad
 async def test_an_agent_that_hangs_is_scored_as_it_stands():
     async def agent(access: Access, state: vf.State) -> None:
         await talker(access, state)
@@ -377,6 +380,7 @@ async def test_an_agent_that_hangs_is_scored_as_it_stands():
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.broad
 async def test_an_agent_in_a_thread_is_told_at_its_next_request():
     ended = threading.Event()
 
@@ -404,6 +408,7 @@ async def test_a_prompt_too_long_ends_an_agent_that_cannot_help_it():
     assert (record.stop_condition, record.is_truncated, record.error) == ("prompt_too_long", True, None)
 
 
+@pytest.mark.broad
 async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
     class Silent(vf.ScriptedClient):
         async def respond(self, request: vf.Request) -> vf.Response:

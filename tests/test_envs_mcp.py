@@ -177,6 +177,7 @@ def test_messages_of_megabytes_pass() -> None:
     assert len(long) == 3_000_000
 
 
+@pytest.mark.broad
 def test_a_command_sees_the_variables_it_is_given_and_no_keys_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_API_KEY", "sk-1")
     env = env_of(command(env={**ENV, "CITY": "Rome"}))

@@ -249,6 +249,7 @@ def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
     assert metrics(record)["sub_calls"] == 1
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
@@ -271,6 +272,7 @@ def test_tokens_run_out_within_a_batch():
     assert metrics(record)["sub_calls"] == 2
 
 
+@pytest.mark.broad
 def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_the_rollout():
     def overlong(messages: Any) -> str:
         raise vf.OverlongPromptError("the prompt has 9 tokens, the model takes 8")
@@ -575,6 +577,7 @@ def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Pa
     assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
     async def sub(messages: Any) -> str:

@@ -277,6 +277,7 @@ async def test_a_rollout_that_is_over_gets_no_sandbox():
         await env.sandbox(state)
 
 
+@pytest.mark.broad
 def test_closed_after_an_error_a_timeout_and_a_limit():
     def failing(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if state["trajectory"]:

@@ -562,6 +562,7 @@ def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
     assert (new.completion, new.tools) == (old.completion, old.tools)
 
 
+@pytest.mark.broad
 def test_a_tool_that_never_returns_keeps_no_program_from_ending(tmp_path: Path):
     code = """
 import threading

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from hubs import InThread, add, form, listing, package
 from packages import source_files, tarred, wheel_files, with_record, zipped
+from tiers import some_quick
 from yarl import URL
 
 from rove.hub.package.manifest import canonical
@@ -266,7 +267,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", PACKAGES)
+@pytest.mark.parametrize("case", some_quick(PACKAGES, 4))
 def test_a_hostile_package_is_refused(room: Room, case: str):
     change, status, words = PACKAGES[case]
     answer = room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", change(room.parts)))
@@ -490,7 +491,7 @@ BYTES: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BYTES)
+@pytest.mark.parametrize("case", some_quick(BYTES, 6))
 def test_hostile_bytes_are_refused(room: Room, case: str):
     content, expected = BYTES[case]
     tokens = room.hub.asking.tokens

@@ -116,6 +116,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
     assert manifest.source.builder.startswith(backend)
 
 
+@pytest.mark.broad
 def test_a_manifest_says_what_is_so(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path))
     assert built.folder == tmp_path / "my_task" / "dist" / "my-task-0.1.0"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import first_quick
 
 from rove.errors import PackageError
 from rove.hub.package.facts import Score, play
@@ -59,13 +60,15 @@ def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [
-        ("raise KeyError('the data is gone')", r"the data is gone(.|\n)*--python(.|\n)*--no-play"),
-        ("import nothing_of_that_name", r"nothing_of_that_name(.|\n)*--no-play"),
-        ("import os; os._exit(7)", "--no-play"),
-        ("import time; time.sleep(60)", r"--no-play"),
-        ("return 5", "expected a rove Environment"),
-    ],
+    first_quick(
+        [
+            ("raise KeyError('the data is gone')", r"the data is gone(.|\n)*--python(.|\n)*--no-play"),
+            ("import nothing_of_that_name", r"nothing_of_that_name(.|\n)*--no-play"),
+            ("import os; os._exit(7)", "--no-play"),
+            ("import time; time.sleep(60)", r"--no-play"),
+            ("return 5", "expected a rove Environment"),
+        ]
+    ),
 )
 def test_what_cannot_be_loaded_is_told(tmp_path: Path, body: str, words: str):
     (tmp_path / "my_env.py").write_text(HEAD + "    " + body)

@@ -84,6 +84,7 @@ def rove(line: str) -> list[str]:
     return [sys.executable, "-m", "rove.cli.main", *shlex.split(line)[1:]]
 
 
+@pytest.mark.broad
 def test_the_page_serves_and_plays_over_open_env(tmp_path: Path) -> None:
     [serve] = re.findall(r"^rove serve .*$", SECTIONS["OpenEnv"], flags=re.MULTILINE)
     with served(rove(serve.replace("8000", "0")), tmp_path) as server:

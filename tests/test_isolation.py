@@ -192,6 +192,7 @@ def test_a_cleanup_that_crashes_fails_its_rollout(tmp_path: Path) -> None:
     assert [record.info["number"] for record in records if record.error] == [2]
 
 
+@pytest.mark.broad
 def test_a_crash_among_siblings_leaves_the_group_its_rewards(tmp_path: Path) -> None:
     more = "@vf.group_reward\ndef rank(states):\n    return [len(states)] * len(states)\n"
     package(tmp_path, more=more, functions=", rank", in_response=f"if number == 1 and state['seed'] % 3 == 0: {CRASH}")
@@ -273,6 +274,7 @@ def test_what_the_client_raises_is_told_as_it_was(tmp_path: Path) -> None:
     assert record.error.attempts == ["HTTP 500"]
 
 
+@pytest.mark.broad
 def test_limits_of_a_rollout_hold(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     plain = vf.load_environment("talk", tmp_path)
@@ -318,6 +320,7 @@ def test_a_worker_is_prepared(tmp_path: Path) -> None:
     assert "COLOUR" not in os.environ
 
 
+@pytest.mark.broad
 def test_packages_for_v0_are_evaluated_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_crash_asks_no_sub_model_twice(tmp_path: Path, trained: bool) -> None:
     assert set(client.asked.values()) == {1}
 
 
+@pytest.mark.broad
 def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

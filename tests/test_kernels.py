@@ -35,6 +35,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(
     assert "PyTorch's alone, which is slower" in caplog.text
 
 
+@pytest.mark.broad
 @needs_compiler
 @pytest.mark.parametrize("name", kernels.ARGUMENTS)
 def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -104,6 +104,7 @@ def test_a_player_that_breaks_the_rules_is_seen():
     assert all(line.record.stop_condition == "max_turns_reached" for line in lines)
 
 
+@pytest.mark.broad
 def test_what_is_missed_is_told_and_adds_up():
     goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
     teacher, optimal = proven("teacher"), proven("optimal")
@@ -118,6 +119,7 @@ def test_what_is_missed_is_told_and_adds_up():
     assert Goals().missed(teacher) == []
 
 
+@pytest.mark.broad
 def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
     proof = proven("optimal")
     [missed] = Goals(checks={"wins in two": 0.9}).missed(proof)
@@ -128,6 +130,7 @@ def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
         Goals(expected={"wonn": 0.9}).missed(proof)
 
 
+@pytest.mark.broad
 def test_every_line_is_there_once_and_is_played_to_its_end():
     env = game()
     lines = played(says(env.players["random"]), env)
@@ -143,6 +146,7 @@ def test_every_line_is_there_once_and_is_played_to_its_end():
     assert env.opponent is None
 
 
+@pytest.mark.broad
 def test_equal_conversations_are_asked_once_and_answered_the_same():
     asked: list[str] = []
 

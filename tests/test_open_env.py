@@ -218,6 +218,7 @@ def test_what_breaks_at_the_server_fails_the_rollout(guess: str, told: str) -> N
     assert record.error.phase == "env_response"
 
 
+@pytest.mark.broad
 def test_a_server_that_is_silent_fails_the_rollout() -> None:
     class Silent(Guessing):
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
@@ -302,6 +303,7 @@ def test_what_is_asked_wrongly_is_refused_by_name() -> None:
     assert asyncio.run(sessions(Quiz(), go)) == [*wrong, ("step", "VALIDATION_ERROR"), ("step", "VALIDATION_ERROR")]
 
 
+@pytest.mark.broad
 def test_sessions_are_counted_and_given_back() -> None:
     env = Talk(turns=3)
 

@@ -85,6 +85,7 @@ def test_a_mixture_has_its_shares_and_its_settings() -> None:
     assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
 
 
+@pytest.mark.broad
 def test_own_answers_of_families_with_tuples_in_their_tasks_are_right() -> None:
     env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
     records = [record for record in env.generate_sync(says(right)) if record.info["family"] != "graph_color"]
@@ -107,6 +108,7 @@ def test_an_answer_that_the_scorer_cannot_read_is_wrong() -> None:
     assert (record.reward, record.scores.metrics["unreadable"]) == (0.0, 1.0)
 
 
+@pytest.mark.broad
 def test_answers_are_never_run_here(tmp_path: Path) -> None:
     """The library evaluates answers of this family. Where that happens is a worker's business, and lasts for one answer."""
     note = tmp_path / "note"

@@ -71,6 +71,7 @@ def pool() -> Iterator[MathPool]:
     pool.close()
 
 
+@pytest.mark.broad
 def test_hostile_expressions_are_wrong_or_an_error_in_time(
     pool: MathPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

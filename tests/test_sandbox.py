@@ -407,6 +407,7 @@ except (ConfigError, OSError) as error:
 """
 
 
+@pytest.mark.broad
 def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
     """Or, where the kernel has no user namespaces for them, a refusal."""
     (tmp_path / "secret").write_text("canary")
@@ -450,6 +451,7 @@ async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
     assert processes(f"65432.{os.getpid()}") == []
 
 
+@pytest.mark.broad
 async def test_installed_packages_can_be_had(contained: None, tmp_path: Path) -> None:
     (tmp_path / "shown").write_text("7")
     async with LocalBackend(

@@ -122,6 +122,7 @@ async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Sessi
         await session.run_python("1", None, {"a b": same})
 
 
+@pytest.mark.broad
 @module_loop
 async def test_the_time_that_a_function_takes_does_not_count(session: Session) -> None:
     async def slow() -> None:

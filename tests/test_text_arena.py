@@ -52,6 +52,7 @@ def test_siblings_play_the_same_game_and_examples_others() -> None:
     assert all(len(said) == 1 for said in by_row.values()) and len(set.union(*by_row.values())) == 3
 
 
+@pytest.mark.broad
 @library
 def test_the_host_ends_with_the_run() -> None:
     env = TextArenaEnv("TicTacToe-v0", 1)
@@ -105,6 +106,7 @@ def test_what_the_game_says_can_be_changed() -> None:
     assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
 
 
+@pytest.mark.broad
 @library
 def test_a_game_that_never_comes_back_fails_its_rollout_in_time() -> None:
     """With one player this game waits for others for ever."""

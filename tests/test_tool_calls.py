@@ -185,6 +185,7 @@ def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[s
         assert beside.startswith(begun[: sure_of(begun, how)])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS)
 def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Call]):

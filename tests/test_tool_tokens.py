@@ -46,6 +46,7 @@ def calling(renderer: Renderer, count: int) -> str:
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text).replace("7", "[0-9]").replace("Z", "( hello| hells){8}")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", first_quick(ALL))
 def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     loaded = model_of(ALL[name])

@@ -100,6 +100,7 @@ def test_evaluating_changes_nothing_that_is_trained(uninterrupted: Path, tmp_pat
     assert (tmp_path / last).read_bytes() == (uninterrupted / last).read_bytes()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
 def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     uninterrupted: Path, tmp_path: Path, envs: str, kills: list[int]

@@ -64,6 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", first_quick(KINDS))
 def test_a_killed_run_ends_with_the_same_adapter_to_the_bit(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
@@ -108,6 +109,7 @@ def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
     assert state.get("reference", {}).keys() == (trained(loaded.model).keys() if kind == "moving reference" else set())
 
 
+@pytest.mark.broad
 def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Path):
     tiny_model().save(tmp_path / "base")
     loaded = train(tmp_path / "run", settings(**LORA, model=str(tmp_path / "base")), two_turns())
@@ -120,6 +122,7 @@ def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Pat
     assert (ours - base).abs().max() > 1e-2
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
 def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []

@@ -59,12 +59,14 @@ def test_the_loss_goes_by_the_samplers_log_probabilities(uninterrupted: Path):
             assert m["logprob_diff/max"] <= 1e-4
 
 
+@pytest.mark.broad
 def test_without_it_everything_is_on_policy(tmp_path: Path):
     train(tmp_path, overlapping(max_off_policy_steps=0), two_turns())
     assert ages(tmp_path) == [0] * 7
     assert {m["off_policy/max"] for m in metrics_of(tmp_path)} == {0}
 
 
+@pytest.mark.broad
 def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Step 2 begins before step 1 is trained, and ends only when this waits for it: both are under way at once."""
     learn, run = pipeline.learn, Player._run
@@ -125,6 +127,7 @@ def test_other_numbers_are_refused():
         settings(max_off_policy_steps=-1).check()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("ahead", first_quick([0, 1]))
 def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path: Path, ahead: int):
     config = overlapping(bf16_sampling=True, max_off_policy_steps=ahead)

@@ -396,6 +396,7 @@ def test_whatever_plays_takes_its_weights_in_flight(
     assert first["off_policy/max"] == 0 and first["logprob_diff/max"] < (0.2 if "bf16_sampling" in more else 1e-4)
 
 
+@pytest.mark.broad
 def test_evaluations_have_the_weights_of_their_step_while_rollouts_go_on(tmp_path: Path, envs: str):
     train(tmp_path, learning(steps=4, evaluation=[table(every=2)], env_dir=envs), two_turns())
     for step in (2, 4):

@@ -175,6 +175,7 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
     assert seen["ratio/max"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.broad
 async def test_the_wrong_temperature_would_show():
     loaded = tiny_model(seed=2)
     records = await play(loaded, 1.25)

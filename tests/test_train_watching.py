@@ -57,6 +57,7 @@ def test_the_usual_limits_are_silent_here(tmp_path: Path):
     assert not (tmp_path / "alarms.jsonl").exists()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
 def test_a_resumed_run_has_every_alarm_once(tmp_path: Path, kills: list[int]):
     config = settings(alarms=TOUCHY)
@@ -67,6 +68,7 @@ def test_a_resumed_run_has_every_alarm_once(tmp_path: Path, kills: list[int]):
     assert [(a["step"], a["name"]) for a in Run(tmp_path).alarms()] == [(2, "length_growth"), (2, "grad_norm_spike")]
 
 
+@pytest.mark.broad
 def test_a_rollout_is_shown_every_so_many_steps(tmp_path: Path):
     _, shown = watched(tmp_path, settings(show_every=2))
     assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]
@@ -90,6 +92,7 @@ def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytes
     assert library.calls[0][1]["config"]["batch_size"] == 16
 
 
+@pytest.mark.broad
 def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("trackio")
     monkeypatch.setitem(sys.modules, "trackio", library)

@@ -485,6 +485,7 @@ json = st.recursive(
 )
 
 
+@pytest.mark.broad
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 async def test_no_record_makes_it_fail(client: TestClient[Any, Any], folder: Path, data: st.DataObject):

@@ -115,6 +115,7 @@ async def test_rollouts_are_chosen_by_values_facets_and_order(folder: Path):
         assert "by reward ▼" in shown(pilot) and table(pilot)[0][1] == "1.200"
 
 
+@pytest.mark.broad
 async def test_a_rollout_tells_its_story_and_the_next_is_a_key_away(folder: Path):
     async with looking(folder) as pilot:
         await go_to(pilot, "worse")
@@ -137,6 +138,7 @@ async def test_a_rollout_tells_its_story_and_the_next_is_a_key_away(folder: Path
         assert isinstance(pilot.app.screen, Rollouts)
 
 
+@pytest.mark.broad
 async def test_failures_are_told(folder: Path):
     async with looking(folder) as pilot:
         await go_to(pilot, "worse")
@@ -211,6 +213,7 @@ async def test_tags_and_notes_are_kept_where_that_is_allowed(folder: Path):
     assert Annotations(folder / "worse").rollouts[(None, "key0", 0)] == ((), "look here")
 
 
+@pytest.mark.broad
 async def test_whatever_a_run_says_is_shown_and_does_nothing(tmp_path: Path):
     call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}
     said: list[Any] = [
@@ -271,6 +274,7 @@ def test_without_textual_the_command_says_what_to_install(
     )
 
 
+@pytest.mark.broad
 def test_looking_in_the_browser_loads_no_textual():
     code = "import sys, rove.cli.main, rove.cli.view, rove.viewer.app; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

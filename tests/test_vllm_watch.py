@@ -48,6 +48,7 @@ def watched(fake: FakeVLLM, seconds: float, excused: bool = False, waits: float 
     return said
 
 
+@pytest.mark.broad
 def test_an_answer_may_take_longer_than_the_limit(fake: FakeVLLM):
     assert watched(fake, 0.5) == "an answer"
     assert len([path for path, _ in fake.asked if path == "/weight_info"]) > 8
@@ -63,6 +64,7 @@ def test_one_that_cannot_be_reached_hangs(fake: FakeVLLM):
     assert watched(fake, 0.5, waits=60).startswith("it hangs")
 
 
+@pytest.mark.broad
 def test_one_that_takes_new_weights_may_be_silent(fake: FakeVLLM):
     fake.faults.append("hangs")
     assert watched(fake, 0.5, excused=True) == "an answer"
@@ -79,6 +81,7 @@ def test_who_gives_a_request_up_gets_no_error_of_the_server(fake: FakeVLLM):
     asyncio.run(given_up())
 
 
+@pytest.mark.broad
 def test_others_are_asked_for_what_one_that_hangs_was_asked(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):

@@ -220,6 +220,7 @@ def test_questions_come_again_when_all_have_been_asked():
     assert len(set(texts)) < len(texts) == 1500
 
 
+@pytest.mark.broad
 def test_another_world_has_other_questions():
     one, other = (
         {example["prompt"][-1].content for example in vf.load_environment("wiki_search", **options).get_dataset()}

@@ -58,9 +58,8 @@ def digest_model(model: str | Path) -> str:
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
     files = (file for pattern in patterns for file in folder.glob(pattern))
-    name = "folder#" + digest_files(
-        file for file in files if file.name != ADAPTER_BASE
-    )  # which says no more than the base does
+    # What stands in base.txt, the base says itself.
+    name = "folder#" + digest_files(file for file in files if file.name != ADAPTER_BASE)
     base = adapter_base(folder)
     return name if base is None else f"{name} on {digest_model(base)}"
 

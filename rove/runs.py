@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -195,7 +196,8 @@ class Run:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._lock is not None:
-            self.write_json("stopped.json", {"why": what_ended(error)})
+            with suppress(OSError):  # a full disk may be what has ended it
+                self.write_json("stopped.json", {"why": what_ended(error)})
         self.close()
 
     # rollouts and metrics: append-only, one line each

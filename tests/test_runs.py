@@ -94,6 +94,18 @@ def test_what_ends_a_run_is_kept_until_it_goes_on(tmp_path, error, told):
     assert run.why_stopped() == ""
 
 
+def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ZeroDivisionError), start(tmp_path):
+        monkeypatch.setattr("rove.runs.write_whole", full)
+        raise ZeroDivisionError
+    monkeypatch.undo()
+    with start(tmp_path):
+        pass  # nobody holds it
+
+
 def test_somebody_elses_error_is_not_the_runs(tmp_path):
     with start(tmp_path), pytest.raises(RunError, match="another process"), Run(tmp_path) as second:
         second.start("eval", {}, IDENTITY)

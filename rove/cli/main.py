@@ -121,9 +121,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Error as error:
         wrong = isinstance(error, ConfigError)
-        if (
-            not wrong or os.environ.get("LOCAL_RANK", "0") == "0"
-        ):  # torchrun's first process on a machine tells it for all
+        if not (wrong and os.environ.get("LOCAL_RANK", "0") != "0"):  # of torchrun's, one on each machine tells it
             click.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if wrong else 1)
     except (KeyboardInterrupt, click.Abort):

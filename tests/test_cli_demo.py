@@ -13,6 +13,7 @@ from processes import start
 from rich.console import Console
 
 from rove.cli.demo import Demo, load_recipe
+from rove.errors import ConfigError
 from rove.runs import Run
 from rove.train.ranks import ALONE
 
@@ -115,7 +116,16 @@ def test_a_model_that_is_no_folder_is_refused_before_the_teacher_is_asked(rove: 
     assert done.status == 2
     assert "expected the folder of a model" in done.err
     assert not Path("runs").exists()
-    assert "no recipe: none.toml" in rove("demo", "tictactoe", "--recipe", "none.toml").err
+    missing = rove("demo", "tictactoe", "--recipe", "none.toml").err
+    assert "no recipe: none.toml does not exist; with rove come configs/tictactoe_lfm2.toml" in missing
+
+
+def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> None:
+    assert load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml") == load_recipe("tictactoe", False, LFM2)
+    Path("configs").mkdir()
+    Path("configs/tictactoe_lfm2.toml").write_text("data = 3")  # one's own goes before
+    with pytest.raises(ConfigError, match="missing settings: sft"):
+        load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml")
 
 
 @pytest.mark.slow

@@ -67,7 +67,11 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
         assert f"rove/_environments/{env}/{env}.py" in names
     for env in ("sql_agent", "wiki_search"):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names
-    assert {"rove/_environments/tictactoe/demo.toml", "rove/_environments/lookup/rl.toml"} <= set(names)
+    assert {
+        "rove/_environments/tictactoe/demo.toml",
+        "rove/_environments/lookup/rl.toml",
+        "rove/_configs/tictactoe_lfm2.toml",
+    } <= set(names)
     assert {f"rove/viewer/static/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
     templates = (
         "every/README.md",
@@ -120,6 +124,12 @@ def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env:
     words = ("rove", "eval", env, "-m", f"scripted:{player}", "-n", "2", "-r", "1", "--json")
     done, _ = machine.run(*words, cwd=tmp_path)
     assert json.loads(done.stdout)["scored"] == 2
+
+
+def test_recipes_come_along(machine: Machine, tmp_path: Path):
+    words = ("rove", "demo", "tictactoe", "--recipe", "configs/tictactoe_lfm2.toml", "-m", "nothing")
+    done, _ = machine.run(*words, cwd=tmp_path)
+    assert "-m is 'nothing'; expected the folder of a model" in done.stderr
 
 
 def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_path: Path):

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+import rove
 from rove.cli.answerers import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, short
 from rove.cli.eval import EvalConfig, run_eval
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from rove.train.sft import SFTConfig
 
 
+_ROVE = Path(rove.__file__).resolve().parent
+SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
+"""Recipes that come with rove: in its package, in a checkout beside it."""
 FULL = "full"
 """The folder of the stage that `--full` adds."""
 SAMPLED = "the same at T = 1"
@@ -211,12 +215,7 @@ def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe
     Raises:
         ConfigError: there is none, or it is not a recipe.
     """
-    given = file is not None
-    file = environment_file(env).with_name("demo.toml") if file is None else Path(file)
-    if not file.exists():
-        what = "no recipe" if given else f"environment '{env}' has no demo"
-        raise ConfigError(f"{what}: {file} does not exist")
-    values = read_toml(file)
+    values = read_toml(_recipe_file(env, file))
     if smoke:
         for key, over in values.get("smoke", {}).items():
             tables = values.setdefault(key, {})
@@ -225,11 +224,28 @@ def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe
     return convert(Recipe, values)
 
 
+def _recipe_file(env: str, given: str | Path | None) -> Path:
+    if given is None:
+        file = environment_file(env).with_name("demo.toml")
+        if not file.exists():
+            raise ConfigError(f"environment '{env}' has no demo: {file} does not exist")
+        return file
+    if Path(given).exists():
+        return Path(given)
+    shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
+    if str(given) not in shipped:
+        raise ConfigError(f"no recipe: {given} does not exist; with rove come {', '.join(shipped)}")
+    return shipped[str(given)]
+
+
 @click.command()
 @click.argument("env")
 @click.option("-m", "--model", help="Model folder to begin with.  [default: a new one, if the recipe has one]")
 @click.option(
-    "--recipe", "file", type=click.Path(), help="A recipe of your own.  [default: the environment's demo.toml]"
+    "--recipe",
+    "file",
+    type=click.Path(),
+    help="A recipe of your own, or one that comes with rove.  [default: the environment's demo.toml]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 @click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")

@@ -155,6 +155,17 @@ class Demo:
         stages = [(f"rl{number}", stage) for number, stage in enumerate(self.recipe.rl, start=1)]
         return [*stages, (FULL, self._full_stage())] if self.full else stages
 
+    def measure(self, name: str, model: str, **over: Any) -> None:
+        """Evaluate a player against every opponent and add its row to the table."""
+        seen: dict[str, dict[str, Any]] = {}
+        for opponent in self.recipe.opponents:
+            values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
+            slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
+            merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
+            title = f"{name} against {opponent['name']}"
+            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)
+        self.rows.append({"name": name, "model": model, "opponents": seen})
+
     def _full_stage(self) -> dict[str, Any]:
         """The recipe's `full`, which ends as soon as what is to be proven holds."""
         assert self.recipe.proof is not None
@@ -173,17 +184,6 @@ class Demo:
     def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
         return run_eval(config, self.console, title)[0]
-
-    def measure(self, name: str, model: str, **over: Any) -> None:
-        """Evaluate a player against every opponent and add its row to the table."""
-        seen: dict[str, dict[str, Any]] = {}
-        for opponent in self.recipe.opponents:
-            values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
-            slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
-            merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
-            title = f"{name} against {opponent['name']}"
-            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)
-        self.rows.append({"name": name, "model": model, "opponents": seen})
 
 
 def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
@@ -211,6 +211,8 @@ def _cell(summary: dict[str, Any], names: list[str]) -> str:
 
 def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe:
     """A recipe: the demo.toml beside the environment's module, if no other file is given.
+
+    What is no file here may be one of those that come with rove, by its name in a checkout: configs/NAME.toml.
 
     Raises:
         ConfigError: there is none, or it is not a recipe.

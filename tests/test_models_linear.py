@@ -101,6 +101,8 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
     wanted = linear(x, weight, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
-    weight.zero_()
+    if copy.is_mkldnn:  # else the processor has no products of this type, and the weight itself is used
+        weight.zero_()
     torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
+    assert copy.is_mkldnn or dtype != torch.float32
     assert packed(weight.double()).dtype == torch.float64

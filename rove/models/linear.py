@@ -15,20 +15,22 @@ from torch import nn
 PACKED_FOR = 256
 """Rows that packed weights are laid out for; they serve any other number as well."""
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_ONEDNN_DTYPES = [torch.float32] if _HAS_ONEDNN else []
+if _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # oneDNN's bf16 needs AVX-512 on x86
+    _ONEDNN_DTYPES.append(torch.bfloat16)
 
 
 def _forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if x.dtype not in _ONEDNN_DTYPES:
+        return torch.nn.functional.linear(x, weight)
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
     """A copy of a weight [out, in], laid out as `linear` reads it fastest; the weight itself where there is no such layout."""
-    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16) or not _HAS_ONEDNN:
+    if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
-    try:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
-    except RuntimeError:  # a processor that has no 16-bit products
-        return weight.detach()
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
 
 
 def weight_of(layer: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import random
 import re
@@ -281,7 +282,7 @@ class EndpointClient(ABC):
             raise self._refusal(url, status, answer.decode(errors="replace"), _seconds(headers))
         try:
             return msgspec.json.decode(answer)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidModelResponseError(f"not JSON ({error}): {excerpt(answer)}") from error
 
     async def _post(
@@ -383,9 +384,19 @@ def _seconds(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        date = email.utils.parsedate_tz(asked)
-        seconds = email.utils.mktime_tz(date) - time.time() if date else 0.0
+        seconds = _seconds_until(asked)
     return min(seconds, MAX_RETRY_AFTER) if seconds > 0 else 0.0
+
+
+def _seconds_until(date: str) -> float:
+    """Seconds until an HTTP date; 0 if it is not a date, infinity if its year is too large for the C library."""
+    try:
+        fields = email.utils.parsedate_tz(date)
+        return email.utils.mktime_tz(fields) - time.time() if fields else 0.0
+    except OverflowError:
+        return math.inf
+    except (ValueError, TypeError):
+        return 0.0
 
 
 def _proxy(url: URL) -> str | None:

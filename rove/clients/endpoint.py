@@ -65,7 +65,9 @@ class EndpointClient(ABC):
     API promises, or empty) are tried again up to `max_retries` times, with exponential back-off and full jitter, never
     sooner than a `Retry-After` asks for (at most 60 s). No other layer needs to retry. Proxies are taken from the
     environment, as other programs do it. A client serves one event loop at a time; when that loop has ended, the next.
-    No error tells the key or the value of one of the `headers` (of 6 characters or more), whatever the server repeats.
+    Errors never contain the key or the value of one of the `headers` (of 6 characters or more), even if the server
+    repeats them. In answers, the key and the values of headers that hold credentials (of 12 characters or more) are
+    replaced by `***`.
 
     Args:
         base_url: what comes before the API's own path; default: the subclass's variable, else its maker's address.
@@ -200,7 +202,7 @@ class EndpointClient(ABC):
             retries_left = self.max_retries - len(attempts)
             asked_to_wait = 0.0
             try:
-                response = self.read(request, await self._try(url, body))
+                response = self._secrets.masked_response(self.read(request, await self._try(url, body)))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
             except _TemporaryError as error:
                 attempts.append(self._secrets.masked_in(str(error)))

@@ -201,5 +201,6 @@ def is_text(value: Any) -> bool:
 def count(usage: Any, name: str) -> int:
     """Return a token count of a server's usage; 0 if it is missing or impossible (see `MAX_TOKENS`)."""
     value = usage.get(name) if isinstance(usage, dict) else None
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
-    return value if is_count else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 <= value <= MAX_TOKENS else 0

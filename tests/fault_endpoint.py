@@ -17,7 +17,7 @@ class Answer:
     """One HTTP answer, whatever the request was."""
 
     status: int = 200
-    body: str | Mapping[str, Any] = ""
+    body: str | bytes | Mapping[str, Any] = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -147,8 +147,9 @@ class FaultEndpoint:
             _drop(request)
             return response
         answer = fault if isinstance(fault, Answer) else self._named(fault, body)
-        text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
-        return web.Response(status=answer.status, text=text, headers=answer.headers, content_type="application/json")
+        text = answer.body if isinstance(answer.body, str | bytes) else json.dumps(answer.body)
+        content = text if isinstance(text, bytes) else text.encode()
+        return web.Response(status=answer.status, body=content, headers=answer.headers, content_type="application/json")
 
     def _named(self, name: str, body: dict[str, Any]) -> Answer:
         if name == "ok":

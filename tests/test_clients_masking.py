@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import html
+import json
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 import pytest
@@ -119,11 +123,60 @@ async def test_errors_of_other_kinds_keep_their_kind_where_they_can():
     check(replaced.value)
 
 
-async def test_answers_stay_as_they_are():
-    async with FaultEndpoint(reply=lambda body: ALL) as server:
-        client = OpenAIClient(server.base_url, KEY, headers=HEADERS)
-        assert (await client.respond(Request([UserMessage("hi")]))).message.content == ALL
+def spellings(secret: str) -> dict[str, str]:
+    """How a server may repeat a secret."""
+    return {
+        "unescaped": secret,
+        "JSON": json.dumps(secret)[1:-1],
+        "HTML": html.escape(secret),
+        "URL": quote(secret, safe=""),
+        "URL, lower case": quote(secret, safe="").replace("%2F", "%2f"),
+        "URL path": quote(secret),
+        "URL query": urlencode({"key": secret}),
+        "base64": base64.b64encode(secret.encode()).decode(),
+        "base64 of user and key": base64.b64encode(f"me:{secret}".encode()).decode(),
+        "URL-safe base64": base64.urlsafe_b64encode(f"u:{secret}".encode()).decode(),
+    }
+
+
+@pytest.mark.parametrize("name", spellings(KEY))
+async def test_no_spelling_of_a_key_is_in_an_error_or_an_answer(name: str):
+    spelled = spellings(KEY)[name]
+    echoes = [Answer(500, f"key={spelled}&"), Answer(body=completion(f"My key is {spelled}.", reasoning=spelled))]
+    async with FaultEndpoint(echoes) as server:
+        client = OpenAIClient(server.base_url, KEY, backoff=0.0)
+        response = await client.respond(Request([UserMessage("hi")]))
         await client.close()
+    kept = msgspec.json.encode(response).decode() + str(response.attempts)
+    assert kept.count(MASK) >= 3
+    core = spelled[6:-6]
+    assert core not in kept
+
+
+async def test_an_answer_has_no_credentials_in_tool_calls_either():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"key": KEY})}}
+    async with FaultEndpoint(Answer(body=completion(None, tool_calls=[call]))) as server:
+        client = OpenAIClient(server.base_url, KEY)
+        response = await client.respond(Request([UserMessage("hi")]))
+        await client.close()
+    assert response.message.role == "assistant"
+    assert json.loads(response.message.tool_calls[0]["function"]["arguments"]) == {"key": MASK}
+
+
+async def test_words_that_are_no_credentials_stay_in_answers():
+    text = "ollama and the research group answer"
+    async with FaultEndpoint(reply=lambda body: text) as server:
+        client = OpenAIClient(server.base_url, "ollama", headers={"X-Team": "the research group"})
+        assert (await client.respond(Request([UserMessage("hi")]))).message.content == text
+        await client.close()
+
+
+async def test_credentials_of_headers_are_masked_in_answers():
+    async with FaultEndpoint(reply=lambda body: f"cookie c00kie-value, auth {TOKEN}, team-blue-97531") as server:
+        client = OpenAIClient(server.base_url, KEY, headers=HEADERS)
+        response = await client.respond(Request([UserMessage("hi")]))
+        await client.close()
+    assert response.message.content == f"cookie {MASK}, auth {MASK}, {MASK}"
 
 
 async def test_causes_without_a_secret_stay():

@@ -192,13 +192,14 @@ PASSING: dict[str, tuple[Fault, str]] = {
     "500": ("500", "HTTP 500: "),
     "503": ("503", "HTTP 503: "),
     "garbage": ("garbage", "not JSON .*Bad gateway"),
+    "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), "not JSON .*can't decode byte 0xff"),
     "error as success": (Answer(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
     "empty": ("empty", "neither text nor tool calls"),
     "close": ("close", "Disconnected|Connection"),
     "cut": ("cut", "ClientPayloadError|Connection"),
     "hang": ("hang", "no answer within 0.3 s"),
 }
-INVALID = {"garbage", "error as success", "empty"}
+INVALID = {"garbage", "invalid UTF-8", "error as success", "empty"}
 
 
 @pytest.mark.parametrize("name", PASSING)
@@ -342,6 +343,9 @@ def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int
         ("soon", 0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
         ("Wed, 21 Oct 2099 07:28:00 GMT", 60),
+        ("Fri, 31 Dec 999999999999 23:59:59 GMT", 60),
+        ("9" * 5000, 60),
+        ("Wed, 99 Foo 20", 0),
     ],
 )
 def test_retry_after(header: str | None, seconds: float):

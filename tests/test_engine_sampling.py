@@ -136,6 +136,48 @@ def test_the_largest_uniform_draws_no_token_of_probability_zero(row: list[float]
     assert probabilities[0, id] > 0
 
 
+def boundary(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The smallest uniform that draws each id or a later one, by bisection."""
+    low, high = torch.zeros(len(ids), dtype=torch.double), torch.ones(len(ids), dtype=torch.double)
+    probabilities = row.expand(len(ids), -1)
+    for _ in range(46):
+        middle = (low + high) / 2
+        is_later = draw(probabilities, middle) >= ids
+        low, high = torch.where(is_later, low, middle), torch.where(is_later, middle, high)
+    return high
+
+
+@pytest.mark.parametrize("likely", [0, 75_000, 149_999])
+def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should(likely: int):
+    weights = torch.rand(150_000, generator=torch.Generator().manual_seed(likely)) + 0.5
+    weights[likely] = 9 * weights.sum()
+    row = weights / weights.sum()
+    ids = torch.tensor([1, 510, 511, 512, 74_999, 75_001, 149_503, 149_504, 149_997])
+    implied = boundary(row, ids + 1) - boundary(row, ids)
+    torch.testing.assert_close(implied, row[ids].double(), rtol=1e-3, atol=0)
+
+
+def test_a_row_of_a_large_vocabulary_is_drawn_alike_alone_and_in_a_batch():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(24, 20_000, generator=generator).softmax(-1)
+    random = torch.rand(24, generator=generator, dtype=torch.double)
+    alone = [int(draw(rows[i : i + 1].clone(), random[i : i + 1])) for i in range(24)]
+    assert draw(rows, random).tolist() == alone
+    assert draw(rows[::2], random[::2]).tolist() == alone[::2]
+
+
+@pytest.mark.parametrize("only", [0, 511, 512, 8_703, 8_704, 8_999])
+def test_the_only_possible_token_of_a_large_vocabulary_is_drawn(only: int):
+    row = torch.zeros(1, 9_000)
+    row[0, only] = 0.3
+    for uniform in (0.0, 0.5, 1 - 2.0**-53):
+        assert int(draw(row, torch.tensor([uniform], dtype=torch.double))) == only
+
+
+def test_a_large_vocabulary_of_nothing_but_nan_draws_some_id():
+    assert 0 <= int(draw(torch.full((1, 9_000), torch.nan), torch.tensor([0.5], dtype=torch.double))) < 9_000
+
+
 def distribution(seed: int, vocab: int) -> torch.Tensor:
     return (2 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 

@@ -14,7 +14,7 @@ import pytest
 from toys import Quiz, rows, says
 
 import rove as vf
-from rove.errors import ConfigError, Error, InfraError
+from rove.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
 from rove.rubrics.math_pool import MathPool
 
 
@@ -96,12 +96,38 @@ def test_a_megabyte_is_wrong_without_being_read() -> None:
 
 
 @pytest.mark.broad
-def test_a_time_out_is_an_error_and_not_a_zero() -> None:
-    pairs = [("12", r"\boxed{" + HOSTILE["a tower of powers"] + "}"), ("1/2", r"\boxed{0.5}")]
-    slow, fine = graded(pairs, timeout_seconds=0.5)
+def test_a_response_that_cannot_be_compared_in_time_earns_0() -> None:
+    tower = r"\boxed{" + HOSTILE["a tower of powers"] + "}"
+    slow, fine = graded([("12", tower), ("1/2", r"\boxed{0.5}")], timeout_seconds=0.5)
+    assert (slow.reward, slow.error) == (0.0, None)
+    assert fine.reward == 1.0
+
+
+@pytest.mark.broad
+def test_a_right_answer_that_cannot_be_compared_in_time_is_an_error() -> None:
+    [slow] = graded([(HOSTILE["a tower of powers"], r"\boxed{12}")], timeout_seconds=0.5)
     assert slow.scores is None and slow.error is not None
     assert (slow.error.phase, slow.error.type) == ("reward correct_answer", "WorkerError")
-    assert fine.reward == 1.0
+
+
+async def test_what_fails_in_a_worker_is_wrong_only_if_the_right_answer_is_not_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = MathPool(1, 1.0)
+
+    async def equal(answer: str, response: str) -> bool:
+        if "bad" in (answer, response):
+            raise RemoteError("too deep", "RecursionError", "")
+        if response == "closed":
+            pool.close()
+            raise WorkerError("ended")
+        return answer == response
+
+    monkeypatch.setattr(pool, "equal", equal)
+    assert [await pool.grade("7", response) for response in ("7", "8", "bad")] == [True, False, False]
+    for answer, response in (("bad", "7"), ("7", "closed")):
+        with pytest.raises((RemoteError, WorkerError)):
+            await pool.grade(answer, response)
 
 
 def test_a_right_answer_that_is_no_mathematics_is_an_error(pool: MathPool) -> None:
@@ -145,7 +171,7 @@ def test_closing_does_not_wait_for_a_comparison() -> None:
 
     async def closed() -> BaseException | bool:
         assert await pool.equal("1", "1")
-        under_way = asyncio.create_task(pool.equal("12", HOSTILE["a tower of powers"]))
+        under_way = asyncio.create_task(pool.grade("12", HOSTILE["a tower of powers"]))
         await asyncio.sleep(0.1)
         await asyncio.to_thread(pool.close)
         return (await asyncio.gather(under_way, return_exceptions=True))[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -113,6 +114,9 @@ def test_small_things():
     ]
     assert without_none({"a": None, "b": 0}) == {"b": 0}
     assert [count(usage, "n") for usage in (None, [], {"n": "1"}, {"n": 1})] == [0, 0, 0, 1]
+    impossible = [-5, 10**9 + 1, 10**30, 1.5, math.nan, math.inf, True, None, [7]]
+    assert [count({"n": value}, "n") for value in impossible] == [0] * len(impossible)
+    assert count({"n": 10**9}, "n") == 10**9
     assert still_says(AssistantMessage(None, tool_calls=[1]), "", [1])
     assert not still_says(AssistantMessage("b"), "a", [])
     assert not still_says(ToolMessage("a", tool_calls=[1]), "a", [])

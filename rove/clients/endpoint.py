@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import random
 import re
@@ -64,7 +65,9 @@ class EndpointClient(ABC):
     API promises, or empty) are tried again up to `max_retries` times, with exponential back-off and full jitter, never
     sooner than a `Retry-After` asks for (at most 60 s). No other layer needs to retry. Proxies are taken from the
     environment, as other programs do it. A client serves one event loop at a time; when that loop has ended, the next.
-    No error tells the key or the value of one of the `headers` (of 6 characters or more), whatever the server repeats.
+    Errors never contain the key or the value of one of the `headers` (of 6 characters or more), even if the server
+    repeats them. In answers, the key and the values of headers that hold credentials (of 12 characters or more) are
+    replaced by `***`.
 
     Args:
         base_url: what comes before the API's own path; default: the subclass's variable, else its maker's address.
@@ -199,7 +202,7 @@ class EndpointClient(ABC):
             retries_left = self.max_retries - len(attempts)
             asked_to_wait = 0.0
             try:
-                response = self.read(request, await self._try(url, body))
+                response = self._secrets.masked_response(self.read(request, await self._try(url, body)))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
             except _TemporaryError as error:
                 attempts.append(self._secrets.masked_in(str(error)))
@@ -281,7 +284,7 @@ class EndpointClient(ABC):
             raise self._refusal(url, status, answer.decode(errors="replace"), _seconds(headers))
         try:
             return msgspec.json.decode(answer)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidModelResponseError(f"not JSON ({error}): {excerpt(answer)}") from error
 
     async def _post(
@@ -383,9 +386,19 @@ def _seconds(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        date = email.utils.parsedate_tz(asked)
-        seconds = email.utils.mktime_tz(date) - time.time() if date else 0.0
+        seconds = _seconds_until(asked)
     return min(seconds, MAX_RETRY_AFTER) if seconds > 0 else 0.0
+
+
+def _seconds_until(date: str) -> float:
+    """Seconds until an HTTP date; 0 if it is not a date, infinity if its year is too large for the C library."""
+    try:
+        fields = email.utils.parsedate_tz(date)
+        return email.utils.mktime_tz(fields) - time.time() if fields else 0.0
+    except OverflowError:
+        return math.inf
+    except (ValueError, TypeError):
+        return 0.0
 
 
 def _proxy(url: URL) -> str | None:

@@ -1,27 +1,45 @@
-"""Errors without secrets: they are shown, and their tracebacks kept in run folders."""
+"""Errors and answers without secrets: both are shown and kept in run folders."""
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
 import traceback
 from collections.abc import Iterator, Mapping
-from urllib.parse import quote
+from functools import partial
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import msgspec
 
 from rove.errors import InfraError
+from rove.messages import AssistantMessage
+from rove.protocols import Response
 
 NO_KEY = "EMPTY"
 """Sent as the key where there is none: some servers want any."""
 MASK = "***"
 SECRET_LENGTH = 6
 """Shorter ones are not masked; nor is so little of a longer one that an excerpt begins and does not end."""
+ANSWER_SECRET_LENGTH = 12
+"""Shorter keys are not masked in a model's answer: they may be words, like the "ollama" that a local server wants."""
+_CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
+"""Headers that hold credentials; the values of others, such as a team's name, may be words of an answer."""
+_URL_SAFE = str.maketrans("+/", "-_")
+_URL_ENCODED = re.compile("%[0-9A-F]{2}")
 
 
 class Secrets:
     """Keeps a key (unless it is `NO_KEY`), and the values of a user's headers, out of what is told."""
 
     def __init__(self, key: str, headers: Mapping[str, str]):
+        credentials = {name: value for name, value in headers.items() if _CREDENTIAL.search(name)}
+        known = {secret for secret in _secrets(key, credentials) if len(secret) >= ANSWER_SECRET_LENGTH}
+        self._forms_in_answers = sorted(
+            {form for secret in known for form in _spellings(secret)}, key=len, reverse=True
+        )
         forms = {form for secret in _secrets(key, headers) for form in _forms(secret) if len(form) >= SECRET_LENGTH}
         self._forms = [
             (re.compile(r"\\*".join(map(re.escape, form[:SECRET_LENGTH]))), form)
@@ -35,6 +53,27 @@ class Secrets:
             for head, form in self._forms:
                 text = _masked(text, head, form[SECRET_LENGTH:], cut_off)
         return text
+
+    def masked_response(self, response: Response) -> Response:
+        """Return the response without the credentials that the endpoint repeated in its message.
+
+        Masks keys and credential headers of at least `ANSWER_SECRET_LENGTH` characters, unescaped and in JSON, HTML, URL
+        or base64 encoding. Short values stay: a model may write them for reasons of its own.
+        """
+        message = self._without_credentials(response.message)
+        if message == response.message:
+            return response
+        return msgspec.structs.replace(response, message=AssistantMessage(**message))
+
+    def _without_credentials(self, value: Any) -> Any:
+        """Return a JSON value with every credential in its texts masked."""
+        if isinstance(value, str):
+            for form in self._forms_in_answers:
+                value = value.replace(form, MASK)
+            return value
+        if isinstance(value, Mapping):
+            return {self._without_credentials(name): self._without_credentials(item) for name, item in value.items()}
+        return [self._without_credentials(item) for item in value] if isinstance(value, list | tuple) else value
 
     def taken_from(self, error: Exception) -> Exception:
         """The error without them in its message; without its causes, where those tell one; else another in its place."""
@@ -58,10 +97,23 @@ def _secrets(key: str, headers: Mapping[str, str]) -> Iterator[str]:
             yield scheme_and_secret[1]
 
 
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield a secret as it is and in the encodings of JSON, Python literals, HTML, URLs and base64."""
+    content = secret.encode(errors="replace")
+    yield from (secret, repr(secret)[1:-1], repr(content)[2:-1], json.dumps(secret)[1:-1], html.escape(secret))
+    for encode in (partial(quote, safe=""), quote, quote_plus):
+        encoded = encode(secret, errors="replace")
+        yield from (encoded, _URL_ENCODED.sub(lambda found: found[0].lower(), encoded))
+    for offset in range(3):
+        # The characters that depend on the secret alone, wherever it is in the encoded bytes ("Basic user:secret").
+        encoded = base64.b64encode(bytes(offset) + content).decode()
+        core = encoded[(0, 2, 3)[offset] : (offset + len(content)) * 8 // 6]
+        yield from (core, core.translate(_URL_SAFE))
+
+
 def _forms(secret: str) -> Iterator[str]:
-    """How a text may spell it, less backslashes: as it is, in JSON, a literal, HTML or a URL; and all that on one line."""
-    spelt = [secret, repr(secret)[1:-1], repr(secret.encode(errors="replace"))[2:-1], json.dumps(secret)[1:-1]]
-    for form in (*spelt, html.escape(secret), quote(secret, safe="", errors="replace")):
+    """Yield the spellings of a secret without backslashes, and those on one line."""
+    for form in _spellings(secret):
         plain = form.replace("\\", "")
         yield from (plain, " ".join(plain.split()))
 

@@ -24,8 +24,8 @@ class MathRubric(Rubric):
     """Rewards answers that mean the same as the right one: 1/2, 0.5 and \\frac{1}{2} (function `correct_answer`, weight 1).
 
     math-verify compares them, in worker processes that have no API keys in their environment and 2 GiB of memory at most.
-    A comparison that takes too long is killed with its worker: the rollout fails with a `WorkerError`, it does not get a 0.
-    No answer at all, or one longer than `max_verify_chars`, is wrong.
+    A response is wrong if it has no answer, is longer than `max_verify_chars`, or cannot be compared within `timeout_seconds`.
+    The rollout fails with an error if the right answer itself cannot be compared.
 
     Args:
         funcs, weights: further reward functions, as of `Rubric`.
@@ -63,13 +63,13 @@ class MathRubric(Rubric):
         """1.0 where the parsed answer means the same as `answer`, else 0.0.
 
         Raises:
-            WorkerError: the comparison did not end in time, or killed its worker.
-            Error: `answer` is no mathematics, or math-verify failed.
+            WorkerError, RemoteError: `answer` cannot be compared in time, or makes math-verify fail.
+            Error: `answer` is no mathematics.
         """
         response = str(parser.parse_answer(completion) or "").strip()
         if not response or len(response) > self.max_verify_chars:
             return 0.0
-        return float(await self._pool.equal(str(answer), response))
+        return float(await self._pool.grade(str(answer), response))
 
     async def teardown(self) -> None:
         """End the workers."""

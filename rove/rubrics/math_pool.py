@@ -25,6 +25,7 @@ class MathPool:
         self.timeout_seconds = timeout_seconds
         program = Path(__file__).with_name("math_worker.py")
         self.workers = Workers(program, most=max_workers, memory=MEMORY, name="math-verify")
+        self._times_closed = 0
 
     async def equal(self, answer: str, response: str) -> bool:
         """Whether a response says the same as the right answer.
@@ -44,10 +45,37 @@ class MathPool:
             raise Error(f"the right answer {shown} is no mathematics that math-verify can read")
         return said
 
+    async def grade(self, answer: str, response: str) -> bool:
+        """Whether a response means the same as the right answer; False if the response itself cannot be compared.
+
+        If a comparison fails, the right answer is compared with 0. If that succeeds, the response caused the failure and
+        is wrong: otherwise a policy could remove a rollout from its group with an answer such as 9^{9^{9^{9}}}.
+
+        Raises:
+            WorkerError, RemoteError: the right answer cannot be compared with 0 either, or the pool was closed.
+            InfraError, Error: as `equal`.
+        """
+        closed_before = self._times_closed
+        try:
+            return await self.equal(answer, response)
+        except (RemoteError, WorkerError):
+            if self._times_closed > closed_before or not await self._can_compare(answer):
+                raise
+            return False
+
+    async def _can_compare(self, answer: str) -> bool:
+        try:
+            await self.equal(answer, "0")
+        except (RemoteError, WorkerError):
+            return False
+        return True
+
     async def end(self) -> None:
         """As `close`, beside the event loop."""
+        self._times_closed += 1
         await self.workers.end()
 
     def close(self) -> None:
         """End every worker, also in the middle of a comparison. The pool starts new ones if it is used again."""
+        self._times_closed += 1
         self.workers.close()

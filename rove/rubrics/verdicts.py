@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -9,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-import msgspec
-
 from rove.errors import InvalidModelResponseError
 
 SHOWN = 200
 """Characters of a judge's words that an error quotes."""
+MAX_BRACES = 100
+"""Opening braces of a reply, the last ones, at which a JSON object is looked for that ends the reply."""
 _LABEL = r"(?:(?<!\w)(?:verdict|grade|score|rating|judge?ment|final answer)|^[^\w\n]*answer)"
 _MARKS = r"[ \t*_`\"']*"
 # "Answer: no doubt about it", "Grade: A-" and "Score: 1.5" say something else than their beginning.
 _NO_MORE = r"(?![\w+-])(?![^\S\n]+\w)(?!/\D)(?![.,]\d)"
+_QUOTED = r"\"[^\"\n]*\"|“[^”\n]*”|«[^»\n]*»|`[^`\n]+`|(?<!\w)'[^'\n]*'(?!\w)"
+_DECODER = json.JSONDecoder()
 _EDGES = " \t\r\n.,:;!\"'`*_"
 
 
@@ -33,29 +36,50 @@ def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
 
 
-def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False) -> str:
-    """The choice that a judge's words come down to, whatever the case of its letters; a choice of one letter is meant as
-    it is written, as "a" is a word.
+def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False, judged: str = "") -> str:
+    """Return the choice that a judge's reply states. Case is ignored, except for a choice of one letter ("a" is a word).
 
-    Read as JSON with a "verdict" (also inside a code fence), as nothing but a choice, as one alone on the last line, as a
-    labelled one ("Verdict: no", the last where there are several), or as one alone on the first line. Choices that other
-    words name do not count, nor what is thought: all before a closing `</think>`, and all after an opening one.
+    A reply that is one JSON object with a "verdict" (or one in a code fence), or only a choice, states its verdict. Any
+    other reply states it in its last statement. A statement is
+
+    - a labelled choice ("Verdict: no");
+    - a choice alone on the last line, or alone on the first;
+    - a JSON object with a "verdict" at the beginning or the end of the reply.
+
+    Quotations are not statements: block quotes, code fences, text in quotation marks or backticks other than a choice
+    alone, and, unless the reply is nothing else, a JSON object or a labelled choice within a line that the judged
+    response contains as well. Text before a closing `</think>` or after an opening `<think>` is ignored.
 
     Args:
-        cut_off: the judge was stopped before its end: only a whole JSON object counts.
+        text: the reply of the judge.
+        choices: the possible verdicts.
+        cut_off: the reply was cut off at its token limit; only a JSON object at its beginning then counts.
+        judged: the response that was judged.
 
     Raises:
-        InvalidModelResponseError: none of these; an unreadable judgment is not a "no".
+        InvalidModelResponseError: the reply has no such statement, or the last one is not a choice. An unreadable
+            judgment is not a "no".
     """
     said = text.rpartition("</think>")[2].partition("<think>")[0].strip()
-    told = _in_json(said)
-    found = _choice(told, choices) if told is not None else None
-    if told is None and not cut_off:
-        found = _in_words(said, choices)
-    if found is not None:
+    found = _whole(said, choices, cut_off)
+    if found is None:
+        statements = _in_json(said, choices, judged, cut_off)
+        if not cut_off:
+            statements += _in_words(said, choices, judged)
+        found = max(statements, key=lambda one: one.position).choice if statements else None
+    if found:
         return found
     expected = ", ".join(repr(choice) for choice in choices)
     raise InvalidModelResponseError(f"no verdict in {text[:SHOWN]!r}; expected one of {expected}")
+
+
+class _Statement(NamedTuple):
+    """A place in a judge's reply where it states a verdict."""
+
+    position: int
+    """Index of its first character."""
+    choice: str | None
+    """None if it is not one of the choices."""
 
 
 def _choice(words: str, choices: Sequence[str]) -> str | None:
@@ -66,24 +90,95 @@ def _choice(words: str, choices: Sequence[str]) -> str | None:
     return next((one for one in choices if len(one) > 1 and one.casefold() == bare.casefold()), None)
 
 
-def _in_words(said: str, choices: Sequence[str]) -> str | None:
-    """The choice that stands where a verdict does."""
-    lines = [line for line in said.splitlines() if line.strip(_EDGES)] or [""]
+def _whole(said: str, choices: Sequence[str], cut_off: bool) -> str | None:
+    """Return the verdict of a reply that is one JSON object or one choice; "" if the object has another verdict."""
+    content = _unfenced(said)
+    value, end = _object_at(content, 0)
+    if value is not None and end == len(content):
+        return _choice(value, choices) or ""
+    if cut_off:
+        return None
+    if end == 0 and content.startswith("{") and content.endswith("}"):  # almost JSON, such as {'verdict': 'no'}
+        named = re.findall(r"""["']?verdict["']?\s*:\s*["']?([^"',}\n]*)""", content)
+        return (_choice(named[0], choices) or "") if len(set(named)) == 1 else ""
+    return _choice(said, choices)
+
+
+def _in_words(said: str, choices: Sequence[str], judged: str) -> list[_Statement]:
+    """Return the statements in words, outside of quotations."""
+    own = _without_quotations(said, choices)
     options = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
     label = rf"{_LABEL}{_MARKS}(?::|=|\n|\bis\b)[\s*_`\"']*({options}){_NO_MORE}"
-    labelled = re.findall(label, said, flags=re.IGNORECASE | re.MULTILINE)
-    places = [said, lines[-1], *reversed(labelled), lines[0]]
-    return next((found for place in places if (found := _choice(place, choices)) is not None), None)
+    labelled = [
+        found
+        for found in re.finditer(label, own, flags=re.IGNORECASE | re.MULTILINE)
+        if not _is_quoted_in_line(own, found, judged)
+    ]
+    statements = [_Statement(found.start(), _choice(found[1], choices)) for found in labelled]
+    lines = [line for line in re.finditer(r"[^\n]+", own) if line[0].strip(_EDGES)]
+    if lines:
+        statements += [_Statement(lines[-1].start(), _choice(lines[-1][0], choices))]
+        statements += [_Statement(-1, _choice(lines[0][0], choices))]
+    return [statement for statement in statements if statement.choice is not None]
 
 
-def _in_json(said: str) -> str | None:
-    """The "verdict" of a JSON object; None where there is no such object."""
-    found = re.search(r"\{.*\}", said, flags=re.DOTALL)
+def _in_json(said: str, choices: Sequence[str], judged: str, cut_off: bool) -> list[_Statement]:
+    """Return the verdict of the JSON object that begins the reply and of the one that ends it."""
+    content = _unfenced_end(said)
+    first = re.match(r"(?:```\w*\s*)?(?=\{)", content)
+    places = {first.end()} if first else set()
+    if not cut_off:
+        braces = [found.start() for found in re.finditer(r"\{", content)][-MAX_BRACES:]
+        places |= {start for start in braces if _object_at(content, start)[1] == len(content)}
+    read = [(start, *_object_at(content, start)) for start in places]
+    return [
+        _Statement(start, _choice(verdict, choices))
+        for start, verdict, end in read
+        if verdict is not None and _squeezed(content[start:end]) not in _squeezed(judged)
+    ]
+
+
+def _object_at(text: str, start: int) -> tuple[str | None, int]:
+    """Return the "verdict" of the JSON object at an index of a text, None without one, and the index of its end."""
     try:
-        value = msgspec.json.decode(found[0]) if found else None
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return str(value["verdict"]) if isinstance(value, dict) and "verdict" in value else None
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+    return (str(value["verdict"]) if isinstance(value, dict) and "verdict" in value else None), end
+
+
+def _unfenced(said: str) -> str:
+    """Return the content of the code fence that the whole text is; any other text as it is."""
+    found = re.fullmatch(r"```\w*\n(.*)\n\s*```", said, flags=re.DOTALL)
+    return found[1].strip() if found and "```" not in found[1] else said
+
+
+def _unfenced_end(said: str) -> str:
+    """Return a text without white space and a closing code fence at its end."""
+    return said.rstrip("` \t\r\n*")
+
+
+def _without_quotations(said: str, choices: Sequence[str]) -> str:
+    """Return a text of the same length with spaces in place of what it quotes, except for a choice alone."""
+
+    def blank(found: re.Match[str]) -> str:
+        is_choice = "\n" not in found[0].strip() and _choice(found[0], choices) is not None
+        return found[0] if is_choice else re.sub(r"[^\n]", " ", found[0])
+
+    text = re.sub(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", blank, said, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^[ \t]*>.*$", blank, text, flags=re.MULTILINE)
+    return re.sub(_QUOTED, blank, text)
+
+
+def _is_quoted_in_line(text: str, found: re.Match[str], judged: str) -> bool:
+    """Whether a labelled choice is only a part of its line and stands in the judged response as well."""
+    line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+    return bool(line.strip(_EDGES)) and _squeezed(found[0]) in _squeezed(judged)
+
+
+def _squeezed(text: str) -> str:
+    """Return a text in lower case without white space and marks, to compare a quotation with what it quotes."""
+    return re.sub(r"[\s*_`\"']+", "", text).casefold()
 
 
 def leading(verdicts: Sequence[str]) -> list[str]:

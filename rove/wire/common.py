@@ -12,6 +12,8 @@ from rove.messages import AssistantMessage, text_of
 from rove.protocols import Response, Sampling
 from rove.records import Usage
 
+MAX_TOKENS = 10**9
+"""Largest token count of one response that is believed; a larger or negative one counts as not reported."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may leave it out, other APIs may not."""
 
@@ -197,6 +199,8 @@ def is_text(value: Any) -> bool:
 
 
 def count(usage: Any, name: str) -> int:
-    """A token count out of a server's usage; 0 when it is missing or odd."""
+    """Return a token count of a server's usage; 0 if it is missing or impossible (see `MAX_TOKENS`)."""
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 <= value <= MAX_TOKENS else 0

@@ -24,7 +24,7 @@ def strictly_boxed(text: str) -> str:
 class MathRubric(Rubric):
     """Rewards answers that mean the same as the right one (`correct_answer`, weight 1); see `rove.MathRubric`.
 
-    A comparison that fails or takes too long is a 0 (an error with ROVE_COMPAT=fixed).
+    A comparison that fails or takes too long is a 0 (with ROVE_COMPAT=fixed an error, if it is due to the right answer).
 
     Raises:
         ConfigError: math-verify is not installed.
@@ -54,8 +54,9 @@ class MathRubric(Rubric):
         response = parser.parse_answer(completion) or ""
         if not response or len(response) > self.max_verify_chars:
             return 0.0
+        compare = self._pool.grade if fixed() else self._pool.equal
         try:
-            return float(await self._pool.equal(str(answer), str(response)))
+            return float(await compare(str(answer), str(response)))
         except Error as error:
             if fixed():
                 raise

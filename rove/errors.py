@@ -206,8 +206,10 @@ def ends_task(error: BaseException) -> bool:
 
 
 def what_ended(error: BaseException) -> str:
-    """An exception that ended a run, as people are told of it."""
-    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+    """Describe the exception that ended a run, for people."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by the user"
+    if isinstance(error, asyncio.CancelledError):
         return "interrupted"
     return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
 

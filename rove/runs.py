@@ -9,7 +9,7 @@ runs/<name>/
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
-  stopped.json     what ended it before that, if it could still say so; taken away when it goes on
+  stopped.json     what ended the run early: the reason, how much is done, the command that resumes; deleted on resume
   summary.json     written when the run is complete
   annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
   index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
@@ -32,7 +32,7 @@ import tomli_w
 
 from rove.digest import differences, plain
 from rove.errors import RunError, what_ended
-from rove.files import heal, put_in_place, recover_folders, write_whole
+from rove.files import create_folders, heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
 from rove.versions import versions_here
@@ -67,6 +67,9 @@ OWNED = (
 )
 """What a run folder consists of, the file that makes it one last."""
 
+SETTINGS_FILES = ("config.toml", "versions.json", "index.sqlite")
+"""Files of a run folder that hold no results."""
+
 RolloutKey = tuple[int | None, str, int]
 """Training step (None outside of RL), example key, sibling."""
 
@@ -100,8 +103,12 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.resume_command = ""
+        """Shell command that resumes the run; kept in stopped.json. "" if there is none."""
         self._files: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
+        self._started = False
+        self._created: list[Path] = []
 
     def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], fresh: bool = False) -> bool:
         """Open the folder for writing; True when it continues an earlier run of the same identity.
@@ -115,9 +122,10 @@ class Run:
         Raises:
             RunError: another process writes here, the folder holds a run of another identity, or something that is no run.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._created = create_folders(self.path)
         self._refuse_foreign()
         self._acquire()
+        self._started = True
         file = self.path / "config.toml"
         if fresh:
             self._clear()
@@ -143,7 +151,7 @@ class Run:
 
     def _is_unused(self) -> bool:
         """Whether nothing but settings was kept here."""
-        kept = [self.path / name for name in OWNED if name not in ("config.toml", "versions.json", "index.sqlite")]
+        kept = [self.path / name for name in OWNED if name not in SETTINGS_FILES]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:
@@ -190,15 +198,38 @@ class Run:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        self._started = False
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._lock is not None:
-            with suppress(OSError):  # a full disk may be what has ended it
-                self.write_json("stopped.json", {"why": what_ended(error)})
+        if error is not None and self._started:
+            with suppress(OSError):  # the disk may be full
+                if isinstance(error, Exception) and self._created and self._has_only_settings():
+                    self._remove_created()
+                else:
+                    self.write_json("stopped.json", self._stopped(error))
         self.close()
+
+    def _stopped(self, error: BaseException) -> dict[str, Any]:
+        """Return the content of stopped.json: the reason, the last step, the number of rollouts, the command to resume."""
+        stopped: dict[str, Any] = {"why": what_ended(error)}
+        with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
+            stopped["rollouts"] = sum(1 for _ in self._lines("rollouts.jsonl"))
+            if metrics := self.metrics():
+                stopped["step"] = metrics[-1].get("step")
+        return stopped | ({"resume": self.resume_command} if self.resume_command else {})
+
+    def _has_only_settings(self) -> bool:
+        return {child.name for child in self.path.iterdir()} <= {*SETTINGS_FILES, ".lock"}
+
+    def _remove_created(self) -> None:
+        """Delete the folders that `start` created: the run folder, and its parents that are empty then."""
+        for file in self.path.iterdir():
+            file.unlink()
+        for folder in self._created:
+            folder.rmdir()
 
     # rollouts and metrics: append-only, one line each
 
@@ -317,7 +348,7 @@ class Run:
     def why_stopped(self) -> str:
         """What ended the run before it was complete; "" where nothing did, or it could not say so."""
         file = self.path / "stopped.json"
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])["why"] if file.exists() else ""
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])["why"] if file.exists() else ""
 
     def config(self) -> dict[str, Any]:
         """What `start` was given: `kind`, `identity`, `config`.

@@ -546,6 +546,20 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status == 130
     assert done.err == "\nstopped; the same command continues where it was\n"
+    [run] = Path("runs").iterdir()
+    assert json.loads((run / "stopped.json").read_text()) == {
+        "why": "interrupted by the user",
+        "rollouts": 0,
+        "resume": f"rove eval --resume {run}",
+    }
+
+
+def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
+    empty = FLAWED.replace("num_examples: int = 4", "num_examples: int = 0")
+    environment(tmp_path / "environments", "flawed", empty)
+    done = rove("eval", "flawed", "-m", "scripted:knows")
+    assert done.status != 0
+    assert not Path("runs").exists()
 
 
 # Models made on the spot

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -89,17 +91,15 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
-def start_run(config: EvalConfig, env: Environment, client: Client, console: Console) -> Run:
-    """The run folder of these settings, new or continued."""
-    same = run_identity(env, client, config.model, Options(**config.options))
-    run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
+def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
+    """Start the run folder of these settings, new or resumed."""
+    run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
     del plain["fresh"]  # `@ config.toml` of this folder continues the run
-    run.start("eval", plain, same, config.fresh)
+    run.start("eval", plain, identity, config.fresh)
     kept = len(run.kept())
     if kept:
         console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
-    return run
 
 
 class Watch:
@@ -151,7 +151,18 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.max_retries,
         config.endpoints,
     )
-    run = start_run(config, env, client, console) if config.save else None
+    identity = run_identity(env, client, config.model, Options(**config.options))
+    run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
+    with run or nullcontext():
+        if run is not None:
+            start_run(config, identity, run, console)
+        return _evaluate(config, env, client, run, console, title), run
+
+
+def _evaluate(
+    config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
+) -> dict[str, Any]:
+    """Evaluate with progress; return the summary."""
     examples = env.count_examples(config.num_examples, config.train)
     if examples is not None and config.num_examples > examples:
         console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {examples}[/yellow]")
@@ -162,13 +173,9 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         finally:
             await client.close()
 
-    try:
-        title = title or f"{config.env} · {short(config.model)}"
-        with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
-            return run_async(go(Watch(tell, console, client))), run
-    finally:
-        if run is not None:
-            run.close()
+    title = title or f"{config.env} · {short(config.model)}"
+    with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
+        return run_async(go(Watch(tell, console, client)))
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:

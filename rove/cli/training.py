@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,9 @@ def begin(
     from rove.models.load import check_model, load_model
 
     check_model(config.model)  # before there is a run folder
+    run.resume_command = (
+        f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
+    )
     run.start(kind, msgspec.to_builtins(config), identity, fresh)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():

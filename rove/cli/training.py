@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.common import CURVES, print_warnings
+from rove.cli.live import working
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.isolation.opening import without_isolation
@@ -64,7 +65,8 @@ def begin(
         console.print(f"continuing {run.path} after step {last[1].step}")
     else:
         print_warnings(console, warnings())
-    loaded = load_model(config.model)
+    with working(console, f"loading {config.model}"):
+        loaded = load_model(config.model)
     ranks.agree()
     if ranks.size > 1:
         console.print(f"{ranks.size} processes train together")

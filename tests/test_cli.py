@@ -88,6 +88,13 @@ def test_starting_costs_little_and_loads_nothing_heavy(work: str, request: pytes
     assert seconds < 1.0
 
 
+@pytest.mark.parametrize("words", [(), ("eval",), ("rl",), ("hub",), ("hub", "key"), ("compare",)])
+def test_help_lists_the_options_of_every_command(rove: Rove, words: tuple[str, ...]):
+    for _ in range(2):
+        options = [line[2:12].rstrip() for line in rove(*words, "--help").out.splitlines()]
+        assert [option for option in options if option in ("--yes", "--compat")] == ["--yes", "--compat"]
+
+
 def test_help_lists_the_commands(rove: Rove):
     asked, bare = rove("--help"), rove()
     assert asked.status == bare.status == 0

@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,10 +30,11 @@ import msgspec
 import tomli_w
 
 from rove.digest import differences, plain
-from rove.errors import RunError, what_ended
+from rove.errors import RunError
 from rove.files import create_folders, heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
+from rove.unfinished import NO_RESULTS, end_early
 from rove.versions import versions_here
 
 try:
@@ -66,9 +66,6 @@ OWNED = (
     "config.toml",
 )
 """What a run folder consists of, the file that makes it one last."""
-
-SETTINGS_FILES = ("config.toml", "versions.json", "index.sqlite")
-"""Files of a run folder that hold no results."""
 
 RolloutKey = tuple[int | None, str, int]
 """Training step (None outside of RL), example key, sibling."""
@@ -107,7 +104,6 @@ class Run:
         """Shell command that resumes the run; kept in stopped.json. "" if there is none."""
         self._files: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
-        self._started = False
         self._created: list[Path] = []
 
     def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], fresh: bool = False) -> bool:
@@ -125,7 +121,6 @@ class Run:
         self._created = create_folders(self.path)
         self._refuse_foreign()
         self._acquire()
-        self._started = True
         file = self.path / "config.toml"
         if fresh:
             self._clear()
@@ -151,7 +146,7 @@ class Run:
 
     def _is_unused(self) -> bool:
         """Whether nothing but settings was kept here."""
-        kept = [self.path / name for name in OWNED if name not in SETTINGS_FILES]
+        kept = [self.path / name for name in OWNED if name not in NO_RESULTS]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:
@@ -198,38 +193,14 @@ class Run:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._started = False
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._started:
-            with suppress(OSError):  # the disk may be full
-                if isinstance(error, Exception) and self._created and self._has_only_settings():
-                    self._remove_created()
-                else:
-                    self.write_json("stopped.json", self._stopped(error))
+        if error is not None and self._lock is not None:
+            end_early(self.path, error, self._created, self.resume_command)
         self.close()
-
-    def _stopped(self, error: BaseException) -> dict[str, Any]:
-        """Return the content of stopped.json: the reason, the last step, the number of rollouts, the command to resume."""
-        stopped: dict[str, Any] = {"why": what_ended(error)}
-        with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
-            stopped["rollouts"] = sum(1 for _ in self._lines("rollouts.jsonl"))
-            if metrics := self.metrics():
-                stopped["step"] = metrics[-1].get("step")
-        return stopped | ({"resume": self.resume_command} if self.resume_command else {})
-
-    def _has_only_settings(self) -> bool:
-        return {child.name for child in self.path.iterdir()} <= {*SETTINGS_FILES, ".lock"}
-
-    def _remove_created(self) -> None:
-        """Delete the folders that `start` created: the run folder, and its parents that are empty then."""
-        for file in self.path.iterdir():
-            file.unlink()
-        for folder in self._created:
-            folder.rmdir()
 
     # rollouts and metrics: append-only, one line each
 

@@ -332,9 +332,8 @@ async def train_rl(
     loaded = adapted(config, loaded)
     team = Team(ranks, Learner(config, config.objective, loaded, ranks, on_progress))
     pipeline = Pipeline(config, env, loaded, team, run, on_progress)
-    held_out = HeldOut(
-        config.evaluation, pipeline.client, run, config.env_dir, config.seed, config.isolation, on_progress
-    )
+    places = (config.env_dir, config.seed, config.isolation)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, *places, on_progress)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)

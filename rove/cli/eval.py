@@ -28,6 +28,7 @@ from rove.cli.common import (
 from rove.cli.environments import hub_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
+from rove.envs.questions import QuestionsEnv
 from rove.errors import RunError
 from rove.evaluate import Options, evaluate, run_identity
 from rove.isolation.opening import Isolation, open_environment
@@ -140,6 +141,8 @@ class Watch:
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
     env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config))
+    if isinstance(env, QuestionsEnv):
+        console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
     config = _with_price(config)
     client = make_client(
         config.model,
@@ -231,6 +234,10 @@ def _of_run(folder: str) -> list[str]:
 @click.option("-t", "--max-tokens", type=int, help="Most tokens in one answer.")
 @click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 = greedy.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option(
+    "--scorer", help="For a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]"
+)
+@click.option("--judge-model", help="For --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL.")
 @click.option("-S", "--sampling-args", help="Further sampling arguments under OpenAI's names, as JSON.")
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
@@ -262,12 +269,16 @@ def command(
     ctx: click.Context,
     as_json: bool,
     env_args: str | None,
+    scorer: str | None,
+    judge_model: str | None,
     sampling_args: str | None,
     resume: str | None,
     dry_run: bool,
     **named: Any,
 ) -> None:
     """Evaluate MODEL in ENV and keep every rollout.
+
+    ENV is an environment, or a file of questions and answers: .jsonl, .csv or .parquet.
 
     Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling_args.top_p 0.9, --seed 1).
     A file with [[eval]] tables is as many evaluations, each table's [eval.sweep] crossed; flags go for all of them.
@@ -276,7 +287,12 @@ def command(
     console = console_for(as_json)
     if resume is not None:
         ctx.args = [*_of_run(resume), *ctx.args]
-    named |= {"env_args": json_object(env_args, "-a"), "sampling_args": json_object(sampling_args, "-S")}
+    scoring = {
+        name: value for name, value in {"scorer": scorer, "judge_model": judge_model}.items() if value is not None
+    }
+    given = json_object(env_args, "-a")
+    named |= {"env_args": {**(given or {}), **scoring} if scoring else given}
+    named |= {"sampling_args": json_object(sampling_args, "-S")}
     evaluations, many = resolve(EvalConfig, ctx, named)
     if many or dry_run:
         check(evaluations)

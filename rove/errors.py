@@ -155,6 +155,18 @@ class PackageError(Error):
     """An environment package, its manifest or its signature is not what it should be: refused before anything of it is used."""
 
 
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""Command that installs PyTorch without CUDA; README shows it too."""
+
+
+def missing_train_package(package: str, needed_for: str = "running or training a model in this process") -> ConfigError:
+    """Return the error for a package of the `train` extra that is not installed, with the commands that install it."""
+    return ConfigError(
+        f"{needed_for} needs the package '{package}', which is not installed. Install rove's train extra: "
+        f"pip install 'rove[train]'. On a machine without a GPU, first install the CPU build of PyTorch: {CPU_TORCH}"
+    )
+
+
 def in_json(value: object) -> str:
     """What was given, as whoever writes JSON knows it; Python's own words for what JSON cannot say."""
     try:
@@ -206,8 +218,10 @@ def ends_task(error: BaseException) -> bool:
 
 
 def what_ended(error: BaseException) -> str:
-    """An exception that ended a run, as people are told of it."""
-    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+    """Describe the exception that ended a run, for people."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by the user"
+    if isinstance(error, asyncio.CancelledError):
         return "interrupted"
     return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
 

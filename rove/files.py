@@ -14,6 +14,19 @@ def write_whole(target: Path, content: bytes) -> None:
     os.replace(draft, target)
 
 
+def create_folders(folder: Path) -> list[Path]:
+    """Create a folder and its missing parents; return those that this call created, the innermost first."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        folder.mkdir(exist_ok=True)  # raises if it is a file
+        return []
+    except FileNotFoundError:
+        parents = create_folders(folder.parent)
+        return [*create_folders(folder), *parents]
+    return [folder]
+
+
 def put_in_place(draft: Path, target: Path) -> None:
     """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
     old = target.with_name(f".{target.name}.old")

@@ -9,7 +9,7 @@ runs/<name>/
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
-  stopped.json     what ended it before that, if it could still say so; taken away when it goes on
+  stopped.json     what ended the run early: the reason, how much is done, the command that resumes; deleted on resume
   summary.json     written when the run is complete
   annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
   index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,10 +30,11 @@ import msgspec
 import tomli_w
 
 from rove.digest import differences, plain
-from rove.errors import RunError, what_ended
-from rove.files import heal, put_in_place, recover_folders, write_whole
+from rove.errors import RunError
+from rove.files import create_folders, heal, put_in_place, recover_folders, write_whole
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
+from rove.unfinished import NO_RESULTS, end_early
 from rove.versions import versions_here
 
 try:
@@ -100,8 +100,11 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.resume_command = ""
+        """Shell command that resumes the run; kept in stopped.json. "" if there is none."""
         self._files: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
+        self._created: list[Path] = []
 
     def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], fresh: bool = False) -> bool:
         """Open the folder for writing; True when it continues an earlier run of the same identity.
@@ -115,7 +118,7 @@ class Run:
         Raises:
             RunError: another process writes here, the folder holds a run of another identity, or something that is no run.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._created = create_folders(self.path)
         self._refuse_foreign()
         self._acquire()
         file = self.path / "config.toml"
@@ -143,7 +146,7 @@ class Run:
 
     def _is_unused(self) -> bool:
         """Whether nothing but settings was kept here."""
-        kept = [self.path / name for name in OWNED if name not in ("config.toml", "versions.json", "index.sqlite")]
+        kept = [self.path / name for name in OWNED if name not in NO_RESULTS]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:
@@ -196,8 +199,7 @@ class Run:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._lock is not None:
-            with suppress(OSError):  # a full disk may be what has ended it
-                self.write_json("stopped.json", {"why": what_ended(error)})
+            end_early(self.path, error, self._created, self.resume_command)
         self.close()
 
     # rollouts and metrics: append-only, one line each
@@ -317,7 +319,7 @@ class Run:
     def why_stopped(self) -> str:
         """What ended the run before it was complete; "" where nothing did, or it could not say so."""
         file = self.path / "stopped.json"
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])["why"] if file.exists() else ""
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])["why"] if file.exists() else ""
 
     def config(self) -> dict[str, Any]:
         """What `start` was given: `kind`, `identity`, `config`.

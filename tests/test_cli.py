@@ -88,6 +88,13 @@ def test_starting_costs_little_and_loads_nothing_heavy(work: str, request: pytes
     assert seconds < 1.0
 
 
+@pytest.mark.parametrize("words", [(), ("eval",), ("rl",), ("hub",), ("hub", "key"), ("compare",)])
+def test_help_lists_the_options_of_every_command(rove: Rove, words: tuple[str, ...]):
+    for _ in range(2):
+        options = [line[2:12].rstrip() for line in rove(*words, "--help").out.splitlines()]
+        assert [option for option in options if option in ("--yes", "--compat")] == ["--yes", "--compat"]
+
+
 def test_help_lists_the_commands(rove: Rove):
     asked, bare = rove("--help"), rove()
     assert asked.status == bare.status == 0
@@ -546,6 +553,20 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status == 130
     assert done.err == "\nstopped; the same command continues where it was\n"
+    [run] = Path("runs").iterdir()
+    assert json.loads((run / "stopped.json").read_text()) == {
+        "why": "interrupted by the user",
+        "rollouts": 0,
+        "resume": f"rove eval --resume {run}",
+    }
+
+
+def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
+    empty = FLAWED.replace("num_examples: int = 4", "num_examples: int = 0")
+    environment(tmp_path / "environments", "flawed", empty)
+    done = rove("eval", "flawed", "-m", "scripted:knows")
+    assert done.status != 0
+    assert not Path("runs").exists()
 
 
 # Models made on the spot

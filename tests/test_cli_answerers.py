@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from toys import Quiz, right
 
-from rove.cli.answerers import find_endpoint, make_client
+from rove.cli.answerers import find_endpoint, make_client, needs_train_extra
 from rove.clients.openai import OpenAIClient
 from rove.clients.replicas import Replicas
 from rove.clients.scripted import ScriptedClient
-from rove.errors import ConfigError, MissingKeyError
+from rove.errors import CPU_TORCH, ConfigError, MissingKeyError
 
 FILE = """
 [[endpoint]]
@@ -110,3 +110,12 @@ def test_players_folders_and_keys_that_are_not_there():
         make_client("./nowhere", env())
     with pytest.raises(MissingKeyError, match="QWEN_KEY is not set"):
         make_client("gpt", env(), "http://other/v1", "QWEN_KEY")
+
+
+def test_a_missing_torch_names_the_command_that_readme_shows():
+    expected = r"needs the package 'torch'.*pip install 'rove\[train\]'"
+    with pytest.raises(ConfigError, match=expected) as refused, needs_train_extra():
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert str(refused.value).endswith(f": {CPU_TORCH}")
+    readme = Path(__file__).parents[1] / "README.md"
+    assert CPU_TORCH in readme.read_text(encoding="utf-8").splitlines()

@@ -261,6 +261,40 @@ def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, ma
     done = rove(*sft(made, "--min-reward", "7"))
     assert done.status == 2
     assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
+    assert not Path("runs").exists()
+
+
+INTERRUPTS = """
+import signal
+
+import rove as vf
+
+seen = []
+
+def reward(completion):
+    seen.append(completion)
+    if len(seen) == 24:
+        signal.raise_signal(signal.SIGINT)
+    return float(len(seen) % 2)
+
+def load_environment():
+    return vf.SingleTurnEnv(dataset=[{"question": "say 1"}], rubric=vf.Rubric([reward], [1.0]))
+"""
+
+
+@pytest.mark.broad
+def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, made: Path, tmp_path: Path):
+    environment(tmp_path / "environments", "interrupts", INTERRUPTS)
+    done = rove("rl", "interrupts", *rl(made)[2:], "--run-dir", "runs/mine", "--steps", "4")
+    assert done.status == 130, done.err
+    stopped = json.loads(Path("runs/mine/stopped.json").read_text())
+    assert stopped["why"] == "interrupted by the user"
+    assert stopped["step"] == 2
+    assert stopped["rollouts"] >= 16
+    resumed = rove(*shlex.split(stopped["resume"])[1:])
+    assert resumed.status == 0, resumed.err
+    assert "continuing runs/mine after step 2" in resumed.out
+    assert not Path("runs/mine/stopped.json").exists()
 
 
 WATCHED = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.files import heal, put_in_place, recover_folders, write_whole
+from rove.files import create_folders, heal, put_in_place, recover_folders, write_whole
 
 
 @given(
@@ -59,3 +59,12 @@ def test_a_replacement_cut_short_is_undone_or_finished(tmp_path: Path, there: bo
     recover_folders(tmp_path)
     assert (tmp_path / "final" / "x").read_text() == ("new" if there else "old")
     assert not (tmp_path / ".final.old").exists()
+
+
+def test_created_folders_are_those_that_did_not_exist(tmp_path: Path):
+    assert create_folders(tmp_path / "a" / "b") == [tmp_path / "a" / "b", tmp_path / "a"]
+    assert create_folders(tmp_path / "a" / "c") == [tmp_path / "a" / "c"]
+    assert create_folders(tmp_path / "a") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        create_folders(tmp_path / "file")

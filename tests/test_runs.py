@@ -80,7 +80,7 @@ def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (KeyboardInterrupt(), "interrupted"),
+        (KeyboardInterrupt(), "interrupted by the user"),
         (RunError("the server is gone\nits log: oh no"), "the server is gone\nits log: oh no"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ZeroDivisionError), start(tmp_path):
-        monkeypatch.setattr("rove.runs.write_whole", full)
+        monkeypatch.setattr("rove.unfinished.write_whole", full)
         raise ZeroDivisionError
     monkeypatch.undo()
     with start(tmp_path):

@@ -284,5 +284,5 @@ def test_impossible_settings_are_refused(made: Any, fields: dict[str, Any], said
 def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
-    with pytest.raises(ConfigError, match=r"need peft: pip install 'rove\[train\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
         msgspec.structs.replace(settings(), lora_rank=2).check()

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from rove.errors import CPU_TORCH
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,5 +156,6 @@ def test_what_needs_more_says_what_to_install(machine: Machine, tmp_path: Path, 
     (tmp_path / "somewhere").mkdir()
     done, _ = machine.run("rove", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert "install rove's train extra (pip install 'rove[train]')" in done.stderr
+    assert "Install rove's train extra: pip install 'rove[train]'" in done.stderr
+    assert CPU_TORCH in done.stderr
     assert "Traceback" not in done.stderr

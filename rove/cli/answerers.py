@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rove.clients.scripted import ScriptedClient
 from rove.envs.environment import Environment
-from rove.errors import ConfigError, MissingKeyError, nearest
+from rove.errors import ConfigError, MissingKeyError, missing_train_package, nearest
 from rove.protocols import Client
 
 if TYPE_CHECKING:
@@ -131,6 +131,4 @@ class needs_train_extra:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ModuleNotFoundError):
-            raise ConfigError(
-                f"running models in this process needs '{error.name}': install rove's train extra (pip install 'rove[train]')"
-            ) from error
+            raise missing_train_package(error.name or "torch") from error

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from rove.cli.live import Heartbeat, StepProgress
 from rove.config import load, parse_value
 from rove.digest import fingerprint
 from rove.errors import ConfigError, in_json
@@ -156,19 +157,43 @@ class Tell(Protocol):
         ...
 
 
+class ProgressDisplay:
+    """Shows the progress of a command; see `progress`.
+
+    Args:
+        show: called after every change.
+    """
+
+    def __init__(self, title: str, total: int, show: Callable[[ProgressDisplay], None]):
+        self.title = title
+        self.count = 0
+        self.total = total
+        self.words = ""
+        self.step = StepProgress()
+        """Progress within the current step."""
+        self._show = show
+
+    def __call__(self, count: int, words: str, total: int | None = None) -> None:
+        """A step is done: `count` of them in all."""
+        self.count, self.words, self.total = count, words, total or self.total
+        self.step.start_next()
+        self._show(self)
+
+    @property
+    def line(self) -> str:
+        """One line for a plain log, in rich markup."""
+        return f"{self.title} {self.count}/{self.total or '?'}  {self.words}"
+
+
 @contextmanager
-def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
-    """A live bar with a few words beside it; without a terminal, a line now and then."""
+def progress(console: Console, title: str, total: int = 0) -> Iterator[ProgressDisplay]:
+    """A live bar with a few words below it, and progress within a step that takes long.
+
+    Without a terminal it prints about `LINES` lines in all, and one every `LOG_EVERY_S` seconds where that is more.
+    """
     if not console.is_terminal:
-        known = total
-
-        def tell(count: int, words: str, total: int | None = None) -> None:
-            nonlocal known
-            known = total or known
-            if count % max(1, known // LINES) == 0 or count == known:
-                console.print(f"{title} {count}/{known}  {words}", soft_wrap=True)
-
-        yield tell
+        with _log_lines(console, title, total) as display:
+            yield display
         return
     columns = (
         TextColumn("{task.description}"),
@@ -181,11 +206,27 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[Tell]:
     with Live(bar, console=console, refresh_per_second=10) as live:
         task = bar.add_task(title, total=total or None)
 
-        def show(count: int, words: str, total: int | None = None) -> None:
-            bar.update(task, completed=count, total=total)
-            live.update(Group(bar, Text.from_markup(f"  {words}")))
+        def show(display: ProgressDisplay) -> None:
+            bar.update(task, completed=display.count, total=display.total or None)
+            live.update(Group(bar, Text.from_markup(f"  {display.words}"), display.step))
 
-        yield show
+        display = ProgressDisplay(title, total, show)
+        live.update(Group(bar, display.step))
+        yield display
+
+
+@contextmanager
+def _log_lines(console: Console, title: str, total: int) -> Iterator[ProgressDisplay]:
+    def show(display: ProgressDisplay) -> None:
+        if display.count % max(1, display.total // LINES) == 0 or display.count == display.total:
+            console.print(display.line, soft_wrap=True)
+            heartbeat.printed()
+
+    display = ProgressDisplay(title, total, show)
+    with Heartbeat(
+        lambda: console.print(f"{display.line}  {escape(display.step.text())}", soft_wrap=True)
+    ) as heartbeat:
+        yield display
 
 
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -26,6 +28,7 @@ from rove.cli.common import (
 from rove.cli.environments import hub_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.envs.environment import Environment
+from rove.envs.questions import QuestionsEnv
 from rove.errors import RunError
 from rove.evaluate import Options, evaluate, run_identity
 from rove.isolation.opening import Isolation, open_environment
@@ -89,17 +92,15 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
-def start_run(config: EvalConfig, env: Environment, client: Client, console: Console) -> Run:
-    """The run folder of these settings, new or continued."""
-    same = run_identity(env, client, config.model, Options(**config.options))
-    run = Run(run_folder(config.run_dir, config.env, config.model, identity=same))
+def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
+    """Start the run folder of these settings, new or resumed."""
+    run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
     del plain["fresh"]  # `@ config.toml` of this folder continues the run
-    run.start("eval", plain, same, config.fresh)
+    run.start("eval", plain, identity, config.fresh)
     kept = len(run.kept())
     if kept:
         console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
-    return run
 
 
 class Watch:
@@ -140,6 +141,8 @@ class Watch:
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
     env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config))
+    if isinstance(env, QuestionsEnv):
+        console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
     config = _with_price(config)
     client = make_client(
         config.model,
@@ -151,7 +154,18 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.max_retries,
         config.endpoints,
     )
-    run = start_run(config, env, client, console) if config.save else None
+    identity = run_identity(env, client, config.model, Options(**config.options))
+    run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
+    with run or nullcontext():
+        if run is not None:
+            start_run(config, identity, run, console)
+        return _evaluate(config, env, client, run, console, title), run
+
+
+def _evaluate(
+    config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
+) -> dict[str, Any]:
+    """Evaluate with progress; return the summary."""
     examples = env.count_examples(config.num_examples, config.train)
     if examples is not None and config.num_examples > examples:
         console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {examples}[/yellow]")
@@ -162,13 +176,9 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         finally:
             await client.close()
 
-    try:
-        title = title or f"{config.env} · {short(config.model)}"
-        with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
-            return run_async(go(Watch(tell, console, client))), run
-    finally:
-        if run is not None:
-            run.close()
+    title = title or f"{config.env} · {short(config.model)}"
+    with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
+        return run_async(go(Watch(tell, console, client)))
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:
@@ -224,6 +234,10 @@ def _of_run(folder: str) -> list[str]:
 @click.option("-t", "--max-tokens", type=int, help="Most tokens in one answer.")
 @click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 = greedy.")
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@click.option(
+    "--scorer", help="For a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]"
+)
+@click.option("--judge-model", help="For --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL.")
 @click.option("-S", "--sampling-args", help="Further sampling arguments under OpenAI's names, as JSON.")
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
@@ -255,12 +269,16 @@ def command(
     ctx: click.Context,
     as_json: bool,
     env_args: str | None,
+    scorer: str | None,
+    judge_model: str | None,
     sampling_args: str | None,
     resume: str | None,
     dry_run: bool,
     **named: Any,
 ) -> None:
     """Evaluate MODEL in ENV and keep every rollout.
+
+    ENV is an environment, or a file of questions and answers: .jsonl, .csv or .parquet.
 
     Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling_args.top_p 0.9, --seed 1).
     A file with [[eval]] tables is as many evaluations, each table's [eval.sweep] crossed; flags go for all of them.
@@ -269,7 +287,12 @@ def command(
     console = console_for(as_json)
     if resume is not None:
         ctx.args = [*_of_run(resume), *ctx.args]
-    named |= {"env_args": json_object(env_args, "-a"), "sampling_args": json_object(sampling_args, "-S")}
+    scoring = {
+        name: value for name, value in {"scorer": scorer, "judge_model": judge_model}.items() if value is not None
+    }
+    given = json_object(env_args, "-a")
+    named |= {"env_args": {**(given or {}), **scoring} if scoring else given}
+    named |= {"sampling_args": json_object(sampling_args, "-S")}
     evaluations, many = resolve(EvalConfig, ctx, named)
     if many or dry_run:
         check(evaluations)

@@ -52,6 +52,27 @@ GARBAGE = (100_000, 10, 10)
 them all, the libraries' own too, over and over while rollouts are made: a fifth of the CPU time of sampling a small model."""
 
 
+COMMON_OPTIONS = (
+    click.Option([asking.FLAG], is_flag=True, expose_value=False, help="Answer every question with yes."),
+    click.Option(
+        [COMPAT],
+        is_flag=True,
+        expose_value=False,
+        help="Use rove for `import verifiers` even if verifiers is installed.",
+    ),
+)
+"""Options of every command, for its help; `LazyGroup.parse_args` reads them."""
+
+
+def add_common_options(command: click.Command) -> click.Command:
+    """List the common options in the help of a command and of its sub-commands; return the command."""
+    known = {name for param in command.params for name in param.opts}
+    command.params += [option for option in COMMON_OPTIONS if not known & {*option.opts}]
+    for below in getattr(command, "commands", {}).values():
+        add_common_options(below)
+    return command
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported only when they run, so that `--help` is quick."""
 
@@ -63,7 +84,7 @@ class LazyGroup(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(COMMANDS[cmd_name][0]).command
+        return add_common_options(importlib.import_module(COMMANDS[cmd_name][0]).command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take --compat and --yes out, wherever they stand: they are of all commands."""
@@ -109,6 +130,9 @@ def cli(ctx: click.Context) -> None:
     gc.set_threshold(*GARBAGE)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+add_common_options(cli)
 
 
 def main() -> None:

@@ -89,7 +89,17 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
         with progress(console, f"rl {config.env}", config.steps) as tell:
             alarmed = alarm_printer(console)
             final = run_async(
-                train_rl(config, env, loaded, run, on_step, on_alarm=alarmed, on_sample=on_sample, ranks=ranks)
+                train_rl(
+                    config,
+                    env,
+                    loaded,
+                    run,
+                    on_step,
+                    on_alarm=alarmed,
+                    on_sample=on_sample,
+                    on_progress=tell.step,
+                    ranks=ranks,
+                )
             )
         draw(run)
     return final, run

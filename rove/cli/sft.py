@@ -58,7 +58,14 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
                 tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
 
             final = train_sft(
-                config, data.finished(), loaded, run, on_step, on_alarm=alarm_printer(console), ranks=ranks
+                config,
+                data.finished(),
+                loaded,
+                run,
+                on_step,
+                on_alarm=alarm_printer(console),
+                on_progress=tell.step,
+                ranks=ranks,
             )
         draw(run)
     return final, run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.common import CURVES, print_warnings
+from rove.cli.live import working
 from rove.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.isolation.opening import without_isolation
@@ -48,6 +50,9 @@ def begin(
     from rove.models.load import check_model, load_model
 
     check_model(config.model)  # before there is a run folder
+    run.resume_command = (
+        f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
+    )
     run.start(kind, msgspec.to_builtins(config), identity, fresh)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():
@@ -60,7 +65,8 @@ def begin(
         console.print(f"continuing {run.path} after step {last[1].step}")
     else:
         print_warnings(console, warnings())
-    loaded = load_model(config.model)
+    with working(console, f"loading {config.model}"):
+        loaded = load_model(config.model)
     ranks.agree()
     if ranks.size > 1:
         console.print(f"{ranks.size} processes train together")

@@ -21,6 +21,7 @@ import msgspec
 from rove.config import read_toml
 from rove.digest import digest_files
 from rove.envs.environment import Environment
+from rove.envs.questions import QuestionsEnv, is_question_file
 from rove.errors import ConfigError, Error, nearest
 
 GROUP = "rove.environments"
@@ -50,7 +51,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     Searched in this order: `env_dir` if given, entry points of the group `rove.environments` of installed packages, installed
     modules, `./environments`, the examples shipped with rove. The last part of "owner/name@version" is the name of one of these
     entry points, or the module's own, "-" read as "_", unless one of the `finders` knows the whole: then it is an environment
-    installed from a hub. An environment of another library's may come with a method `__rove_environment__` that
+    installed from a hub. A name that ends in .jsonl, .csv or .parquet is a file of questions, whose arguments are those of
+    `rove.envs.questions.QuestionsEnv`. An environment of another library's may come with a method `__rove_environment__` that
     returns it as one of rove's.
 
     Raises:
@@ -58,6 +60,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
             is named; it cannot be imported, it has no `load_environment` or
             that fails; or an argument is unknown or, where it is annotated with int, float, bool or str, something else.
     """
+    if is_question_file(env_id):
+        return _load_questions(env_id, env_args)
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args)
@@ -75,6 +79,14 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     env.env_id = env.env_id or name
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
+    return env
+
+
+def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
+    _check_args(env_id, QuestionsEnv, env_args | {"path": env_id})
+    _check_types(env_id, QuestionsEnv.__init__, env_args)
+    env = QuestionsEnv(env_id, **env_args)
+    env.env_id, env.env_args = env_id, env_args
     return env
 
 
@@ -128,6 +140,8 @@ def environment_defaults(
         ConfigError: nothing has that name, or the file is not TOML or has something else than a table there.
     """
     file = project_file(environment_file(env_id, env_dir))
+    if is_question_file(env_id):
+        return file, {}
     table: Any = read_toml(file) if file.is_file() else {}
     for name in ("tool", tool, "eval"):
         table = table.get(name, {})
@@ -142,7 +156,10 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
     Raises:
         ConfigError: nothing has that name.
     """
-    return f"{_module_name(env_id)}#{_source(environment_file(env_id, env_dir))}"
+    file = environment_file(env_id, env_dir)
+    if is_question_file(env_id):
+        return f"{env_id}#{digest_files([file])}"
+    return f"{_module_name(env_id)}#{_source(file)}"
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
@@ -151,6 +168,8 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     Raises:
         ConfigError: nothing has that name.
     """
+    if is_question_file(env_id):
+        return Path(env_id)
     away = elsewhere(env_id, env_dir)
     return _found(_module_name(env_id), env_dir)[0] if away is None else away.file
 

@@ -15,6 +15,7 @@ import msgspec
 from rove.config import check_positive
 from rove.envs.environment import Environment
 from rove.envs.loading import elsewhere, environment_file, load_environment
+from rove.envs.questions import is_question_file
 from rove.errors import ConfigError
 from rove.isolation.environment import AwayEnv, IsolatedEnv
 from rove.isolation.venv import StandIns, python_for
@@ -89,7 +90,7 @@ def open_environment(
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
-    if not isolation.on:
+    if not isolation.on or is_question_file(env_id):  # a file of questions has no code to isolate
         return load_environment(env_id, env_dir, **(env_args or {}))
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)

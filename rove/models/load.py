@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rove.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
-from rove.errors import ConfigError
+from rove.errors import ConfigError, missing_train_package
 from rove.models import attention
 from rove.models.linear import use_fast_linear
 from rove.renderer import Renderer
@@ -154,7 +154,7 @@ def check_peft() -> None:
         ConfigError: it is not.
     """
     if find_spec("peft") is None:
-        raise ConfigError("adapters (lora_rank, or a model that is one) need peft: pip install 'rove[train]'")
+        raise missing_train_package("peft", "a LoRA adapter (lora_rank, or a model folder with an adapter)")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ from rove.models.load import LoadedModel
 from rove.protocols import Sampling
 from rove.records import Outcome, RolloutRecord
 from rove.runs import Run
+from rove.train.progress import OnProgress, ignore
 
 FOLDER = "evaluations"
 
@@ -196,6 +197,7 @@ class HeldOut:
         env_dir: where environments are looked for first.
         seed: of everything random; the same in every measurement, so that they differ by the weights alone.
         isolation: of the run's own environment.
+        on_progress: called after every rollout.
 
     Raises:
         ConfigError: an environment cannot be loaded, or not be played line by line as is asked for.
@@ -209,7 +211,9 @@ class HeldOut:
         env_dir: str | Path | None = None,
         seed: int = 0,
         isolation: Isolation = Isolation(),  # noqa: B008  frozen
+        on_progress: OnProgress = ignore,
     ):
+        self.on_progress = on_progress
         self.configs = configs
         self.client = client
         self.run = run
@@ -277,8 +281,13 @@ class HeldOut:
         env = await open_beside(config.env, self.env_dir, config.env_args, config.isolation(self.isolation))
         client.engine.update_weights(step)
         failures: list[RolloutRecord | Outcome] = []
+        total = (env.count_examples(config.num_examples) or 0) * config.rollouts_per_example
+        done = 0
 
         def look(record: RolloutRecord | Outcome) -> None:
+            nonlocal done
+            done += 1
+            self.on_progress(f"rollouts of evaluation {config.label}", done, total)
             if record.error is not None and not failures:
                 failures.append(record)
 

@@ -19,6 +19,7 @@ from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.lora import dropping
 from rove.train.losses import Loss
+from rove.train.progress import OnProgress, counted, ignore
 from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samples import Sample
 from rove.train.sharding import gather
@@ -56,12 +57,20 @@ class Learner:
         loaded: the model as training starts from it, not yet resumed. Alone it is trained itself. With others, parts of a copy
             are, and `gather` brings the weights back into this one, in the first process.
         ranks: the processes that train it.
+        on_progress: called after every micro-batch.
 
     Raises:
         ConfigError: the settings ask for what cannot be done with this model.
     """
 
-    def __init__(self, config: RLConfig | SFTConfig, objective: Objective, loaded: LoadedModel, ranks: Ranks = ALONE):
+    def __init__(
+        self,
+        config: RLConfig | SFTConfig,
+        objective: Objective,
+        loaded: LoadedModel,
+        ranks: Ranks = ALONE,
+        on_progress: OnProgress = ignore,
+    ):
         if config.mixed_precision and ranks.size == 1:
             raise ConfigError(
                 "mixed_precision is for several processes that train together (torchrun); leave it out, or take bf16_backward "
@@ -77,7 +86,8 @@ class Learner:
             if objective.reference == "first":
                 switch_off(whole)
             self.reference = in_parts(whole, ranks, config.mixed_precision)
-        self.trainer = make_trainer(config, loaded, ranks)
+        self.on_progress = on_progress
+        self.trainer = make_trainer(config, loaded, ranks, on_progress)
         self.token_stats: list[TrainedRollout] = []
         """What the last update saw of single tokens."""
 
@@ -97,7 +107,10 @@ class Learner:
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
         if self.reference is not None:
-            batches = [batch._replace(reference=frozen_logprobs(self.reference, batch)) for batch in batches]
+            batches = [
+                batch._replace(reference=frozen_logprobs(self.reference, batch))
+                for batch in counted(batches, "reference micro-batches", self.on_progress)
+            ]
         if objective.updates > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.token_stats, derive_seed(self.config.seed, "token_stats", step))

@@ -14,6 +14,7 @@ from rove.models.load import LoadedModel
 from rove.runs import Run
 from rove.train.bad_steps import try_step
 from rove.train.playing import DRAWN, Played, Player
+from rove.train.progress import OnProgress, ignore
 from rove.train.ranks import Team
 from rove.train.samplers import make_sampler
 from rove.train.samples import Sample
@@ -38,9 +39,19 @@ class Pipeline:
         loaded: the model as training starts from it, not yet resumed.
         team: of the learners of that model.
         run: the run folder.
+        on_progress: called after every rollout.
     """
 
-    def __init__(self, config: RLConfig, env: Environment, loaded: LoadedModel, team: Team, run: Run):
+    def __init__(
+        self,
+        config: RLConfig,
+        env: Environment,
+        loaded: LoadedModel,
+        team: Team,
+        run: Run,
+        on_progress: OnProgress = ignore,
+    ):
+        self.on_progress = on_progress
         self.config = config
         self.env = env
         self.loaded = loaded
@@ -60,7 +71,7 @@ class Pipeline:
             ConfigError: there is nothing to play (see `Player`).
         """
         drawn = int(history[-1].get(DRAWN, step * self.config.groups)) if history else 0
-        self._player = Player(self.config, self.env, self.client, self.run, drawn)
+        self._player = Player(self.config, self.env, self.client, self.run, drawn, self.on_progress)
         self._publish(step)
         if self.config.max_off_policy_steps > 1:
             last = self.run.last_checkpoint()

@@ -20,6 +20,7 @@ from rove.runs import Run
 from rove.statistics import mean
 from rove.train.advantages import batch_advantages
 from rove.train.losses import choose_normalisation, token_weights
+from rove.train.progress import OnProgress, ignore
 from rove.train.samples import Sample, samples_from_record
 from rove.train.sampling import Difficulty, Draw, Order
 
@@ -47,12 +48,22 @@ class Player:
         client: who plays.
         run: the run folder; what it has of earlier steps says which examples are too hard or too easy.
         drawn: how many examples those have drawn.
+        on_progress: called after every rollout.
 
     Raises:
         ConfigError: the dataset has no rows, or not the column that is asked for.
     """
 
-    def __init__(self, config: RLConfig, env: Environment, client: Client, run: Run, drawn: int = 0):
+    def __init__(
+        self,
+        config: RLConfig,
+        env: Environment,
+        client: Client,
+        run: Run,
+        drawn: int = 0,
+        on_progress: OnProgress = ignore,
+    ):
+        self.on_progress = on_progress
         self.config = config
         self.env = env
         self.client = client
@@ -103,7 +114,12 @@ class Player:
         rollouts = run_groups(
             self.env, self.client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
         )
-        records = [record async for record in rollouts]
+        total = sum(map(len, groups))
+        records: list[RolloutRecord] = []
+        self.on_progress("rollouts", 0, total)
+        async for record in rollouts:
+            records.append(record)
+            self.on_progress("rollouts", len(records), total)
         for record in records:
             self.run.append_rollout(record)
         return records

@@ -26,6 +26,7 @@ from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
+from rove.train.progress import OnProgress, ignore
 from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samplers import check_sampler
 from rove.train.sampling import Ordering, check_difficulty
@@ -306,6 +307,7 @@ async def train_rl(
     *,
     on_alarm: OnAlarm | None = None,
     on_sample: OnSample | None = None,
+    on_progress: OnProgress = ignore,
     ranks: Ranks = ALONE,
 ) -> Path:
     """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
@@ -320,6 +322,7 @@ async def train_rl(
         on_step: called after every step with its number and metrics.
         on_alarm: called with every alarm when it starts.
         on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
+        on_progress: called with the progress within every step: rollouts and micro-batches.
         ranks: the processes that train it; this is the first of them, the others `follow`.
 
     Returns:
@@ -327,9 +330,10 @@ async def train_rl(
     """
     config.check()
     loaded = adapted(config, loaded)
-    team = Team(ranks, Learner(config, config.objective, loaded, ranks))
-    pipeline = Pipeline(config, env, loaded, team, run)
-    held_out = HeldOut(config.evaluation, pipeline.client, run, config.env_dir, config.seed, config.isolation)
+    team = Team(ranks, Learner(config, config.objective, loaded, ranks, on_progress))
+    pipeline = Pipeline(config, env, loaded, team, run, on_progress)
+    places = (config.env_dir, config.seed, config.isolation)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, *places, on_progress)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)

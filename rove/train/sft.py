@@ -28,6 +28,7 @@ from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
 from rove.train.losses import cross_entropy
+from rove.train.progress import OnProgress, counted, ignore
 from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.samples import Sample, samples_from_messages
 from rove.train.trainer import lr_scale
@@ -213,12 +214,16 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[T
     return kept
 
 
-def split(renderer: Renderer, talks: Sequence[Talk], config: SFTConfig) -> tuple[list[list[Sample]], list[Sample]]:
+def split(
+    renderer: Renderer, talks: Sequence[Talk], config: SFTConfig, on_progress: OnProgress = ignore
+) -> tuple[list[list[Sample]], list[Sample]]:
     """Training conversations (each a list of samples) and validation samples, whole conversations apart."""
     order = list(range(len(talks)))
     random.Random(config.seed).shuffle(order)
     held_out = min(max(1, round(len(talks) * config.validation_fraction)), len(talks) - 1)
-    samples = [samples_from_messages(renderer, *talks[i]) for i in order]
+    samples = [
+        samples_from_messages(renderer, *talks[i]) for i in counted(order, "conversations tokenized", on_progress)
+    ]
     return samples[held_out:], [sample for talk in samples[:held_out] for sample in talk]
 
 
@@ -230,6 +235,7 @@ def train_sft(
     on_step: OnStep | None = None,
     *,
     on_alarm: OnAlarm | None = None,
+    on_progress: OnProgress = ignore,
     ranks: Ranks = ALONE,
 ) -> Path:
     """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
@@ -241,6 +247,7 @@ def train_sft(
         run: a started run folder; training goes on at its last checkpoint if it has one.
         on_step: called after every step with its number, the most there can be, and its metrics.
         on_alarm: called with every alarm when it starts.
+        on_progress: called with the progress of tokenizing, and within every step.
         ranks: the processes that train it; this is the first of them, the others `follow_sft`.
 
     Returns:
@@ -248,10 +255,10 @@ def train_sft(
     """
     config.check()
     loaded = adapted(config, loaded)
-    team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks))
-    training, held_out = split(loaded.renderer, conversations(records, config), config)
+    team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
+    training, held_out = split(loaded.renderer, conversations(records, config), config, on_progress)
     client = EngineClient.of(loaded) if config.evaluation else None
-    evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed)
+    evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)

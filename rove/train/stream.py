@@ -161,6 +161,7 @@ class Stream:
     def _keep(self, group: _Group, record: RolloutRecord) -> None:
         """A rollout has ended; with its last sibling the group has, too."""
         group.records.append(record)
+        self._report_progress()
         self._playing.set(self._playing.value - 1)
         if len(group.records) == self.player.config.rollouts_per_example:
             self.under_way.remove(group)
@@ -171,6 +172,13 @@ class Stream:
                 self.player.difficulty.add([told])
             self._changed.set()
         self.go_on()
+
+    def _report_progress(self) -> None:
+        """Report how many rollouts of the next step have ended, those of groups that have not ended included."""
+        ended = len(self._ended.get(self.places.first, []))
+        open_groups = [group for group in self.under_way if group.records]
+        total = self.player.config.batch_size
+        self.player.on_progress("rollouts", min(total, ended + sum(len(g.records) for g in open_groups)), total)
 
     def _put(self, records: list[RolloutRecord], step: int) -> list[RolloutRecord]:
         """Let this step train them; the records that say so."""

@@ -19,6 +19,7 @@ from rove.models.load import LoadedModel, default_threads, twin
 from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
+from rove.train.progress import OnProgress, counted, ignore
 from rove.train.ranks import ALONE, Ranks
 from rove.train.sharding import is_sharded, shard, whole
 
@@ -116,6 +117,7 @@ class Trainer:
         betas: of AdamW.
         activation_checkpointing: compute layers again in the backward pass instead of keeping their activations.
         ranks: the processes that train it together; with more than one, the model is in parts.
+        on_progress: called after every micro-batch.
 
     Raises:
         ConfigError: the model has no layers that can be computed again.
@@ -130,7 +132,9 @@ class Trainer:
         betas: tuple[float, float] = (0.9, 0.95),
         activation_checkpointing: bool = False,
         ranks: Ranks = ALONE,
+        on_progress: OnProgress = ignore,
     ):
+        self.on_progress = on_progress
         self.model = model
         self.ranks = ranks
         self.recomputed = layers_of(model) if activation_checkpointing else []
@@ -161,7 +165,7 @@ class Trainer:
             sums over the trained tokens of all, to be divided by their number.
         """
         sums = dict.fromkeys(SUMS, 0.0)
-        for batch in batches:
+        for batch in counted(batches, "micro-batches", self.on_progress):
             with recomputed(self.recomputed):
                 logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
             tokens = tokens_of(batch)
@@ -218,7 +222,7 @@ class Trainer:
     def mean_loss(self, batches: Sequence[Batch], loss: Loss) -> float:
         """Mean loss per trained token, without training (validation)."""
         sums = {"loss": 0.0, "tokens": 0.0}
-        for batch in batches:
+        for batch in counted(batches, "validation micro-batches", self.on_progress):
             logprobs, _ = token_logprobs(self.model, batch)
             sums["loss"] += loss(logprobs, tokens_of(batch)).sum().item()
             sums["tokens"] += len(logprobs)
@@ -226,7 +230,9 @@ class Trainer:
         return sums["loss"] / max(1.0, sums["tokens"])
 
 
-def make_trainer(config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = ALONE) -> Trainer:
+def make_trainer(
+    config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = ALONE, on_progress: OnProgress = ignore
+) -> Trainer:
     """The trainer that a run's settings ask for; threads and matrix products are set as they say.
 
     Alone, it trains the model itself; with others, the parts of a copy.
@@ -243,6 +249,7 @@ def make_trainer(config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks
         config.weight_decay,
         activation_checkpointing=config.activation_checkpointing,
         ranks=ranks,
+        on_progress=on_progress,
     )
 
 

@@ -1,0 +1,201 @@
+"""A file of questions as an environment: each row has a question and its answer, and a scorer compares."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib
+import json
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rove.digest import digest_files
+from rove.envs.dataset import JsonLines
+from rove.envs.single_turn import SingleTurnEnv
+from rove.errors import ConfigError, nearest
+from rove.messages import Messages
+from rove.parsers import MaybeThinkParser
+from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
+from rove.rubrics.regex import RegexRubric
+from rove.state import State
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+QUESTION_COLUMNS = ("question", "prompt")
+"""Columns that hold the question if no column is named."""
+
+TAGGED = "Give your final answer as <answer>your answer</answer>."
+BOXED = "Give your final answer in \\boxed{}."
+LETTER = "Choose one of the options. Give its letter as <answer>letter</answer>."
+
+SCORERS = {
+    "exact": (TAGGED, "the answer equals the right one, ignoring case and white space"),
+    "numeric": (TAGGED, "the last number in the answer equals the right one"),
+    "regex": (TAGGED, "the regular expression in the answer column is found in the answer"),
+    "choice": (LETTER, "the letter or the text of the right option"),
+    "math": (BOXED, "the answer is mathematically equal to the right one (math-verify)"),
+    "judge": ("", "a model judges whether the reply gives the right answer"),
+}
+"""Name → (default system prompt, what is compared)."""
+
+
+class QuestionsEnv(SingleTurnEnv):
+    """A file of questions, each answered once and scored against the answer in its row.
+
+    Scripted policies: `teacher` gives the right answer, `no_answer` says that it does not know.
+
+    Args:
+        path: a .jsonl, .csv or .parquet file.
+        scorer: "exact", "numeric", "regex", "choice", "math" or "judge"; see `rove.rubrics.scorers`.
+        question_column: column of the question. Default: "question", else "prompt".
+        answer_column: column of the answer.
+        choices_column: column of the options, for "choice": a list, or the JSON of one.
+        tolerance: for "numeric": largest difference, relative to the right number (absolute if that is below 1).
+        judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
+        system_prompt: "" for none. Default: the scorer's own, which asks for the format that it reads.
+
+    Raises:
+        ConfigError: the file cannot be read, a column is missing, a row has no question or no answer, or the scorer is
+            unknown.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        scorer: str = "exact",
+        question_column: str | None = None,
+        answer_column: str = "answer",
+        choices_column: str = "choices",
+        tolerance: float = 1e-6,
+        judge_model: str = "gpt-4.1-nano",
+        system_prompt: str | None = None,
+    ):
+        if scorer not in SCORERS:
+            raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; expected one of {', '.join(SCORERS)}")
+        rows = list(_read_rows(Path(path)))
+        if not rows:
+            raise ConfigError(f"{path} has no rows; expected questions and answers")
+        question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0]), "question")
+        columns = [question, answer_column, *([choices_column] if scorer == "choice" else [])]
+        super().__init__(
+            dataset=[_example(path, number, row, columns) for number, row in enumerate(rows, start=1)],
+            rubric=_rubric(scorer, tolerance, judge_model),
+            system_prompt=SCORERS[scorer][0] if system_prompt is None else system_prompt,
+            players={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
+        )
+        self.scorer = scorer
+        self.source = digest_files([Path(path)])
+
+    @property
+    def description(self) -> str:
+        """What is evaluated, and how, in one line."""
+        return f"{self.count_examples():,} questions, scorer '{self.scorer}': {SCORERS[self.scorer][1]}"
+
+
+def is_question_file(env_id: str) -> bool:
+    """Return whether the name of an environment is that of a file of questions."""
+    return Path(env_id).suffix.lower() in SUFFIXES
+
+
+def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
+    if scorer == "math":
+        return MathRubric()
+    if scorer == "regex":
+        rubric: Rubric = RegexRubric()
+    elif scorer == "judge":
+        judge = JudgeRubric(MaybeThinkParser(), judge_model=judge_model)
+        judge.add_reward_func(judge.verdict)
+        return judge
+    else:
+        func: Callable[..., float] = getattr(scorers, scorer)
+        if scorer == "numeric":
+            func = functools.partial(scorers.numeric, tolerance=tolerance)
+        rubric = Rubric()
+        rubric.add_reward_func(func, name=scorer)
+    rubric.add_metric(scorers.has_answer_tag, name="format")
+    return rubric
+
+
+def _teacher(scorer: str, messages: Messages, state: State, rng: Any) -> str:
+    return f"\\boxed{{{state['answer']}}}" if scorer == "math" else f"<answer>{state['answer']}</answer>"
+
+
+def _no_answer(messages: Messages, state: State, rng: Any) -> str:
+    return "I do not know."
+
+
+def _example(path: str | Path, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """Return a dataset row: the question, the answer as text, and every other column in `info`."""
+    for name in columns:
+        if row.get(name) in (None, ""):
+            found = ", ".join(str(column) for column in row)
+            raise ConfigError(
+                f"{path}, row {number} has no value in the column '{name}'; its columns: {found}. Name other columns with "
+                '-a \'{"question_column": "…", "answer_column": "…"}\''
+            )
+    question, answer, *choices = (row[name] for name in columns)
+    info = {name: value for name, value in row.items() if name not in columns}
+    if choices:
+        options = _options(path, number, choices[0])
+        try:
+            answer = scorers.choice_letter(answer, options)
+        except ValueError as error:
+            raise ConfigError(f"{path}, row {number}: {error}") from None
+        listed = zip(string.ascii_uppercase, options, strict=False)
+        question = "\n".join([str(question), "", *(f"{letter}) {text}" for letter, text in listed)])
+        return {"question": question, "answer": answer, "choices": options, "info": info}
+    asked = {"prompt": question} if isinstance(question, list) else {"question": str(question)}
+    return {**asked, "answer": str(answer), "info": info}
+
+
+def _options(path: str | Path, number: int, value: Any) -> list[str]:
+    try:
+        options = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        options = None
+    if not isinstance(options, (list, tuple)) or not 2 <= len(options) <= len(string.ascii_uppercase):
+        raise ConfigError(
+            f"{path}, row {number}: the choices are {value!r}; expected a list of 2 to {len(string.ascii_uppercase)} options, "
+            'or its JSON such as ["red", "green"]'
+        )
+    return [str(option) for option in options]
+
+
+def _read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"no file '{path}'; an environment that ends in {', '.join(SUFFIXES)} is a file of questions")
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        return iter(JsonLines(path))
+    return iter(_read_csv(path) if suffix == ".csv" else _read_parquet(path))
+
+
+def _read_csv(path: Path) -> list[Mapping[str, Any]]:
+    rows: list[Mapping[str, Any]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for row in (reader := csv.DictReader(file, strict=True)):
+                if None in row:
+                    raise ConfigError(
+                        f"{path}, line {reader.line_num} has more fields than the header {reader.fieldnames}; quote fields "
+                        'that contain a comma: "1,234"'
+                    )
+                rows.append(row)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a CSV file in UTF-8: {error} (after {len(rows)} rows)") from error
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {path} needs the package 'pyarrow', which is not installed: pip install 'rove[hf]', or convert the "
+            "file to .jsonl"
+        ) from error
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+        raise ConfigError(f"{path} is not a Parquet file: {error}") from error

@@ -60,7 +60,7 @@ def begin(
         console.print(f"continuing {run.path} after step {last[1].step}")
     else:
         print_warnings(console, warnings())
-    loaded = load_model(config.model)
+    loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
     ranks.agree()
     if ranks.size > 1:
         console.print(f"{ranks.size} processes train together")

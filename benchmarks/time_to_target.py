@@ -163,8 +163,8 @@ def train_with_trl(config: Any, folder: Path) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
-    tokenizer = AutoTokenizer.from_pretrained(config.model)
-    model: Any = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32, trust_remote_code=False)
     renderer = Renderer(tokenizer, [model.generation_config.eos_token_id])
     env = load_environment(ENV, **config.env_args)
     examples = env.get_dataset(config.steps * config.groups)

@@ -71,6 +71,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def ask(url: str, body: object = None, **headers: str) -> str:
     data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
     with build_opener(ProxyHandler({})).open(Request(url, data, headers), timeout=60) as reply:
         return reply.read().decode()
 

@@ -389,7 +389,7 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
 
     async def go(ask: Any) -> None:
         assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
-        assert (await ask("reset", data=b"{"))[0] == 422
+        assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
         assert (await ask("reset", [1]))[0] == 422
         status, told = await ask("reset", {"index": 99999})
         assert status == 422 and "expected 0 to" in told["detail"] and server.room.taken == 0

@@ -24,6 +24,7 @@ from rove.wire.common import tool_call
 from rove.wire.serving import MAX_CHOICES
 
 HI: list[Any] = [{"role": "user", "content": "a b c"}]
+JSON = {"Content-Type": "application/json"}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -88,9 +89,11 @@ async def http(client: Client, **options: Any) -> AsyncIterator[tuple[aiohttp.Cl
         yield session, app
 
 
-async def post(session: aiohttp.ClientSession, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+async def post(
+    session: aiohttp.ClientSession, path: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body)
-    async with session.post(path, data=data, **options) as reply:
+    async with session.post(path, data=data, headers={**JSON, **(headers or {})}) as reply:
         return reply.status, await reply.json()
 
 
@@ -360,7 +363,7 @@ async def test_what_is_cut_off_is_told():
     client = Answerer(answer, pieces=("hello",))
     async with http(client) as (session, app):
         body = json.dumps({"messages": HI, "n": 2, "stream": True})
-        async with session.post("/v1/chat/completions", data=body) as reply:
+        async with session.post("/v1/chat/completions", data=body, headers=JSON) as reply:
             await until(lambda: client.under_way == 2)
             await reply.content.readuntil(b"hello")
             app[DESK].cut_off()
@@ -515,7 +518,7 @@ async def soak(count: int) -> None:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: Any) -> tuple[int, str]:
-    async with session.post(url, data=body if isinstance(body, bytes) else json.dumps(body)) as reply:
+    async with session.post(url, data=body if isinstance(body, bytes) else json.dumps(body), headers=JSON) as reply:
         return reply.status, await reply.text()
 
 

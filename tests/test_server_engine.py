@@ -546,7 +546,7 @@ async def soak(count: int) -> dict[str, int]:
 
 async def _ask(at: Served, path: str, body: Any) -> tuple[int, str]:
     data = body if isinstance(body, bytes) else json.dumps(body)
-    async with at.http.post(path, data=data) as reply:
+    async with at.http.post(path, data=data, headers={"Content-Type": "application/json"}) as reply:
         return reply.status, await reply.text()
 
 

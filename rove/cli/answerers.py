@@ -27,6 +27,7 @@ def make_client(
     timeout: float = 600.0,
     max_retries: int = 4,
     endpoints: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Client:
     """The client for `-m MODEL`.
 
@@ -37,6 +38,7 @@ def make_client(
     Args:
         api_key_var: environment variable with the key; one that is not the default wins over that of endpoints.toml.
         endpoints: see `find_endpoint`.
+        trust_remote_code: see `rove.models.load.load_model`.
 
     Raises:
         ConfigError: no such player or folder, or the file of endpoints cannot be used.
@@ -55,7 +57,7 @@ def make_client(
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
     if base_url is None and is_folder(model):
-        return embedded(model)
+        return embedded(model, trust_remote_code)
     from rove.clients.openai import OpenAIClient
 
     try:
@@ -101,8 +103,8 @@ def is_folder(model: str) -> bool:
     return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 
-def embedded(model: str) -> Client:
-    """A model folder in the embedded engine.
+def embedded(model: str, trust_remote_code: bool = False) -> Client:
+    """A model folder in the embedded engine; `trust_remote_code` as for `rove.models.load.load_model`.
 
     Raises:
         ConfigError: there is no such folder, or no torch.
@@ -113,7 +115,7 @@ def embedded(model: str) -> Client:
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    return EngineClient.of(load_for_sampling(path))
+    return EngineClient.of(load_for_sampling(path, trust_remote_code))
 
 
 def _key(variable: str) -> str | None:

@@ -46,6 +46,15 @@ def console_for(json: bool) -> Console:
     return console if console.is_terminal else Console(stderr=json, highlight=False, width=WIDTH)
 
 
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    default=None,
+    help="Run Python files that come with the model.  [default: refuse such a model]",
+)
+"""The option of commands that load a model folder."""
+
+
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
     """A command's settings from its named flags and its remaining words; a bare word is the setting `bare`."""
     flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}

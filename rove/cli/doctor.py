@@ -28,6 +28,7 @@ from rove.cli.common import (
     run_async,
     settings,
     short,
+    trust_option,
 )
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
@@ -67,9 +68,9 @@ def endpoint_clients(
 
 
 @asynccontextmanager
-async def served(folder: str) -> AsyncIterator[EndpointClient]:
+async def served(folder: str, trust_remote_code: bool = False) -> AsyncIterator[EndpointClient]:
     """A client of the model folder, served at a free port of this machine: the embedded engine as others meet it."""
-    engine = embedded(folder)
+    engine = embedded(folder, trust_remote_code)
     try:
         async with listening(make_app(engine, folder)) as runner:
             client = OpenAIClient(base_url_of(runner), "none", timeout=TIMEOUT, max_retries=0)
@@ -82,7 +83,12 @@ async def served(folder: str) -> AsyncIterator[EndpointClient]:
 
 
 async def diagnose_endpoint(
-    model: str, base_url: str | None, api_key_var: str, endpoints: str | None, tell: Tell
+    model: str,
+    base_url: str | None,
+    api_key_var: str,
+    endpoints: str | None,
+    tell: Tell,
+    trust_remote_code: bool = False,
 ) -> list[Finding]:
     """All findings about `-m MODEL`; those of several replicas one after another, named by their address."""
     findings: list[Finding] = []
@@ -94,7 +100,7 @@ async def diagnose_endpoint(
             tell(len(findings), finding.name, total)
 
     if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
-        async with served(model) as client:
+        async with served(model, trust_remote_code) as client:
             await ask(client, model)
         return findings
     clients = endpoint_clients(model, base_url, api_key_var, endpoints)
@@ -151,7 +157,8 @@ def _with_at(words: Sequence[str]) -> Iterator[str]:
 
 def _as_rl(words: Sequence[str], given: Mapping[str, Any]) -> str:
     """The command that trains with these settings."""
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
+    given = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
+    flags = [[flag] if value is True else [flag, str(value)] for flag, value in given.items()]
     return "rove rl " + shlex.join([*words, *(word for flag in flags for word in flag)])
 
 
@@ -160,6 +167,7 @@ def _as_rl(words: Sequence[str], given: Mapping[str, Any]) -> str:
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
 @click.option("-k", "--api-key-var", default=API_KEY_VAR, show_default=True, help="Environment variable with the key.")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
+@trust_option
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("-r", "--rollouts-per-example", type=int, help="As of rove rl, like every other setting of it.")
 @click.option("-T", "--temperature", type=float)
@@ -174,6 +182,7 @@ def command(
     base_url: str | None,
     api_key_var: str,
     endpoints: str | None,
+    trust_remote_code: bool | None,
     env_args: str | None,
     groups: int,
     quick: bool,
@@ -192,7 +201,12 @@ def command(
             raise ConfigError("-b names an endpoint, whose weights are not here to train; give a model folder with -m")
         with needs_train_extra():
             from rove.train.rl import RLConfig
-        given = {**named, "model": model, "env_args": json_object(env_args, "-a")}
+        given = {
+            **named,
+            "model": model,
+            "trust_remote_code": trust_remote_code,
+            "env_args": json_object(env_args, "-a"),
+        }
         config = settings(RLConfig, ctx, bare="env", **given)
         title = f"rl {config.env} · {short(config.model)}"
         with progress(console, f"doctor {title}") as tell:
@@ -201,7 +215,9 @@ def command(
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")
         with progress(console, f"doctor {title}", CHECKS) as tell:
-            findings = run_async(diagnose_endpoint(model, base_url, api_key_var, endpoints, tell))
+            findings = run_async(
+                diagnose_endpoint(model, base_url, api_key_var, endpoints, tell, bool(trust_remote_code))
+            )
         where = f" -b {base_url}" if base_url else ""
         where += f" -k {api_key_var}" if api_key_var != API_KEY_VAR else ""
         next_step = f"evaluate it: rove eval reverse_text -m {model}{where}"

@@ -24,6 +24,7 @@ from rove.cli.common import (
     run_async,
     run_folder,
     short,
+    trust_option,
 )
 from rove.cli.environments import hub_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
@@ -46,6 +47,8 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Environment to evaluate in."""
     model: str
     """scripted:NAME, a model folder, an alias of endpoints.toml, or a model's name at `base_url`."""
+    trust_remote_code: bool = False
+    """Run the Python files that come with a model folder, where it needs any."""
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
     num_examples: int = 5
     """Examples, from the start of the dataset; -1 = all."""
@@ -153,6 +156,7 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.timeout,
         config.max_retries,
         config.endpoints,
+        config.trust_remote_code,
     )
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
@@ -242,6 +246,7 @@ def _of_run(folder: str) -> list[str]:
 @click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
 @click.option("-k", "--api-key-var", help="Environment variable with the key.  [default: OPENAI_API_KEY]")
+@trust_option
 @click.option("-s", "--save/--no-save", default=None, help="Keep the rollouts in a run folder.  [default: save]")
 @click.option(
     "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings
+from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings, trust_option
 from rove.clients.scripted import ScriptedClient
 from rove.envs.loading import load_environment
 from rove.errors import ConfigError
@@ -66,7 +66,7 @@ def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
     return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
 
 
-def run_model_merge(adapter: str | Path, path: Path) -> int:
+def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False) -> int:
     """Write an adapter's base with the adapter merged into its weights to `path`; returns its parameters.
 
     Raises:
@@ -75,7 +75,7 @@ def run_model_merge(adapter: str | Path, path: Path) -> int:
     with needs_train_extra():
         from rove.models.load import load_adapter
     check_empty(path)
-    loaded = load_adapter(adapter, device="cpu")
+    loaded = load_adapter(adapter, device="cpu", trust_remote_code=trust_remote_code)
     save_whole(loaded, path)
     return sum(p.numel() for p in loaded.model.parameters())
 
@@ -133,14 +133,15 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
 @command.command("merge")
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
-def merge(adapter: str, output: Path, as_json: bool) -> None:
+def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
     """Write the base of ADAPTER, with it merged into the weights, as an ordinary Hugging Face model folder.
 
     ADAPTER is a folder in PEFT's format, like final/ of a run with --lora_rank; its base is the model that is named there.
     """
     console = console_for(as_json)
-    parameters = run_model_merge(adapter, output)
+    parameters = run_model_merge(adapter, output, bool(trust_remote_code))
     if as_json:
         print_json({"path": str(output), "parameters": parameters})
         return

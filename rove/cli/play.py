@@ -6,6 +6,7 @@ import random
 import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from rove.boards import Board
 from rove.cli.answerers import make_client
-from rove.cli.common import hint, json_object, run_async
+from rove.cli.common import hint, json_object, run_async, trust_option
 from rove.cli.environments import hub_option
 from rove.cli.play_seats import Given, Named, Seats, never_asked, read_seats
 from rove.envs.environment import Environment
@@ -231,6 +232,7 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 @click.option(
     "-k", "--api-key-var", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the key."
 )
+@trust_option
 @click.option("--isolated", is_flag=True, help="Load ENV in a process of its own, which may crash or hang.")
 @click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
 @hub_option
@@ -258,6 +260,7 @@ def command(
     max_tokens: int | None,
     base_url: str | None,
     api_key_var: str,
+    trust_remote_code: bool | None,
     isolated: bool,
     isolated_python: str | None,
     seed: int | None,
@@ -279,6 +282,13 @@ def command(
             "--isolated and from its folder (--env-dir) or installed with pip"
         )
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    client_of = partial(
+        make_client,
+        env=env,
+        base_url=base_url,
+        api_key_var=api_key_var,
+        trust_remote_code=bool(trust_remote_code),
+    )
     if model is None and watch:
         raise ConfigError("--watch needs a model to watch: -m MODEL")
     if cases is not None:
@@ -286,14 +296,12 @@ def command(
 
         if model is None:
             raise ConfigError("--cases needs a model that plays them: -m MODEL")
-        player = make_client(model, env, base_url, api_key_var)
+        player = client_of(model)
         if run_cases(env, player, model, sampling, cases, console):
             raise click.exceptions.Exit(1)
         return
-    player = make_client(model, env, base_url, api_key_var) if model is not None else None
-    others = {
-        name: Named(make_client(other, env, base_url, api_key_var), other) for name, other in seated.models.items()
-    }
+    player = client_of(model) if model is not None else None
+    others = {name: Named(client_of(other), other) for name, other in seated.models.items()}
     if web:
         from rove.cli.play_web import play_in_browser
 

@@ -26,6 +26,7 @@ from rove.cli.common import (
     run_folder,
     settings,
     tell_goal,
+    trust_option,
 )
 from rove.cli.environments import hub_option
 from rove.cli.fields import all_settings
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
 BOOKKEEPING = {
+    "trust_remote_code",
     "threads",
     "vllm",
     "env_dir",
@@ -174,6 +176,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("-m", "--model", help="Model folder to start from.")
+@trust_option
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
 @click.option("--batch-size", type=int, help="Rollouts per step.  [default: 256]")
@@ -213,7 +216,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool
     ranks = join()
     if not ranks.is_first:
         if ranks.agree():
-            follow_rl(config, load_model(config.model, "cpu"), ranks)
+            follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
     final, run = run_rl(config, console, fresh, ranks)
     if as_json:

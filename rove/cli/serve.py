@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, counted, hint, settings
+from rove.cli.common import SETTINGS, console_for, counted, hint, settings, trust_option
 from rove.cli.environments import hub_option
 from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
 from rove.config import check_positive
@@ -37,6 +37,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: str
     """A model folder, a name in endpoints.toml, or scripted:NAME."""
+    trust_remote_code: bool = False
+    """Run the Python files that come with a model folder, where it needs any."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 = any that is free."""
@@ -166,7 +168,7 @@ def served_client(config: ServeConfig) -> Client:
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
     for path in config.adapters.values():
         check_base(path, folder)
-    client = EngineClient.of(load_for_sampling(folder), config.max_batch)
+    client = EngineClient.of(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client
@@ -269,6 +271,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     callback=_read_adapters,
     help="A LoRA adapter, and what requests call it; may be given again.",
 )
+@trust_option
 @click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
 @click.option("--drain-seconds", type=float, help="Time for what runs to end after SIGTERM or Ctrl-C.  [default: 30]")
 @click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")

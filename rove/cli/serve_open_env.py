@@ -37,7 +37,7 @@ class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def run_open_env(config: OpenEnvConfig, console: Console) -> None:
     """Serve until told to stop."""
     from rove.integrations.open_env_server import OpenEnvServer
-    from rove.server.listen import base_url_of, is_loopback, listening
+    from rove.server import base_url_of, is_loopback, listening
 
     env = load_environment(config.openenv, config.env_dir, **config.env_args)
     server = OpenEnvServer(env, env.env_id, config.most_sessions, config.seed)

@@ -22,6 +22,7 @@ from rove.cli.common import (
     run_folder,
     settings,
     tell_goal,
+    trust_option,
 )
 from rove.cli.fields import all_settings
 from rove.cli.training import begin, draw, identity_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rove.train.ranks import Ranks
     from rove.train.sft import SFTConfig
 
-BOOKKEEPING = {"threads", "env_dir", "run_dir", "loggers", "alarms"}
+BOOKKEEPING = {"trust_remote_code", "threads", "env_dir", "run_dir", "loggers", "alarms"}
 
 
 def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
@@ -114,6 +115,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 )
 @click.option("--data", help="Run folder whose rollouts are learnt from.")
 @click.option("-m", "--model", help="Model folder to start from.")
+@trust_option
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
 @click.option("--epochs", type=int, help="Most passes over the data.  [default: 10]")
 @click.option("--batch-size", type=int, help="Conversations per step.  [default: 32]")
@@ -135,7 +137,7 @@ def command(ctx: click.Context, as_json: bool, fresh: bool, **named: Any) -> Non
     config, ranks = settings(SFTConfig, ctx, **named), join()
     if not ranks.is_first:
         if ranks.agree():
-            follow_sft(config, load_model(config.model, "cpu"), ranks)
+            follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
     final, run = run_sft(config, console, fresh, ranks)
     if as_json:

@@ -66,7 +66,7 @@ def begin(
     else:
         print_warnings(console, warnings())
     with working(console, f"loading {config.model}"):
-        loaded = load_model(config.model)
+        loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
     ranks.agree()
     if ranks.size > 1:
         console.print(f"{ranks.size} processes train together")

@@ -83,7 +83,7 @@ async def check_training(
     try:
         watch("loading the model", 0, 1)
         torch.set_num_threads(config.threads or default_threads())
-        loaded = load_model(config.model)
+        loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # any file may be broken in any way
         advice = "RL trains a model folder: an endpoint's weights are not here"
         yield Finding(FAIL, "model", _said(error), advice)

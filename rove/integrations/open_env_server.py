@@ -16,6 +16,7 @@ from rove.errors import ConfigError
 from rove.integrations.environments.open_env_wire import RefusedError
 from rove.integrations.open_env_episode import ACTION, Episode, Room
 from rove.integrations.open_env_rest import Rest
+from rove.server.admission import own_pages_only
 
 MOST_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
@@ -73,8 +74,8 @@ class OpenEnvServer:
             raise ConfigError(f"'{name}' has rewards that compare siblings; an episode of an OpenEnv server has none")
 
     def app(self) -> web.Application:
-        """The web application."""
-        app = web.Application()
+        """The web application. It has no API keys, so it refuses web pages of other origins."""
+        app = web.Application(middlewares=[own_pages_only])
         app.router.add_get("/health", self._health)
         app.router.add_get("/schema", self._schema)
         app.router.add_get("/metadata", self._metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -75,28 +76,61 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_model(
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
     """Load a model folder (or a hub name already in the local cache) for sampling and training.
 
     Of an adapter's folder it is the base with the adapter merged into its weights; that base may be an adapter too.
 
+    Args:
+        trust_remote_code: run the Python files that the model's `auto_map` names, where it has any. Default: never.
+
     Raises:
-        ConfigError: there is no model there, its tokenizer has no chat template, or an adapter's base is not where it says.
+        ConfigError: there is no model there, its tokenizer has no chat template, an adapter's base is not where it says, or
+            the model needs Python files of its own and `trust_remote_code` is false.
     """
     check_model(path)
     if adapter_base(path) is not None:
-        return load_adapter(path, device, dtype)
+        return load_adapter(path, device, dtype, trust_remote_code)
     folder = Path(path).expanduser()
     path = folder if folder.is_dir() else path
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the model '{path}' needs Python code that comes with it ({', '.join(remote_code(path))}); rove does not run "
+                "it: read the code and, if you trust it, add --trust-remote-code (in a settings file and for load_model: "
+                "trust_remote_code = true)"
+            ) from error
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
     loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
     return loaded._replace(name=digest_model(path))
+
+
+def remote_code(path: str | Path) -> list[str]:
+    """Return the Python files that a model's configuration files name in `auto_map`; a file of another hub repository is
+    "OWNER/REPO: FILE"."""
+    files: dict[str, None] = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        file = Path(path) / name if Path(path).is_dir() else try_to_load_from_cache(str(path), name)
+        if not isinstance(file, (str, Path)) or not Path(file).is_file():
+            continue
+        mapped = json.loads(Path(file).read_bytes()).get("auto_map", {})
+        values = mapped.values() if isinstance(mapped, dict) else [mapped]
+        for value in [one for many in values for one in (many if isinstance(many, list) else [many])]:
+            if isinstance(value, str):
+                repository, _, reference = value.rpartition("--")
+                files[(repository and f"{repository}: ") + reference.rpartition(".")[0] + ".py"] = None
+    return list(files)
 
 
 def check_model(path: str | Path) -> None:
@@ -122,8 +156,13 @@ def _is_cached(name: str) -> bool:
         return False
 
 
-def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """Load the base of the adapter in a folder, with the adapter merged into its weights.
+def load_adapter(
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load the base of the adapter in a folder, with the adapter merged into its weights; arguments as for `load_model`.
 
     Raises:
         ConfigError: there is no adapter, it is another model's, or its base is not where it says.
@@ -136,7 +175,7 @@ def load_adapter(path: str | Path, device: str = "auto", dtype: torch.dtype = to
     if base is None:
         raise ConfigError(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
     try:
-        loaded = load_model(base, device, dtype)
+        loaded = load_model(base, device, dtype, trust_remote_code)
     except ConfigError as error:
         raise ConfigError(
             f"the base model of the adapter in {folder}: {error}; where it is, stands in {folder / ADAPTER_CONFIG} as "
@@ -207,10 +246,10 @@ def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def load_for_sampling(path: str | Path) -> LoadedModel:
+def load_for_sampling(path: str | Path, trust_remote_code: bool = False) -> LoadedModel:
     """Load a model to sample from, on the best device, with a sensible number of threads."""
     torch.set_num_threads(default_threads())
-    return load_model(path)
+    return load_model(path, trust_remote_code=trust_remote_code)
 
 
 def default_threads() -> int:

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.protocols import Client
+from rove.server.admission import check_content_type, check_page
 from rove.server.answers import Wire, answer, json_response
 from rove.server.desk import Desk
 from rove.server.refusals import Refusal, refusal
@@ -60,7 +61,8 @@ def make_app(
     Args:
         client: who answers.
         model: the name or names that requests may give; the client is told which one it was.
-        api_key: what every request but `/health` must bring, see `key_of`; None or "" = nothing.
+        api_key: what every request but `/health` must bring, see `key_of`; None or "" = nothing, and web pages of other
+            origins are refused, see `rove.server.admission`.
         max_body: bytes of a request's body.
         max_queued: answers that may wait; beyond that requests are turned away with status 503.
     """
@@ -133,12 +135,15 @@ def _reception(desk: Desk, api_key: str) -> Middleware:
         given = key_of(request).encode(errors="surrogateescape")
         if desk.draining:
             raise Refusal(503, "the server is shutting down; ask again later, or another one")
+        if not wanted:
+            check_page(request)
         if wanted and request.path != "/health" and not hmac.compare_digest(given, wanted):
             raise Refusal(
                 401,
                 "wrong or missing API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 "invalid_api_key",
             )
+        check_content_type(request)
 
     @web.middleware
     async def reception(request: web.Request, handler: Handler) -> web.StreamResponse:

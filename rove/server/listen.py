@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from rove.errors import ConfigError
+from rove.server.admission import HOST
 from rove.server.app import DESK
 
 BACKLOG = 2048
@@ -31,6 +31,8 @@ async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0
     Raises:
         ConfigError: nobody can listen there.
     """
+    if not app.frozen:
+        app[HOST] = host
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -107,13 +109,3 @@ async def _first_of(seconds: float, *events: asyncio.Event) -> None:
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

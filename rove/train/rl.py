@@ -41,6 +41,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Environment to train in."""
     model: str
     """Model folder to start from."""
+    trust_remote_code: bool = False
+    """Run the Python files that come with a model folder, where it needs any."""
     env_args: dict[str, Any] = {}
     """Arguments of the environment."""
     steps: int = 100

@@ -42,6 +42,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Run folder whose rollouts are learnt from."""
     model: str
     """Model folder to start from."""
+    trust_remote_code: bool = False
+    """Run the Python files that come with a model folder, where it needs any."""
     min_reward: float | None = None
     """Rollouts below this reward are left out."""
     max_examples: int = -1

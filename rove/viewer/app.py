@@ -12,14 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.errors import ConfigError, RunError
-from rove.server import is_loopback, listening
+from rove.server import listening
+from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
 from rove.viewer.search import Query
 from rove.viewer.shelf import Shelf
@@ -154,13 +154,11 @@ async def _search(request: web.Request, shelf: Shelf) -> web.StreamResponse:
 
 def doorkeeper(host: str, token: str | None) -> Middleware:
     """Lets in who may ask, and turns errors into answers; arguments as those of `make_viewer`."""
-    names = {"localhost", host, socket.gethostname()}
-    own = is_loopback(host)
 
     @web.middleware
     async def keeper(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            _check_origin(request, names, own)
+            _check_origin(request, host)
             if token is not None and (welcome := _check_token(request, token)) is not None:
                 return welcome
             response = await handler(request)
@@ -173,37 +171,20 @@ def doorkeeper(host: str, token: str | None) -> Middleware:
     return keeper
 
 
-def _check_origin(request: web.Request, names: set[str], own: bool) -> None:
+def _check_origin(request: web.Request, host: str) -> None:
     """Refuse what pages of other sites ask for, whatever name they have given to this machine's address.
 
     Raises:
         Refused: it is not for us, or not from us.
     """
-    host = request.headers.get("Host", "")
-    if not _is_ours(host, names, own):
+    named = request.headers.get("Host", "")
+    if not names_this_server(named, host):
         raise Refused(
-            403, f"requests for '{host[:80]}' are not answered here; open the address that rove view has printed"
+            403, f"requests for '{named[:80]}' are not answered here; open the address that rove view has printed"
         )
-    origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    origin = foreign_origin(request)
+    if origin is not None and ("Origin" in request.headers or request.path != "/"):
         raise Refused(403, f"requests from '{origin[:80]}' are not answered")
-    site = request.headers.get("Sec-Fetch-Site", "same-origin")
-    if site in ("cross-site", "same-site") and request.path != "/":
-        raise Refused(403, "requests from other sites are not answered")
-
-
-def _is_ours(host: str, names: set[str], own: bool) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name in names:
-        return True
-    try:
-        address = ipaddress.ip_address(name)  # no name, so nobody can have turned one to us
-    except ValueError:
-        return False
-    return address.is_loopback or not own
 
 
 def _check_token(request: web.Request, token: str) -> web.Response | None:

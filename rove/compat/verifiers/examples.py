@@ -115,7 +115,7 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
     source = _SOURCES[name]
     datasets = importlib.import_module("datasets")
     args = [(source.path,) if part is None else (source.path, part) for part in source.names]
-    parts = [datasets.load_dataset(*one)[split or source.split] for one in args]
+    parts = [datasets.load_dataset(*one, trust_remote_code=False)[split or source.split] for one in args]
     dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     if source.keeps is not None:
         dataset = dataset.filter(source.keeps)

@@ -25,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """0 = greedy."""
     max_tokens: int | None = None
-    """Most tokens in one answer."""
+    """Maximum tokens per response. 0 generates nothing, which engines can do to score a prompt (`prompt_logprobs`)."""
     top_p: float | None = None
     """Sample from the likeliest tokens that together have this probability. 1 = off."""
     seed: int | None = None

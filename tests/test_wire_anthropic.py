@@ -116,6 +116,11 @@ def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
     assert request_body(Request([], quiet)) == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": []}
 
 
+def test_max_tokens_0_is_refused():
+    with pytest.raises(ConfigError, match="max_tokens is 0; expected 1 or more"):
+        request_body(Request([UserMessage("hi")], Sampling(max_tokens=0)))
+
+
 def test_extra_is_merged_in_last():
     sampling = Sampling(temperature=0.5, extra={"temperature": None, "max_tokens": 9, "thinking": {"type": "adaptive"}})
     assert request_body(Request([], sampling)) == {"max_tokens": 9, "messages": [], "thinking": {"type": "adaptive"}}

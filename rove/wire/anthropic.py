@@ -109,9 +109,11 @@ def request_body(request: Request) -> dict[str, Any]:
         elif blocks:
             turns.append({"role": role, "content": blocks})
     sampling = request.sampling
+    if sampling.max_tokens == 0:
+        raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
     body: dict[str, Any] = {
         "model": request.model or None,
-        "max_tokens": sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        "max_tokens": DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
         "system": system or None,
         "messages": turns,
         "tools": [_tool(tool) for tool in request.tools or []] or None,

@@ -171,6 +171,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         check_positive(self, *self.__struct_fields__)
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """The model must call a tool."""
+
+    names: tuple[str, ...]
+    """Tools that it may call; at least one."""
+    parallel: bool = True
+    """Whether it may make several calls."""
+
+
 class Token(msgspec.Struct, frozen=True):
     """One sampled token, told as soon as there is one."""
 
@@ -193,6 +202,8 @@ class Request(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     model: str = ""
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    """The tools of which one must be called. None = the model chooses, and need not call any."""
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenising the past again."""
     seed: int = 0

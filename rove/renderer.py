@@ -147,6 +147,12 @@ class Renderer:
         key = text if len(text) <= SHORT else None
         return [*_remembered(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
+    def special_token(self, text: str) -> int | None:
+        """Return the id of the special token with this text; None for any other text."""
+        ids = self.encode(text)
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return ids[0] if len(ids) == 1 and getattr(added.get(ids[0]), "special", False) else None
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens written out."""
         told = list(ids)

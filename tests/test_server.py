@@ -245,7 +245,17 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "chat/completions",
         {"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}},
-        r'tool_choice is {"type": "function", "function": {"name": "f"}}; expected',
+        "tool_choice names 'f'; expected the name of a tool: none given",
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [WEATHER], "tool_choice": {"type": "f"}},
+        'tool_choice is {"type": "f"}; e',
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [WEATHER], "tool_choice": "required"},
+        "scripted policy, which cannot",
     ),
     ("completions", {"prompt": "a", "echo": True}, "echo is true, but"),
     ("chat/completions", {}, "messages"),
@@ -265,7 +275,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat/completions", {"messages": HI, "temperature": -1}, r"\$.temperature"),
     ("chat/completions", {"messages": HI, "max_tokens": 0}, r"\$.max_tokens"),
     ("chat/completions", {"messages": HI, "stop": 3}, r"\$.stop"),
-    ("chat/completions", {"messages": HI, "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {"messages": HI, "tool_choice": "required"}, "tool_choice is required without tools"),
     ("chat/completions", {"messages": HI, "tools": [{"type": "function"}]}, "describes no function"),
     ("chat/completions", {"messages": HI, "tools": [{"type": "retrieval"}]}, "retrieval"),
     ("chat/completions", {"messages": HI, "top_logprobs": 2}, "logprobs"),

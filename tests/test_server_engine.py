@@ -246,6 +246,54 @@ async def test_a_tool_is_called_and_its_result_answered(stream: bool):
         assert text == "It is sunny."
 
 
+TRIP: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2]}},
+    "required": ["city"],
+}
+
+
+@pytest.mark.parametrize("choice", first_quick(["required", "named"]))
+async def test_a_forced_tool_call_matches_the_schema_in_every_api(choice: str):
+    functions: list[Any] = [{"name": "book", "parameters": TRIP}, {"name": "plan", "parameters": TRIP}]
+    chat: Any = [{"type": "function", "function": one} for one in functions]
+    named, calls = choice == "named", []
+    async with served() as (at, _):
+        forced: Any = {"type": "function", "function": {"name": "plan"}} if named else "required"
+        create: Any = at.sdk.chat.completions.create
+        asked: Any = {"model": "tiny", "messages": ASK, "tools": chat, "tool_choice": forced}
+        made = await create(**asked, n=2, parallel_tool_calls=False)
+        assert [one.finish_reason for one in made.choices] == ["tool_calls"] * 2
+        calls += [call.function for one in made.choices for call in one.message.tool_calls]
+        stream = await create(**asked, parallel_tool_calls=False, stream=True)
+        calls += [call.function async for part in stream for one in part.choices for call in one.delta.tool_calls or []]
+        respond: Any = at.sdk.responses.create
+        made = await respond(
+            model="tiny",
+            input="hi",
+            tools=[{"type": "function", "strict": False, **one} for one in functions],
+            tool_choice={"type": "function", "name": "plan"} if named else "required",
+            parallel_tool_calls=False,
+        )
+        calls += made.output
+        body = {
+            "max_tokens": 200,
+            "messages": ASK,
+            "tools": [{"name": one["name"], "input_schema": TRIP} for one in functions],
+            "tool_choice": {"type": "tool", "name": "plan"}
+            if named
+            else {"type": "any", "disable_parallel_tool_use": True},
+        }
+        status, made = await post(at.http, "/v1/messages", body)
+        assert (status, made["stop_reason"], len(made["content"])) == (200, "tool_use", 1)
+    assert len(calls) == 4
+    arguments = [json.loads(call.arguments) for call in calls] + [made["content"][0]["input"]]
+    for trip in arguments:
+        assert trip["city"] in ("Rome", "Oslo") and trip.get("days", 1) in (1, 2) and trip.keys() <= {"city", "days"}
+    names = {call.name for call in calls} | {made["content"][0]["name"]}
+    assert names == {"plan"} if named else names <= {"book", "plan"}
+
+
 SCHEMA: Any = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
@@ -338,7 +386,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "expected exactly one"),
     ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
     (TWO_FORMS, "expected one"),
-    ({"tool_choice": "required"}, "tool_choice is required; expected"),
+    ({"tool_choice": "required"}, "tool_choice is required without tools; expected"),
     ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
     ({"messages": [{"role": "user", "content": "hello " * 2000}]}, "tokens.*context.*shorten"),
 ]

@@ -11,7 +11,7 @@ from test_wire_serving import HEAD, TOOL, answers, over_json
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from rove.protocols import Request, Response, Sampling
+from rove.protocols import Request, Response, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire import responses
 from rove.wire.common import tool_call
@@ -102,9 +102,11 @@ def test_forms_and_choices():
     inner = {"name": "trip", "schema": {"type": "object"}}
     sampling = asked.questions[0].request.sampling
     assert sampling.response_format == {"type": "json_schema", "json_schema": inner}
-    assert asked.tool_choice == "required" and asked.questions[0].request.tools is not None
+    assert asked.questions[0].request.tool_choice == ToolChoice(("f",))
+    named = read_request({"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "f"}})
+    assert named.questions[0].request.tool_choice == ToolChoice(("f",), False)
     none = read_request({"input": "a", "text": {"format": {"type": "text"}}, "tools": tools, "tool_choice": "none"})
-    assert (none.tool_choice, none.questions[0].request.tools) == (None, None)
+    assert (none.questions[0].request.tool_choice, none.questions[0].request.tools) == (None, None)
     assert none.questions[0].request.sampling.response_format is None
 
 

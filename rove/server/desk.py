@@ -15,7 +15,6 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
-from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
@@ -93,14 +92,15 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it wants a tool to be called; or tokens, and there are none; or has a token id that does not exist, or a
-                field that an engine does not know.
+            ConfigError: it requires a tool call, which the client cannot promise; or wants tokens, and there are none; or has a
+                token id that does not exist, or a field that an engine does not know.
         """
         model = self.named(asked.model)
-        if asked.tool_choice is not None:
+        choice = asked.questions[0].request.tool_choice if asked.questions else None
+        if choice is not None and not getattr(self.client, "forces_tool_calls", False):
             raise ConfigError(
-                f"tool_choice is {excerpt(asked.tool_choice)}; expected 'none' or 'auto': no other choice can be promised "
-                "here, response_format can promise a form"
+                f"tool_choice requires a call of {', '.join(choice.names)}; expected 'none' or 'auto': "
+                f"'{self.names[0]}' is a scripted policy, which cannot be forced to call tools"
             )
         if hasattr(self.client, "engine"):  # it would refuse them in Python's words
             asked = check_known(asked)

@@ -17,8 +17,10 @@ from rove.wire.common import (
     count,
     excerpt,
     finish_reason,
+    forces_one_call,
     function_of,
     is_text,
+    only_tool,
     parts_of,
     refuse_sampling,
     said,
@@ -117,6 +119,7 @@ def request_body(request: Request) -> dict[str, Any]:
         "system": system or None,
         "messages": turns,
         "tools": [_tool(tool) for tool in request.tools or []] or None,
+        "tool_choice": _tool_choice(request),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": None if sampling.top_k in (0, -1) else sampling.top_k,
@@ -124,6 +127,14 @@ def request_body(request: Request) -> dict[str, Any]:
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _tool_choice(request: Request) -> dict[str, Any] | None:
+    if request.tool_choice is None:
+        return None
+    name = only_tool(request)
+    choice = {"type": "any"} if name is None else {"type": "tool", "name": name}
+    return choice | ({"disable_parallel_tool_use": True} if forces_one_call(request) else {})
 
 
 def read_response(body: Any) -> Response:

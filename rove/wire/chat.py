@@ -16,8 +16,10 @@ from rove.wire.common import (
     answer,
     count,
     excerpt,
+    forces_one_call,
     function_of,
     is_text,
+    only_tool,
     parts_of,
     said,
     sampling_fields,
@@ -37,6 +39,7 @@ from rove.wire.serving import (
     refuse,
     rest_of,
     sampling_of,
+    tool_choice_of,
     usage_body,
 )
 
@@ -74,12 +77,21 @@ def request_body(request: Request) -> dict[str, Any]:
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
+        "tool_choice": _tool_choice(request),
+        "parallel_tool_calls": False if forces_one_call(request) else None,
         **sampling_fields(sampling),
         "logprobs": None if sampling.logprobs is None else True,
         "top_logprobs": sampling.logprobs or None,
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+    if request.tool_choice is None:
+        return None
+    name = only_tool(request)
+    return "required" if name is None else {"type": "function", "function": {"name": name}}
 
 
 def read_response(body: Any) -> Response:
@@ -123,6 +135,7 @@ class _Body(Options):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -151,11 +164,9 @@ def read_request(body: Any) -> Asked:
         response_format=None if wanted == {"type": "text"} else wanted,
         top_logprobs=options.top_logprobs or None,
     )
-    request = Request(
-        asked_messages(options.messages),
-        sampling,
-        tools=None if options.tool_choice == "none" else options.tools or None,
-    )
+    tools = None if options.tool_choice == "none" else options.tools or None
+    choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
+    request = Request(asked_messages(options.messages), sampling, tools=tools, tool_choice=choice)
     return Asked(
         options.model,
         questions_of(Question(request), options.n),
@@ -164,7 +175,6 @@ def read_request(body: Any) -> Asked:
         bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
         fields=fields_of(options),
-        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
 from rove.messages import AssistantMessage, text_of
-from rove.protocols import Response, Sampling
+from rove.protocols import Request, Response, Sampling
 from rove.records import Usage
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -136,6 +136,25 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "response_format": sampling.response_format,
         "structured_outputs": sampling.structured_outputs,
     }
+
+
+def only_tool(request: Request) -> str | None:
+    """Return the name of the tool that must be called; None if any of them may be.
+
+    Raises:
+        ConfigError: some of several tools may be called, which the APIs cannot express.
+    """
+    names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
+    if len(names) == 1:
+        return names[0]
+    if 0 < len(names) < count:
+        raise ConfigError(f"tool_choice allows {', '.join(names)} of {count} tools; expected one, or all")
+    return None
+
+
+def forces_one_call(request: Request) -> bool:
+    """Whether exactly one tool call is required."""
+    return request.tool_choice is not None and not request.tool_choice.parallel
 
 
 def refuse_sampling(sampling: Sampling, api: str, *names: str) -> None:

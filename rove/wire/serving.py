@@ -14,7 +14,7 @@ import msgspec
 
 from rove.errors import ConfigError
 from rove.messages import text_of
-from rove.protocols import Request, Response, Sampling
+from rove.protocols import Request, Response, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire.common import excerpt
 
@@ -88,8 +88,6 @@ class Asked(msgspec.Struct, frozen=True):
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
     """That its API knows."""
-    tool_choice: Any = None
-    """Which tool has to be called, where not just any may."""
     api: str = ""
     """"responses" or "anthropic", whose streams are of named events and whose errors have shapes of their own; "" = another."""
 
@@ -222,6 +220,42 @@ def rest_of(response: Response, told: str) -> str:
 def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
+
+
+def tool_choice_of(
+    given: Any, tools: Sequence[Mapping[str, Any]] | None, parallel: bool | None = None
+) -> ToolChoice | None:
+    """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
+
+    Args:
+        given: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
+        tools: in chat form.
+        parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
+
+    Raises:
+        ConfigError: it is something else, or names a tool that is not given.
+    """
+    if given in (None, "none", "auto"):
+        return None
+    names = [tool["function"]["name"] for tool in tools or []]
+    if given == "required":
+        if not names:
+            raise ConfigError('tool_choice is required without tools; expected tools next to it, or tool_choice "auto"')
+        return ToolChoice(tuple(names), parallel is not False)
+    name = None
+    if isinstance(given, Mapping) and given.get("type") == "function":
+        function = given.get("function", given)
+        name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(
+            f'tool_choice is {excerpt(given)}; expected "none", "auto", "required", or '
+            '{"type": "function", "function": {"name": …}}'
+        )
+    if name not in names:
+        raise ConfigError(
+            f"tool_choice names '{name}'; expected the name of a tool: {', '.join(names) or 'none given'}"
+        )
+    return ToolChoice((name,), False)
 
 
 def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:

@@ -28,6 +28,7 @@ from rove.wire.serving import (
     refuse,
     rest_of,
     sampling_of,
+    tool_choice_of,
 )
 
 _ITEMS = "message, function_call, function_call_output or reasoning"
@@ -46,6 +47,7 @@ class _Body(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -80,13 +82,13 @@ def read_request(body: Any) -> Asked:
     wanted = options.text.format if options.text else None
     sampling = sampling_of(body, options, max_tokens=options.max_output_tokens, response_format=_chat_format(wanted))
     tools = None if options.tool_choice == "none" else [_tool(tool) for tool in options.tools or []] or None
-    request = Request(asked_messages(_messages(options)), sampling, tools=tools)
+    choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
+    request = Request(asked_messages(_messages(options)), sampling, tools=tools, tool_choice=choice)
     return Asked(
         options.model,
         questions_of(Question(request), 1),
         stream=bool(options.stream),
         fields=fields_of(options),
-        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
         api="responses",
     )
 

@@ -204,6 +204,10 @@ class Request(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     """The tools of which one must be called. None = the model chooses, and need not call any."""
+    add_generation_prompt: bool = True
+    """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template, such as `enable_thinking`."""
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenising the past again."""
     seed: int = 0

@@ -263,3 +263,10 @@ def test_a_forced_tool_call_is_sent():
     )
     with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
         request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+def test_arguments_of_the_chat_template_are_sent():
+    request = Request([UserMessage("a")], chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False)
+    body = request_body(request)
+    assert (body["chat_template_kwargs"], body["add_generation_prompt"]) == ({"enable_thinking": False}, False)
+    assert request_body(Request([UserMessage("a")])).keys() == {"messages"}

@@ -406,3 +406,9 @@ def test_a_forced_tool_call_is_sent():
     assert (named["tool_choice"], named["parallel_tool_calls"]) == ({"type": "function", "name": "f"}, False)
     with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
         request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_arguments_of_a_chat_template_are_refused(given: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **given))

@@ -117,7 +117,7 @@ def test_forms_and_choices():
         ({"input": []}, "length >= 1"),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id .* nothing is stored here"),
         ({"input": "a", "background": True}, "background is true"),
-        ({"input": "a", "top_logprobs": 2}, "only chat completions"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs is given without include"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "web_search.*expected type 'function'"),
         ({"input": [{"type": "item_reference", "id": "1"}]}, r"input\[0\] is of type item_reference"),
         ({"input": [{"role": "king", "content": "a"}]}, "the role is king"),

@@ -80,7 +80,14 @@ class EngineClient(Generic[AnEngine]):
         """
         text, previous = request.text, request.previous
         if text is None:
-            prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools, self.engine.context)
+            prompt_ids = self.renderer.prompt_ids(
+                request.messages,
+                previous,
+                request.tools,
+                self.engine.context,
+                request.add_generation_prompt,
+                request.chat_template_kwargs,
+            )
         else:
             prompt_ids = self.renderer.text_ids(text, previous, self.engine.context)
         speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)

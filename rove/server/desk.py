@@ -104,7 +104,7 @@ class Desk:
             )
         if hasattr(self.client, "engine"):  # it would refuse them in Python's words
             asked = check_known(asked)
-        if asked.logprobs is not None:
+        if asked.logprobs is not None or asked.echo or asked.prompt_logprobs:
             _ = self.renderer
         for question in asked.questions:
             if question.prompt_ids is not None:
@@ -201,6 +201,24 @@ class Desk:
         for token in tokens:
             likeliest = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
             made.append(TokenLogprob(self._text(token.id), token.logprob, likeliest, token.id, offset))
+            offset += len(made[-1].token)
+        return made
+
+    def prompt_text(self, question: Question) -> str:
+        """The prompt of a completion as text."""
+        if question.request.text is not None:
+            return question.request.text
+        return self.renderer.decode(question.prompt_ids or [])
+
+    def prompt_tokens(self, response: Response) -> list[TokenLogprob]:
+        """The prompt's tokens with the log-probabilities that were requested; the first one has none."""
+        ids = response.tokens.prompt_ids if response.tokens else []
+        logprobs: list[float | None] = [None, *(response.prompt_logprobs or [None] * (len(ids) - 1))]
+        tops = [[], *(response.prompt_top_logprobs or [[]] * (len(ids) - 1))]
+        made, offset = [], 0
+        for id, logprob, top in zip(ids, logprobs, tops):
+            likeliest = [TokenLogprob(self._text(other), value, id=other) for other, value in top]
+            made.append(TokenLogprob(self._text(id), logprob, likeliest, id, offset))
             offset += len(made[-1].token)
         return made
 

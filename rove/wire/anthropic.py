@@ -23,6 +23,7 @@ from rove.wire.common import (
     only_tool,
     parts_of,
     refuse_sampling,
+    refuse_template_options,
     said,
     still_says,
     text_in,
@@ -100,6 +101,7 @@ def request_body(request: Request) -> dict[str, Any]:
             does not: without it the model would say something else than was asked for.
     """
     refuse_sampling(request.sampling, "Anthropic's Messages API", *_LACKING)
+    refuse_template_options(request, "Anthropic's Messages API")
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in request.messages:

@@ -157,6 +157,17 @@ def forces_one_call(request: Request) -> bool:
     return request.tool_choice is not None and not request.tool_choice.parallel
 
 
+def refuse_template_options(request: Request, api: str) -> None:
+    """Refuse arguments of a chat template, which this API does not have.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if request.chat_template_kwargs or not request.add_generation_prompt:
+        name = "chat_template_kwargs" if request.chat_template_kwargs else "add_generation_prompt"
+        raise ConfigError(f"{name} is given, but {api} has no such argument; leave it out or use chat completions")
+
+
 def refuse_sampling(sampling: Sampling, api: str, *names: str) -> None:
     """Refuse what an API does not have: without it the model would say something else than was asked for.
 

@@ -25,6 +25,7 @@ from rove.wire.common import (
     only_tool,
     parts_of,
     refuse_sampling,
+    refuse_template_options,
     said,
     still_says,
     text_in,
@@ -107,6 +108,7 @@ def request_body(request: Request) -> dict[str, Any]:
     """
     sampling = request.sampling
     refuse_sampling(sampling, "OpenAI's Responses API", *_LACKING)
+    refuse_template_options(request, "OpenAI's Responses API")
     body: dict[str, Any] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],

@@ -131,7 +131,12 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
     blocks = _blocks(response.message, text_first=bool(told))

@@ -25,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """0 = greedy."""
     max_tokens: int | None = None
-    """Most tokens in one answer."""
+    """Maximum tokens per response. 0 generates nothing, which engines can do to score a prompt (`prompt_logprobs`)."""
     top_p: float | None = None
     """Sample from the likeliest tokens that together have this probability. 1 = off."""
     seed: int | None = None
@@ -171,6 +171,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         check_positive(self, *self.__struct_fields__)
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """The model must call a tool."""
+
+    names: tuple[str, ...]
+    """Tools that it may call; at least one."""
+    parallel: bool = True
+    """Whether it may make several calls."""
+
+
 class Token(msgspec.Struct, frozen=True):
     """One sampled token, told as soon as there is one."""
 
@@ -193,6 +202,12 @@ class Request(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     model: str = ""
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    """The tools of which one must be called. None = the model chooses, and need not call any."""
+    add_generation_prompt: bool = True
+    """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template, such as `enable_thinking`."""
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenising the past again."""
     seed: int = 0

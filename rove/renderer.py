@@ -23,6 +23,25 @@ SAMPLED = "sampled_text"
 """The key of an assistant message with tool calls that holds them as the model wrote them."""
 REMEMBERED = 1024
 """Conversations that a renderer remembers as text, and texts as ids and back: siblings, and games that go alike, ask again."""
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Names that `chat_template_kwargs` may not have: arguments of the function that renders templates."""
 SHORT = 4096
 """Bytes, characters or tokens; what is longer is not remembered."""
 
@@ -73,14 +92,21 @@ class Renderer:
         """How the model writes tool calls; None when its template does not show any."""
         return format_of(self.template)
 
-    def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, generation_prompt: bool = True) -> str:
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as the template writes it.
 
         A message of role "developer" is the system's where the template does not know that role.
 
         Raises:
-            ConfigError: there are tools, and the model's template shows none, or not in a way known here; a message has other
-                parts than text; there is no template, or it refuses these messages.
+            ConfigError: `template_kwargs` has a name that is not a variable of templates; there are tools, and the model's
+                template shows none, or not in a way known here; a message has other parts than text; there is no template, or
+                it refuses these messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
@@ -92,28 +118,32 @@ class Renderer:
                 "the model has no chat template, so that it cannot read messages; let it continue a text: "
                 'message_type="completion", over HTTP /v1/completions'
             )
+        variables = {**(template_kwargs or {}), "add_generation_prompt": generation_prompt}
+        reserved = sorted(RESERVED & (template_kwargs or {}).keys())
+        if reserved:
+            raise ConfigError(
+                f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
+            )
         return _remembered(
             self._texts,
-            self._key(messages, tools, generation_prompt),
-            lambda: self._render(messages, tools, generation_prompt),
+            self._key(messages, tools, variables),
+            lambda: self._render(messages, tools, variables),
         )
 
-    def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, generation_prompt: bool) -> Hashable:
+    def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
         """What decides the text; None when something else does, too, or it is long."""
         if "strftime_now" in self.template:
             return None
         try:
-            told = msgspec.json.encode((messages, tools))
+            told = msgspec.json.encode((messages, tools, variables))
         except (TypeError, ValueError):
             return None
-        return (self.template, generation_prompt, told) if len(told) <= SHORT else None
+        return (self.template, told) if len(told) <= SHORT else None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
         told = [self._as_rendered(message) for message in messages]
         try:
-            return self.tokenizer.apply_chat_template(
-                told, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
-            )
+            return self.tokenizer.apply_chat_template(told, tools=tools or None, tokenize=False, **variables)
         except Exception as error:  # a template is a program, often with checks of its own
             roles = [message["role"] for message in messages]
             raise ConfigError(
@@ -147,6 +177,12 @@ class Renderer:
         key = text if len(text) <= SHORT else None
         return [*_remembered(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
+    def special_token(self, text: str) -> int | None:
+        """Return the id of the special token with this text; None for any other text."""
+        ids = self.encode(text)
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return ids[0] if len(ids) == 1 and getattr(added.get(ids[0]), "special", False) else None
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens written out."""
         told = list(ids)
@@ -162,6 +198,8 @@ class Renderer:
         previous: StepTokens | None = None,
         tools: Any = None,
         context: int | None = None,
+        generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of the conversation up to where the model speaks.
 
@@ -173,7 +211,7 @@ class Renderer:
             ConfigError: see `text`.
             OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
         """
-        text = self.text(messages, tools)
+        text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
         if previous is not None:
             said = self.decode(previous.ids)

@@ -91,6 +91,15 @@ async def test_scoring_agrees_with_sampling(arch: str):
     assert engine.score([5]) == []
 
 
+async def test_max_tokens_0_generates_nothing_and_scores_the_prompt():
+    engine = engine_of(tiny_model())
+    made = await engine.generate([5, 6, 7], Sampling(max_tokens=0, prompt_logprobs=1))
+    assert (made.ids, made.logprobs, made.finish_reason) == ([], [], "length")
+    assert made.prompt_logprobs == pytest.approx(engine.score([5, 6, 7]), abs=TOLERANCE)
+    assert made.prompt_top_logprobs is not None and len(made.prompt_top_logprobs) == 2
+    assert (await engine.generate([5, 6, 7], Sampling(max_tokens=0, stop=["a"]))).ids == []
+
+
 async def test_a_second_turn_computes_only_its_new_tokens():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))

@@ -54,7 +54,7 @@ async def test_a_function_is_called_through_responses():
         assert made.output_text == "I look"
         (call,) = (item for item in made.output if item.type == "function_call")
         assert (call.call_id, call.name, call.arguments) == ("c1", "weather", '{"city": "Rome"}')
-        with pytest.raises(openai.BadRequestError, match="tool_choice is required"):
+        with pytest.raises(openai.BadRequestError, match="tool_choice requires a call of weather"):
             await sdk.responses.create(model="toy", input="hi", tools=[tool], tool_choice="required")
 
 

@@ -122,6 +122,147 @@ async def test_a_prompt_may_be_text_or_ids():
             assert made.usage is not None and made.usage.prompt_tokens == len(ids)
 
 
+async def test_an_echo_scores_the_prompt_as_the_model_does():
+    async with served() as (at, _):
+        ids = at.client.renderer.text_ids("0 1 2 hello")
+        scores, decode = at.client.engine.score(ids), at.client.renderer.decode
+        asked: dict[str, Any] = {"echo": True, "logprobs": 2, "seed": 4, "max_tokens": 1}
+        (sampled,) = (await at.here(4, Sampling(max_tokens=1), text="0 1 2 hello")).tokens.completion_ids
+        for prompt in ("0 1 2 hello", ids):
+            status, made = await post(at.http, "/v1/completions", {"prompt": prompt, **asked})
+            (choice,) = made["choices"]
+            told = choice["logprobs"]
+            assert (status, choice["text"]) == (200, decode([*ids, sampled]))
+            assert told["tokens"] == [decode([id]) for id in [*ids, sampled]]
+            assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+            assert told["token_logprobs"][1:-1] == pytest.approx(scores, abs=1e-5)
+            for token, logprob, top in list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"]))[1:]:
+                assert max(top.values()) >= logprob and (token not in top or top[token] == logprob)
+            assert told["text_offset"] == [len("".join(told["tokens"][:i])) for i in range(len(ids) + 1)]
+        text = {"prompt": "0 1 2 hello", "echo": True, "max_tokens": 0}
+        _, made = await post(at.http, "/v1/completions", text)
+        (choice,) = made["choices"]
+        assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("0 1 2 hello", None, "length")
+        assert made["usage"]["completion_tokens"] == 0
+        status, answer = await post(at.http, "/v1/completions", {**text, "stream": True})
+        assert (status, "echo and stream" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+async def test_max_tokens_0_generates_nothing(path: str):
+    async with served() as (at, _):
+        prompt: dict[str, Any] = {"prompt": "0 1"} if path == "/v1/completions" else {"prompt_ids": [5, 6]}
+        status, made = await post(at.http, path, {**prompt, "max_tokens": 0, "prompt_logprobs": 0, "n": 2})
+        assert (status, made["usage"]["completion_tokens"], len(made["choices"])) == (200, 0, 2)
+        assert {(one["text"], one["finish_reason"]) for one in made["choices"]} == {("", "length")}
+        assert all(one["prompt_logprobs"] for one in made["choices"])
+        (end,) = [event["choices"][0] for event in await at.events(path, {**prompt, "max_tokens": 0})]
+        assert (end["text"], end["finish_reason"]) == ("", "length")
+
+
+async def test_prompt_logprobs_have_the_shape_of_vllm():
+    async with served() as (at, _):
+        ids, decode = at.client.renderer.prompt_ids(ASK), at.client.renderer.decode
+        scores = at.client.engine.score(ids)
+        body: dict[str, Any] = {"seed": 4, "max_tokens": 2, "prompt_logprobs": 2}
+        _, chat = await post(at.http, "/v1/chat/completions", {"messages": ASK, **body})
+        _, text = await post(at.http, "/v1/completions", {"prompt": [ids, ids], **body})
+        assert [one["prompt_logprobs"] for one in text["choices"]] == [chat["prompt_logprobs"]] * 2
+        first, *rest = chat["prompt_logprobs"]
+        assert first is None and len(rest) == len(scores)
+        for id, score, told in zip(ids[1:], scores, rest, strict=True):
+            assert told[str(id)]["logprob"] == pytest.approx(score, abs=1e-5)
+            assert told[str(id)]["decoded_token"] == decode([id]) and 2 <= len(told) <= 3
+            ranked = {one["rank"]: one["logprob"] for one in told.values()}
+            assert ranked[1] >= ranked[2] >= ranked.get(None, -99)
+        status, answer = await post(at.http, "/v1/chat/completions", {"messages": ASK, **body, "stream": True})
+        assert (status, "prompt_logprobs is 2 and stream is true" in answer["error"]["message"]) == (400, True)
+
+
+async def test_token_ids_are_returned_whole_and_streamed():
+    async with served() as (at, _):
+        wanted = (await at.here(4, messages=ASK)).tokens
+        body: dict[str, Any] = {"seed": 4, "max_tokens": 6, "return_token_ids": True}
+        _, chat = await post(at.http, "/v1/chat/completions", {"messages": ASK, **body})
+        assert chat["prompt_token_ids"] == wanted.prompt_ids
+        assert [one["token_ids"] for one in chat["choices"]] == [wanted.completion_ids]
+        assert chat["choices"][0]["logprobs"] is None
+        _, text = await post(at.http, "/v1/completions", {"prompt": wanted.prompt_ids, **body})
+        (choice,) = text["choices"]
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == (wanted.prompt_ids, wanted.completion_ids)
+        for path, prompt in (("chat/completions", {"messages": ASK}), ("completions", {"prompt": wanted.prompt_ids})):
+            events = await at.events(f"/v1/{path}", {**prompt, **body})
+            ids = [id for event in events for one in event["choices"] for id in one.get("token_ids", [])]
+            end = events[-1] if path == "chat/completions" else events[-1]["choices"][0]
+            assert (ids, end["prompt_token_ids"]) == (wanted.completion_ids, wanted.prompt_ids)
+
+
+async def test_arguments_of_the_chat_template():
+    async with served() as (at, _):
+        tokenizer: Any = at.client.renderer.tokenizer
+        tokenizer.chat_template = (
+            "{{ 'no thoughts ' if enable_thinking is false }}{{ messages[0].content }}"
+            "{{ ' go' if add_generation_prompt }}"
+        )
+        body: dict[str, Any] = {"messages": ASK, "max_tokens": 1, "return_token_ids": True}
+        seen = []
+        for more in ({}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
+            status, made = await post(at.http, "/v1/chat/completions", {**body, **more})
+            assert status == 200
+            seen.append(at.client.renderer.decode(made["prompt_token_ids"]))
+            _, told = await post(at.http, "/tokenize", {"messages": ASK, **more})
+            assert told["tokens"] == made["prompt_token_ids"]
+        assert seen == ["0 1 2 go", "0 1 2", "no thoughts 0 1 2 go"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_return_log_probabilities(stream: bool):
+    async with served() as (at, _):
+        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=2), messages=ASK)
+        decode = at.client.renderer.decode
+        body = {
+            "input": ASK,
+            "max_output_tokens": 6,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "seed": 4,
+        }
+        if stream:
+            async with at.http.post("/v1/responses", json={**body, "stream": True}) as reply:
+                lines = [line for line in (await reply.text()).splitlines() if line.startswith("data: ")]
+            events = [json.loads(line.removeprefix("data: ")) for line in lines]
+            parts = [event for event in events if event["type"] == "response.output_text.delta"]
+            told = [one["token"] for part in parts for one in part["logprobs"]]
+            (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+            made = events[-1]["response"]
+            logprobs = done["logprobs"]
+            assert [one["token"] for one in logprobs][: len(told)] == told and len(told) > 2
+        else:
+            _, made = await post(at.http, "/v1/responses", body)
+            logprobs = made["output"][0]["content"][0]["logprobs"]
+        assert made["output"][0]["content"][0]["logprobs"] == logprobs
+        assert [one["token"] for one in logprobs] == [decode([id]) for id in wanted.tokens.completion_ids]
+        assert [one["logprob"] for one in logprobs] == pytest.approx(wanted.tokens.logprobs)
+        tops = [[other["token"] for other in one["top_logprobs"]] for one in logprobs]
+        assert tops == [[decode([id]) for id, _ in top] for top in wanted.top_logprobs]
+        status, answer = await post(at.http, "/v1/responses", {"input": ASK, "top_logprobs": 2})
+        assert (status, "expected include" in answer["error"]["message"]) == (400, True)
+
+
+async def test_anthropic_counts_tokens():
+    tool: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    chat: Any = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    async with served() as (at, _):
+        body: dict[str, Any] = {"model": "tiny", "system": "be brief", "messages": ASK, "tools": [tool]}
+        ids = at.client.renderer.prompt_ids([{"role": "system", "content": "be brief"}, *ASK], tools=[chat])
+        assert await post(at.http, "/v1/messages/count_tokens", body) == (200, {"input_tokens": len(ids)})
+        status, made = await post(at.http, "/v1/messages", {**body, "max_tokens": 1})
+        assert made["usage"]["input_tokens"] == len(ids)
+        for wrong, message in (({"messages": []}, "messages"), ({"model": "other"}, "no model 'other'")):
+            status, answer = await post(at.http, "/v1/messages/count_tokens", {**body, **wrong})
+            assert (status in (400, 404), answer["type"]) == (True, "error") and message in answer["error"]["message"]
+
+
 async def test_tokens_in_and_tokens_out():
     async with served() as (at, _):
         at.client.engine.update_weights(3)
@@ -246,6 +387,54 @@ async def test_a_tool_is_called_and_its_result_answered(stream: bool):
         assert text == "It is sunny."
 
 
+TRIP: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2]}},
+    "required": ["city"],
+}
+
+
+@pytest.mark.parametrize("choice", first_quick(["required", "named"]))
+async def test_a_forced_tool_call_matches_the_schema_in_every_api(choice: str):
+    functions: list[Any] = [{"name": "book", "parameters": TRIP}, {"name": "plan", "parameters": TRIP}]
+    chat: Any = [{"type": "function", "function": one} for one in functions]
+    named, calls = choice == "named", []
+    async with served() as (at, _):
+        forced: Any = {"type": "function", "function": {"name": "plan"}} if named else "required"
+        create: Any = at.sdk.chat.completions.create
+        asked: Any = {"model": "tiny", "messages": ASK, "tools": chat, "tool_choice": forced}
+        made = await create(**asked, n=2, parallel_tool_calls=False)
+        assert [one.finish_reason for one in made.choices] == ["tool_calls"] * 2
+        calls += [call.function for one in made.choices for call in one.message.tool_calls]
+        stream = await create(**asked, parallel_tool_calls=False, stream=True)
+        calls += [call.function async for part in stream for one in part.choices for call in one.delta.tool_calls or []]
+        respond: Any = at.sdk.responses.create
+        made = await respond(
+            model="tiny",
+            input="hi",
+            tools=[{"type": "function", "strict": False, **one} for one in functions],
+            tool_choice={"type": "function", "name": "plan"} if named else "required",
+            parallel_tool_calls=False,
+        )
+        calls += made.output
+        body = {
+            "max_tokens": 200,
+            "messages": ASK,
+            "tools": [{"name": one["name"], "input_schema": TRIP} for one in functions],
+            "tool_choice": {"type": "tool", "name": "plan"}
+            if named
+            else {"type": "any", "disable_parallel_tool_use": True},
+        }
+        status, made = await post(at.http, "/v1/messages", body)
+        assert (status, made["stop_reason"], len(made["content"])) == (200, "tool_use", 1)
+    assert len(calls) == 4
+    arguments = [json.loads(call.arguments) for call in calls] + [made["content"][0]["input"]]
+    for trip in arguments:
+        assert trip["city"] in ("Rome", "Oslo") and trip.get("days", 1) in (1, 2) and trip.keys() <= {"city", "days"}
+    names = {call.name for call in calls} | {made["content"][0]["name"]}
+    assert names == {"plan"} if named else names <= {"book", "plan"}
+
+
 SCHEMA: Any = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
@@ -319,7 +508,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_token": 2}, "did you mean 'max_tokens'?"),
     ({"modalities": ["text", "audio"]}, "no field 'modalities' here"),
     ({"functions": [{"name": "f"}]}, "no field 'functions' here"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs.*/generate"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"max_tokens": 0}, "`int` >= 1.*max_tokens"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs has 'tools'; expected variables"),
     ({"logit_bias": {"a": 1}}, "logit_bias.*token ids"),
     ({"logit_bias": {"99999": 1}}, "99999.*expected ids"),
     ({"stop_token_ids": [5, 99999]}, r"stop_token_ids.*\[99999\]; expected ids from 0 to"),
@@ -338,7 +529,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "expected exactly one"),
     ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
     (TWO_FORMS, "expected one"),
-    ({"tool_choice": "required"}, "tool_choice is required; expected"),
+    ({"tool_choice": "required"}, "tool_choice is required without tools; expected"),
     ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
     ({"messages": [{"role": "user", "content": "hello " * 2000}]}, "tokens.*context.*shorten"),
 ]

@@ -162,6 +162,7 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
         ([320], {}, ConfigError, "the prompt has token 320; expected ids from 0 to 319"),
         ([1] * 1024, {}, OverlongPromptError, "the prompt has 1024 tokens, the model's context 1024"),
         ([1], {"logit_bias": {1: 1.0}}, ConfigError, "the vLLM sampler does not pass logit_bias on"),
+        ([1], {"max_tokens": 0}, ConfigError, "max_tokens is 0; expected 1 or more"),
         ([1], {"extra": {"x": 1}}, ConfigError, "does not pass extra on"),
     ],
 )

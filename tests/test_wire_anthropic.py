@@ -11,7 +11,7 @@ from test_wire_common import JSON, NAMES, OBJECTS, TEXT, blocks, garbage
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.protocols import Request, Sampling
+from rove.protocols import Request, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire.anthropic import CONTENT, DEFAULT_MAX_TOKENS, read_response, request_body
 from rove.wire.common import tool_call
@@ -114,6 +114,11 @@ def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
         request_body(Request([], Sampling(**given)))
     quiet = Sampling(top_k=-1, logprobs=2, prompt_logprobs=1, repetition_penalty=1.0)
     assert request_body(Request([], quiet)) == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": []}
+
+
+def test_max_tokens_0_is_refused():
+    with pytest.raises(ConfigError, match="max_tokens is 0; expected 1 or more"):
+        request_body(Request([UserMessage("hi")], Sampling(max_tokens=0)))
 
 
 def test_extra_is_merged_in_last():
@@ -342,3 +347,23 @@ def test_a_conversation_survives(messages: list[Message]):
     ]
     instructions = [text for message in messages if message.role == "system" and (text := text_of(message)).strip()]
     assert body.get("system", []) == [words(text) for text in instructions]
+
+
+def test_a_forced_tool_call_is_sent():
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
+
+    def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
+        given = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+
+    assert body(("f", "g"), True)["tool_choice"] == {"type": "any"}
+    assert body(("f",), True)["tool_choice"] == {"type": "tool", "name": "f"}
+    assert body(("f",), False)["tool_choice"] == {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
+    with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
+        request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_arguments_of_a_chat_template_are_refused(given: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **given))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_common import JSON, TEXT
 
-from rove.errors import EmptyModelResponseError, InvalidModelResponseError
+from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.protocols import Request, Sampling
+from rove.protocols import Request, Sampling, ToolChoice
 from rove.records import StepTokens, Usage
 from rove.state import State
 from rove.wire.chat import excerpt, read_response, request_body
@@ -246,3 +246,27 @@ def test_excerpt_is_short_and_on_one_line():
     assert excerpt(b"a\n  b\xff") == "a b\ufffd"
     assert excerpt("x" * 300) == "x" * 200 + "…"
     assert excerpt(" ") == "(nothing)"
+
+
+def test_a_forced_tool_call_is_sent():
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
+
+    def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
+        given = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+
+    assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
+    named = body(("f",), False)
+    assert (named["tool_choice"], named["parallel_tool_calls"]) == (
+        {"type": "function", "function": {"name": "f"}},
+        False,
+    )
+    with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
+        request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+def test_arguments_of_the_chat_template_are_sent():
+    request = Request([UserMessage("a")], chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False)
+    body = request_body(request)
+    assert (body["chat_template_kwargs"], body["add_generation_prompt"]) == ({"enable_thinking": False}, False)
+    assert request_body(Request([UserMessage("a")])).keys() == {"messages"}

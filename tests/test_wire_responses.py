@@ -14,7 +14,7 @@ from test_wire_common import JSON, NAMES, TEXT, blocks, garbage
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, ModelError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.protocols import Request, Sampling
+from rove.protocols import Request, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire.common import tool_call
 from rove.wire.responses import OUTPUT, read_response, request_body
@@ -392,3 +392,23 @@ def test_a_conversation_survives(messages: list[Message]):
             told.append({"role": "assistant", "content": message.content})
         told += message.tool_calls or []
     assert heard == told
+
+
+def test_a_forced_tool_call_is_sent():
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
+
+    def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
+        given = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+
+    assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
+    named = body(("f",), False)
+    assert (named["tool_choice"], named["parallel_tool_calls"]) == ({"type": "function", "name": "f"}, False)
+    with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
+        request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_arguments_of_a_chat_template_are_refused(given: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **given))

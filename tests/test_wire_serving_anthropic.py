@@ -12,7 +12,7 @@ from test_wire_serving import HEAD, TOOL, over_json
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from rove.protocols import Request, Response, Sampling
+from rove.protocols import Request, Response, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire import anthropic
 from rove.wire.common import tool_call
@@ -134,9 +134,22 @@ def test_which_tool_has_to_be_called():
         "messages": [{"role": "user", "content": "a"}],
         "tools": [{"name": "f", "input_schema": {}}],
     }
-    assert read_request({**body, "tool_choice": {"type": "any"}}).tool_choice == {"type": "any"}
-    assert read_request({**body, "tool_choice": {"type": "auto"}}).tool_choice is None
+
+    def choice(**given: Any) -> ToolChoice | None:
+        return read_request({**body, "tool_choice": given}).questions[0].request.tool_choice
+
+    assert choice(type="any") == ToolChoice(("f",))
+    assert (
+        choice(type="any", disable_parallel_tool_use=True) == choice(type="tool", name="f") == ToolChoice(("f",), False)
+    )
+    assert choice(type="auto") is None
     assert read_request({**body, "tool_choice": {"type": "none"}}).questions[0].request.tools is None
+    for wrong, message in (
+        ({"type": "some"}, 'tool_choice is {"type": "some"}'),
+        ({"type": "tool", "name": "g"}, "names 'g'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            choice(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_wire_serving import HEAD, TOOL, answers, over_json
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from rove.protocols import Request, Response, Sampling
+from rove.protocols import Request, Response, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire import responses
 from rove.wire.common import tool_call
@@ -102,9 +102,11 @@ def test_forms_and_choices():
     inner = {"name": "trip", "schema": {"type": "object"}}
     sampling = asked.questions[0].request.sampling
     assert sampling.response_format == {"type": "json_schema", "json_schema": inner}
-    assert asked.tool_choice == "required" and asked.questions[0].request.tools is not None
+    assert asked.questions[0].request.tool_choice == ToolChoice(("f",))
+    named = read_request({"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "f"}})
+    assert named.questions[0].request.tool_choice == ToolChoice(("f",), False)
     none = read_request({"input": "a", "text": {"format": {"type": "text"}}, "tools": tools, "tool_choice": "none"})
-    assert (none.tool_choice, none.questions[0].request.tools) == (None, None)
+    assert (none.questions[0].request.tool_choice, none.questions[0].request.tools) == (None, None)
     assert none.questions[0].request.sampling.response_format is None
 
 
@@ -115,7 +117,7 @@ def test_forms_and_choices():
         ({"input": []}, "length >= 1"),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id .* nothing is stored here"),
         ({"input": "a", "background": True}, "background is true"),
-        ({"input": "a", "top_logprobs": 2}, "only chat completions"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs is given without include"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "web_search.*expected type 'function'"),
         ({"input": [{"type": "item_reference", "id": "1"}]}, r"input\[0\] is of type item_reference"),
         ({"input": [{"role": "king", "content": "a"}]}, "the role is king"),

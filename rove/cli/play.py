@@ -281,7 +281,7 @@ def command(
             f"--seat {given_seats[0]}: '{env_id}' has a process of its own and asks others there; load it here, without "
             "--isolated and from its folder (--env-dir) or installed with pip"
         )
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    sampling = Sampling.from_args({"temperature": temperature, "max_tokens": max_tokens})
     client_of = partial(
         make_client,
         env=env,

@@ -36,9 +36,11 @@ def run_proof(env_id: str, model: str, config: ProofConfig) -> dict[str, Any]:
     env = load_environment(env_id)
     game = lined(env)
 
+    sampling = Sampling.from_args({"temperature": 0.0, "max_tokens": config.max_tokens})
+
     async def play(client: Client) -> list[Line]:
         try:
-            return await every_line(env, client, Sampling(temperature=0.0, max_tokens=config.max_tokens), model)
+            return await every_line(env, client, sampling, model)
         finally:
             await client.close()
 

@@ -90,6 +90,8 @@ class EndpointClient(ABC):
     url_var: ClassVar[str]
     key_var: ClassVar[str]
 
+    forces_tool_calls = True
+    """Whether it honors `Request.tool_choice`."""
     _connection: _Connection | None = None
 
     def __init__(

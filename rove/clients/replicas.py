@@ -37,6 +37,9 @@ class Replicas:
         ConfigError: there are none.
     """
 
+    forces_tool_calls = True
+    """Whether they honor `Request.tool_choice`."""
+
     def __init__(
         self,
         replicas: Sequence[tuple[EndpointClient, str]],

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from rove.engine.engine import Engine
+from rove.engine.tool_grammar import tool_call_grammar
+from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message
 from rove.models.load import LoadedModel
-from rove.protocols import Generation, InferenceEngine, Request, Response
+from rove.protocols import Generation, InferenceEngine, Request, Response, Sampling
 from rove.renderer import Renderer, Speech
 
 
@@ -44,6 +48,9 @@ class EngineClient(Generic[AnEngine]):
         model: name of the weights, for the identity of runs.
     """
 
+    forces_tool_calls = True
+    """Whether it honors `Request.tool_choice`."""
+
     def __init__(self, engine: AnEngine, renderer: Renderer, model: str = ""):
         self.identity = {"model": model} if model else {}
         """What tells its answers from those of another client."""
@@ -62,8 +69,9 @@ class EngineClient(Generic[AnEngine]):
         """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
 
         Where `request.model` is the name of a loaded adapter, that answers; any other name means the model as it is.
-        Tool calls are read from what the model wrote. `request.on_text` is told the text as it comes, but for what may still
-        turn out to be the beginning of a stop text or a tool call.
+        Tool calls are read from what the model wrote; `request.tool_choice` constrains it to calls of those tools.
+        `request.on_text` is told the text as it comes, but for what may still turn out to be the beginning of a stop text or a
+        tool call.
 
         Raises:
             ConfigError: the model cannot call tools, or sampling arguments that the engine does not have.
@@ -72,15 +80,35 @@ class EngineClient(Generic[AnEngine]):
         """
         text, previous = request.text, request.previous
         if text is None:
-            prompt_ids = self.renderer.prompt_ids(request.messages, previous, request.tools, self.engine.context)
+            prompt_ids = self.renderer.prompt_ids(
+                request.messages,
+                previous,
+                request.tools,
+                self.engine.context,
+                request.add_generation_prompt,
+                request.chat_template_kwargs,
+            )
         else:
             prompt_ids = self.renderer.text_ids(text, previous, self.engine.context)
         speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)
         adapter = request.model if request.model in self.engine.adapters else None
-        made = await self.engine.generate(prompt_ids, request.sampling, request.seed, speech, adapter)
+        made = await self.engine.generate(prompt_ids, self._sampling(request), request.seed, speech, adapter)
         message = self._message(request, prompt_ids, made)
         called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response.of(message, prompt_ids, made, "tool_calls" if called else None)
+
+    def _sampling(self, request: Request) -> Sampling:
+        """The request's sampling, constrained to a tool call if the request requires one."""
+        sampling, how = request.sampling, self.renderer.tool_format
+        if request.tool_choice is None or how is None:
+            return sampling
+        given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
+        if given:
+            raise ConfigError(
+                f"tool_choice forces a tool call, and {given[0]} is given too; expected one of them: leave the other out"
+            )
+        grammar = tool_call_grammar(how, request.tools or [], request.tool_choice, self.renderer.special_token)
+        return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
     def _message(self, request: Request, prompt_ids: list[int], made: Generation) -> Message:
         """What was sampled; a stop text has cut `made.text`."""

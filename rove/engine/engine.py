@@ -118,8 +118,8 @@ class Engine:
 
         Args:
             prompt_ids: the prompt. The part of it that this engine has seen before is found and not computed again.
-            sampling: temperature (default 1), max_tokens (default 512) and all else but `extra`; what it does to the
-                distribution, tells `rove.engine.sampler`.
+            sampling: temperature (default 1), max_tokens (default 512; 0 generates nothing) and all else but `extra`; what it
+                does to the distribution, tells `rove.engine.sampler`.
             seed: of this request's own random stream; the same request with the same weights gets the same tokens.
             on_token: called on the event loop with every sampled token.
             adapter: name of a loaded one, whose version the answer then has; None = the model as it is. Requests of all adapters
@@ -135,22 +135,19 @@ class Engine:
         room = room_after(prompt_ids, self.vocab, self.context)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, used)
+        if max_tokens == 0:
+            version = self.policy_version if used is None else used.version
+            return _with_prompt_logprobs(Generation([], [], "length", version), scored, sampling)
         self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request, used))
         self._arrivals += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
-        made = await request.future
-        if scored is None:
-            return made
-        logprobs, top = scored
-        return msgspec.structs.replace(
-            made, prompt_logprobs=logprobs, prompt_top_logprobs=top if sampling.prompt_logprobs else None
-        )
+        return _with_prompt_logprobs(await request.future, scored, sampling)
 
     def _new_request(self, sampling: Sampling, seed: int, on_token: OnToken | None, room: int) -> tuple[Asked, int]:
         """A request, and the most tokens that it may sample."""
         _check_sampling(sampling, self.vocab, self.renderer is not None)
-        max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, room)
+        max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, room)
         constraint = decode = None
         if self.renderer is not None:
             constraint = constraint_for(sampling, self.renderer.tokenizer, sorted(self.stop_ids))
@@ -341,6 +338,16 @@ class Engine:
         elif not request.future.done():
             request.future.set_result(request.generation(row.adapter.version if row.adapter else self.policy_version))
         return ended is not None
+
+
+def _with_prompt_logprobs(made: Generation, scored: Scored | None, sampling: Sampling) -> Generation:
+    """The generation with the prompt's log-probabilities, if they were requested."""
+    if scored is None:
+        return made
+    logprobs, top = scored
+    return msgspec.structs.replace(
+        made, prompt_logprobs=logprobs, prompt_top_logprobs=top if sampling.prompt_logprobs else None
+    )
 
 
 def _fail(row: Row, error: Exception) -> None:

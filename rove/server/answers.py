@@ -11,12 +11,13 @@ import msgspec
 from aiohttp import web
 
 from rove.errors import ConfigError
+from rove.messages import AssistantMessage, text_of
 from rove.protocols import Response, Token
 from rove.records import Usage
 from rove.server.desk import Desk, tokens_of
 from rove.server.refusals import told
 from rove.wire.common import excerpt
-from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, usage_of
+from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, prompt_logprobs_body, usage_of
 
 Item = Token | str | Response | Exception
 
@@ -33,7 +34,13 @@ class Wire(Protocol):
         self, head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None
     ) -> list[dict[str, Any]]: ...
     def last_chunks(  # noqa: D102
-        self, head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None
+        self,
+        head: Head,
+        index: int,
+        response: Response,
+        told: str,
+        logprobs: list[TokenLogprob] | None,
+        earlier: Sequence[TokenLogprob] = (),
     ) -> list[dict[str, Any]]: ...
 
 
@@ -42,6 +49,22 @@ class TellsUsage(Protocol):
     """A wire module whose streams end with token counts where that is asked for; other APIs tell them anyway."""
 
     def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
+
+
+@runtime_checkable
+class TellsTokens(Protocol):
+    """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
+
+    def with_tokens(  # noqa: D102
+        self,
+        body: dict[str, Any],
+        responses: Sequence[Response],
+        token_ids: bool,
+        prompt_logprobs: Sequence[list[Any]] | None,
+    ) -> dict[str, Any]: ...
+    def chunk_with_prompt(  # noqa: D102
+        self, chunk: dict[str, Any], prompt_token_ids: list[int] | None
+    ) -> dict[str, Any]: ...
 
 
 async def read_json(request: web.Request) -> Any:
@@ -72,7 +95,28 @@ async def answer(request: web.Request, desk: Desk, wire: Wire, prefix: str) -> w
         return await _Stream(request, desk, wire, head, asked).run()
     responses = await desk.ask_all(asked.questions)
     logprobs = None if asked.logprobs is None else [desk.told(tokens_of(response)) for response in responses]
-    return json_response(wire.response_body(head, responses, usage_of(responses, asked.n), logprobs))
+    shown = responses
+    if asked.echo:
+        prompts = map(desk.prompt_text, asked.questions)
+        shown = [_echoed(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        logprobs = None if logprobs is None else [_with_prompt(desk, response) for response in responses]
+    body = wire.response_body(head, shown, usage_of(responses, asked.n), logprobs)
+    if asked.prompt_logprobs or asked.return_token_ids:
+        assert isinstance(wire, TellsTokens)
+        scores = [prompt_logprobs_body(desk.prompt_tokens(one)) for one in responses] if asked.prompt_logprobs else None
+        body = wire.with_tokens(body, responses, asked.return_token_ids, scores)
+    return json_response(body)
+
+
+def _echoed(prompt: str, response: Response) -> Response:
+    """The response with its prompt in front of its text."""
+    return msgspec.structs.replace(response, message=AssistantMessage(prompt + text_of(response.message)))
+
+
+def _with_prompt(desk: Desk, response: Response) -> list[TokenLogprob]:
+    """The tokens of the prompt and those that were sampled."""
+    prompt = desk.prompt_tokens(response)
+    return [*prompt, *desk.told(tokens_of(response), sum(len(token.token) for token in prompt))]
 
 
 class _Choice:
@@ -85,6 +129,8 @@ class _Choice:
         """Of these tokens, one by one."""
         self.waiting: list[Token] = []
         """Tokens that go with the next piece of text."""
+        self.earlier: list[TokenLogprob] = []
+        """Tokens that were sent, if log-probabilities were requested."""
 
 
 class _Stream:
@@ -128,7 +174,7 @@ class _Stream:
         request = msgspec.structs.replace(
             question.request,
             on_text=None if asked.by_token else tell,
-            on_token=None if asked.logprobs is None else tell,
+            on_token=tell if asked.logprobs is not None or asked.return_token_ids else None,
         )
         try:
             item: Item = await self.desk.ask(msgspec.structs.replace(question, request=request))
@@ -161,24 +207,45 @@ class _Stream:
         choice = self.choices[index]
         if isinstance(item, Response):
             choice.waiting = tokens_of(item)[choice.tokens :]
-            return self.wire.last_chunks(self.head, index, item, choice.text, self._tokens(choice))
+            earlier, (tokens, ids) = choice.earlier, self._tokens(choice)
+            chunks = self.wire.last_chunks(self.head, index, item, choice.text, tokens, earlier)
+            return self._with_ids(chunks, ids, item)
         if isinstance(item, Token):
             choice.waiting.append(item)
             if not self.asked.by_token:
                 return []
             item = ""
         before, choice.text = choice.text, choice.text + item
-        return self.wire.text_chunks(self.head, index, item, before, self._tokens(choice))
+        tokens, ids = self._tokens(choice)
+        return self._with_ids(self.wire.text_chunks(self.head, index, item, before, tokens), ids)
 
-    def _tokens(self, choice: _Choice) -> list[TokenLogprob] | None:
-        """The tokens that go with what is told next, if they were asked for."""
-        if self.asked.logprobs is None:
-            return None
-        told = self.desk.told(choice.waiting, choice.characters)
-        choice.tokens += len(told)
-        choice.characters += sum(len(token.token) for token in told)
+    def _tokens(self, choice: _Choice) -> tuple[list[TokenLogprob] | None, list[int]]:
+        """The tokens that go with what is told next, if they were asked for, and their ids."""
+        ids = [token.id for token in choice.waiting]
+        choice.tokens += len(ids)
+        told = None
+        if self.asked.logprobs is not None:
+            told = self.desk.told(choice.waiting, choice.characters)
+            choice.characters += sum(len(token.token) for token in told)
+            choice.earlier = [*choice.earlier, *told] if self.asked.api == "responses" else []
         choice.waiting = []
-        return told
+        return told, ids
+
+    def _with_ids(
+        self, chunks: list[dict[str, Any]], ids: list[int], response: Response | None = None
+    ) -> list[dict[str, Any]]:
+        """The chunks of a choice with the ids of its tokens, if they were requested; the last ones have the prompt's too."""
+        if not (self.asked.return_token_ids and chunks):
+            return chunks
+        told = [ids, *([] for _ in chunks[1:])]
+        chunks = [
+            {**chunk, "choices": [{**choice, "token_ids": some} for choice in chunk["choices"]]}
+            for chunk, some in zip(chunks, told, strict=True)
+        ]
+        if response is not None and isinstance(self.wire, TellsTokens):
+            prompt = None if response.tokens is None else list(response.tokens.prompt_ids)
+            chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
+        return chunks
 
     async def _send(self, *chunks: dict[str, Any]) -> None:
         for chunk in chunks:

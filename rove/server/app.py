@@ -15,7 +15,7 @@ from rove.server.admission import check_content_type, check_page
 from rove.server.answers import Wire, answer, json_response
 from rove.server.desk import Desk
 from rove.server.refusals import Refusal, refusal
-from rove.server.tokens import detokenize, tokenize
+from rove.server.tokens import count_tokens, detokenize, tokenize
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 from rove.wire.common import excerpt
 
@@ -52,11 +52,11 @@ def make_app(
 ) -> web.Application:
     """An OpenAI-compatible web application over any client.
 
-    `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and Anthropic's `/v1/messages`, `GET /v1/models`,
-    `/health`, `/metrics` (Prometheus); and where the client has an engine and a renderer of its own `POST /tokenize`,
-    `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` answers are under way,
-    the others wait. Whoever disconnects cancels what was asked, provided the application runs under `listening` or a
-    runner with `handler_cancellation`. The client is not closed.
+    `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and Anthropic's `/v1/messages` and
+    `/v1/messages/count_tokens`, `GET /v1/models`, `/health`, `/metrics` (Prometheus); and where the client has an engine and
+    a renderer of its own `POST /tokenize`, `/detokenize` and `/generate` (token ids in, token ids out). At most
+    `client.max_concurrent` answers are under way, the others wait. Whoever disconnects cancels what was asked, provided the
+    application runs under `listening` or a runner with `handler_cancellation`. The client is not closed.
 
     Args:
         client: who answers.
@@ -90,6 +90,9 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
     async def to_text(request: web.Request) -> web.StreamResponse:
         return await detokenize(request, desk)
 
+    async def count(request: web.Request) -> web.StreamResponse:
+        return await count_tokens(request, desk)
+
     async def models(request: web.Request) -> web.StreamResponse:
         return json_response({"object": "list", "data": [model_body(desk, name) for name in desk.names]})
 
@@ -104,6 +107,7 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
 
     return [
         *(web.post(f"/v1/{path}", answering(api, lambda request: desk)) for path, api in APIS.items()),
+        web.post("/v1/messages/count_tokens", count),
         web.get("/v1/models", models),
         web.get("/v1/models/{name:.+}", one_model),
         web.post("/tokenize", to_tokens),

@@ -15,7 +15,6 @@ from rove.protocols import Client, InferenceEngine, Response, Token
 from rove.renderer import Renderer, Speech
 from rove.server.metrics import Metrics
 from rove.server.refusals import Refusal
-from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
@@ -93,18 +92,19 @@ class Desk:
 
         Raises:
             Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it wants a tool to be called; or tokens, and there are none; or has a token id that does not exist, or a
-                field that an engine does not know.
+            ConfigError: it requires a tool call, which the client cannot promise; or wants tokens, and there are none; or has a
+                token id that does not exist, or a field that an engine does not know.
         """
         model = self.named(asked.model)
-        if asked.tool_choice is not None:
+        choice = asked.questions[0].request.tool_choice if asked.questions else None
+        if choice is not None and not getattr(self.client, "forces_tool_calls", False):
             raise ConfigError(
-                f"tool_choice is {excerpt(asked.tool_choice)}; expected 'none' or 'auto': no other choice can be promised "
-                "here, response_format can promise a form"
+                f"tool_choice requires a call of {', '.join(choice.names)}; expected 'none' or 'auto': "
+                f"'{self.names[0]}' is a scripted policy, which cannot be forced to call tools"
             )
         if hasattr(self.client, "engine"):  # it would refuse them in Python's words
             asked = check_known(asked)
-        if asked.logprobs is not None:
+        if asked.logprobs is not None or asked.echo or asked.prompt_logprobs:
             _ = self.renderer
         for question in asked.questions:
             if question.prompt_ids is not None:
@@ -201,6 +201,24 @@ class Desk:
         for token in tokens:
             likeliest = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
             made.append(TokenLogprob(self._text(token.id), token.logprob, likeliest, token.id, offset))
+            offset += len(made[-1].token)
+        return made
+
+    def prompt_text(self, question: Question) -> str:
+        """The prompt of a completion as text."""
+        if question.request.text is not None:
+            return question.request.text
+        return self.renderer.decode(question.prompt_ids or [])
+
+    def prompt_tokens(self, response: Response) -> list[TokenLogprob]:
+        """The prompt's tokens with the log-probabilities that were requested; the first one has none."""
+        ids = response.tokens.prompt_ids if response.tokens else []
+        logprobs: list[float | None] = [None, *(response.prompt_logprobs or [None] * (len(ids) - 1))]
+        tops = [[], *(response.prompt_top_logprobs or [[]] * (len(ids) - 1))]
+        made, offset = [], 0
+        for id, logprob, top in zip(ids, logprobs, tops):
+            likeliest = [TokenLogprob(self._text(other), value, id=other) for other, value in top]
+            made.append(TokenLogprob(self._text(id), logprob, likeliest, id, offset))
             offset += len(made[-1].token)
         return made
 

@@ -194,7 +194,11 @@ class _AgentDesk(Desk):
 
     def admit(self, asked: Asked) -> Asked:
         """See `Desk.admit`."""
-        return super().admit(msgspec.structs.replace(asked, tool_choice=None))
+        questions = [
+            msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, tool_choice=None))
+            for one in asked.questions
+        ]
+        return super().admit(msgspec.structs.replace(asked, questions=questions))
 
     async def leave(self) -> None:
         """Cut off whoever still asks, and wait until nobody does."""

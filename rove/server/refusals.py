@@ -69,7 +69,7 @@ def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
 
 def refusal(error: Exception, path: str = "") -> web.Response:
     """The answer to a request to this path that ended with this error."""
-    status, body = told(error, "anthropic" if path.endswith("/messages") else "")
+    status, body = told(error, "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else "")
     headers = {"Retry-After": "1"} if status == 503 else {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]

@@ -12,6 +12,7 @@ from rove.server.answers import json_response, read_json
 from rove.server.desk import Desk
 from rove.wire.chat import asked_messages
 from rove.wire.serving import read_body
+from rove.wire.serving_anthropic import read_request
 
 
 class _Tokenize(msgspec.Struct):
@@ -19,6 +20,8 @@ class _Tokenize(msgspec.Struct):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class _Detokenize(msgspec.Struct):
@@ -39,8 +42,24 @@ async def tokenize(request: web.Request, desk: Desk) -> web.Response:
     if body.prompt is not None:
         ids = desk.renderer.text_ids(body.prompt, context=desk.context)
     else:
-        ids = desk.renderer.prompt_ids(asked_messages(body.messages or []), tools=body.tools, context=desk.context)
+        ids = desk.renderer.prompt_ids(
+            asked_messages(body.messages or []),
+            tools=body.tools,
+            context=desk.context,
+            generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs,
+        )
     return json_response({"tokens": ids, "count": len(ids)})
+
+
+async def count_tokens(request: web.Request, desk: Desk) -> web.Response:
+    """Anthropic's `POST /v1/messages/count_tokens`: a Messages body without `max_tokens` → `{"input_tokens": count}`."""
+    body = await read_json(request)
+    asked = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
+    desk.named(asked.model)
+    one = asked.questions[0].request
+    ids = desk.renderer.prompt_ids(one.messages, tools=one.tools, context=desk.context)
+    return json_response({"input_tokens": len(ids)})
 
 
 async def detokenize(request: web.Request, desk: Desk) -> web.Response:

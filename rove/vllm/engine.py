@@ -207,6 +207,8 @@ class VLLMEngine:
             raise ConfigError(
                 f"the vLLM sampler does not pass {unknown[0]} on; leave it out, or take the embedded engine"
             )
+        if asked.max_tokens == 0:
+            raise ConfigError("max_tokens is 0; expected 1 or more: vLLM always generates a token")
         max_tokens = min(asked.max_tokens or DEFAULT_MAX_TOKENS, room)
         decode = self.renderer.decode if asked.stop and self.renderer is not None else None
         params = {name: getattr(asked, name) for name in PASSED_ON if getattr(asked, name) is not None}

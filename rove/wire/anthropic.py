@@ -17,10 +17,13 @@ from rove.wire.common import (
     count,
     excerpt,
     finish_reason,
+    forces_one_call,
     function_of,
     is_text,
+    only_tool,
     parts_of,
     refuse_sampling,
+    refuse_template_options,
     said,
     still_says,
     text_in,
@@ -98,6 +101,7 @@ def request_body(request: Request) -> dict[str, Any]:
             does not: without it the model would say something else than was asked for.
     """
     refuse_sampling(request.sampling, "Anthropic's Messages API", *_LACKING)
+    refuse_template_options(request, "Anthropic's Messages API")
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in request.messages:
@@ -109,12 +113,15 @@ def request_body(request: Request) -> dict[str, Any]:
         elif blocks:
             turns.append({"role": role, "content": blocks})
     sampling = request.sampling
+    if sampling.max_tokens == 0:
+        raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
     body: dict[str, Any] = {
         "model": request.model or None,
-        "max_tokens": sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        "max_tokens": DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
         "system": system or None,
         "messages": turns,
         "tools": [_tool(tool) for tool in request.tools or []] or None,
+        "tool_choice": _tool_choice(request),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": None if sampling.top_k in (0, -1) else sampling.top_k,
@@ -122,6 +129,14 @@ def request_body(request: Request) -> dict[str, Any]:
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _tool_choice(request: Request) -> dict[str, Any] | None:
+    if request.tool_choice is None:
+        return None
+    name = only_tool(request)
+    choice = {"type": "any"} if name is None else {"type": "tool", "name": name}
+    return choice | ({"disable_parallel_tool_use": True} if forces_one_call(request) else {})
 
 
 def read_response(body: Any) -> Response:

@@ -16,8 +16,10 @@ from rove.wire.common import (
     answer,
     count,
     excerpt,
+    forces_one_call,
     function_of,
     is_text,
+    only_tool,
     parts_of,
     said,
     sampling_fields,
@@ -25,18 +27,20 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
-    GENERATE_ONLY,
     Asked,
     Head,
-    Options,
     Question,
     TokenLogprob,
+    TokenOptions,
     fields_of,
+    logprobs_content,
+    prompt_logprobs_of,
     questions_of,
     read_body,
-    refuse,
     rest_of,
     sampling_of,
+    token_ids_of,
+    tool_choice_of,
     usage_body,
 )
 
@@ -74,12 +78,23 @@ def request_body(request: Request) -> dict[str, Any]:
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
+        "tool_choice": _tool_choice(request),
+        "chat_template_kwargs": request.chat_template_kwargs or None,
+        "add_generation_prompt": None if request.add_generation_prompt else False,
+        "parallel_tool_calls": False if forces_one_call(request) else None,
         **sampling_fields(sampling),
         "logprobs": None if sampling.logprobs is None else True,
         "top_logprobs": sampling.logprobs or None,
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+    if request.tool_choice is None:
+        return None
+    name = only_tool(request)
+    return "required" if name is None else {"type": "function", "function": {"name": name}}
 
 
 def read_response(body: Any) -> Response:
@@ -117,15 +132,18 @@ def read_response(body: Any) -> Response:
 # The other direction: we are the one who is asked.
 
 
-class _Body(Options):
+class _Body(TokenOptions):
     """The fields of a chat-completions request that we read."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
 
 
 def read_request(body: Any) -> Asked:
@@ -138,7 +156,6 @@ def read_request(body: Any) -> Asked:
         ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
     """
     options = read_body(body, _Body)
-    refuse(body, *GENERATE_ONLY)
     if options.top_logprobs and not options.logprobs:
         raise ConfigError("top_logprobs is given without logprobs; expected logprobs: true next to it")
     for tool in options.tools or []:
@@ -150,11 +167,17 @@ def read_request(body: Any) -> Asked:
         options,
         response_format=None if wanted == {"type": "text"} else wanted,
         top_logprobs=options.top_logprobs or None,
+        prompt_logprobs=prompt_logprobs_of(options),
     )
+    tools = None if options.tool_choice == "none" else options.tools or None
+    choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
     request = Request(
         asked_messages(options.messages),
         sampling,
-        tools=None if options.tool_choice == "none" else options.tools or None,
+        tools=tools,
+        tool_choice=choice,
+        add_generation_prompt=options.add_generation_prompt is not False,
+        chat_template_kwargs=options.chat_template_kwargs or None,
     )
     return Asked(
         options.model,
@@ -164,7 +187,8 @@ def read_request(body: Any) -> Asked:
         bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
         fields=fields_of(options),
-        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
+        prompt_logprobs=options.prompt_logprobs is not None,
+        return_token_ids=bool(options.return_token_ids),
     )
 
 
@@ -184,6 +208,24 @@ def response_body(
     return _piece(head, "chat.completion", choices) | {"usage": usage_body(usage)}
 
 
+def with_tokens(
+    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+) -> dict[str, Any]:
+    """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
+    if prompt_logprobs is not None:
+        body = {**body, "prompt_logprobs": prompt_logprobs[0]}
+    if token_ids:
+        prompt, ids = token_ids_of(responses)
+        choices = [{**choice, "token_ids": one} for choice, one in zip(body["choices"], ids, strict=True)]
+        body = {**body, "choices": choices, "prompt_token_ids": prompt[0]}
+    return body
+
+
+def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> dict[str, Any]:
+    """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
+    return {**chunk, "prompt_token_ids": prompt_token_ids}
+
+
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
     """How the stream of a choice begins."""
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
@@ -197,7 +239,12 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
     message = response.message
@@ -230,13 +277,7 @@ def _piece(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, An
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    def entry(one: TokenLogprob) -> dict[str, Any]:
-        # A part of a character is no text, and which bytes it has is not known here.
-        known = None if "\ufffd" in one.token else list(one.token.encode())
-        return {"token": one.token, "logprob": one.logprob, "bytes": known}
-
-    content = [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
-    return {"content": content, "refusal": None}
+    return {"content": logprobs_content(tokens), "refusal": None}
 
 
 def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

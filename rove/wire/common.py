@@ -9,7 +9,7 @@ import msgspec
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
 from rove.messages import AssistantMessage, text_of
-from rove.protocols import Response, Sampling
+from rove.protocols import Request, Response, Sampling
 from rove.records import Usage
 
 MAX_TOKENS = 10**9
@@ -138,6 +138,36 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "response_format": sampling.response_format,
         "structured_outputs": sampling.structured_outputs,
     }
+
+
+def only_tool(request: Request) -> str | None:
+    """Return the name of the tool that must be called; None if any of them may be.
+
+    Raises:
+        ConfigError: some of several tools may be called, which the APIs cannot express.
+    """
+    names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
+    if len(names) == 1:
+        return names[0]
+    if 0 < len(names) < count:
+        raise ConfigError(f"tool_choice allows {', '.join(names)} of {count} tools; expected one, or all")
+    return None
+
+
+def forces_one_call(request: Request) -> bool:
+    """Whether exactly one tool call is required."""
+    return request.tool_choice is not None and not request.tool_choice.parallel
+
+
+def refuse_template_options(request: Request, api: str) -> None:
+    """Refuse arguments of a chat template, which this API does not have.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if request.chat_template_kwargs or not request.add_generation_prompt:
+        name = "chat_template_kwargs" if request.chat_template_kwargs else "add_generation_prompt"
+        raise ConfigError(f"{name} is given, but {api} has no such argument; leave it out or use chat completions")
 
 
 def refuse_sampling(sampling: Sampling, api: str, *names: str) -> None:

@@ -26,19 +26,20 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
-    GENERATE_ONLY,
     MAX_CHOICES,
     Asked,
     Head,
-    Options,
     Question,
     TokenLogprob,
+    TokenOptions,
     fields_of,
+    prompt_logprobs_of,
     questions_of,
     read_body,
     refuse,
     rest_of,
     sampling_of,
+    token_ids_of,
     usage_body,
 )
 
@@ -116,10 +117,11 @@ def _prompt(messages: list[dict[str, Any]]) -> str:
 Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
 
-class _Body(Options):
+class _Body(TokenOptions, kw_only=True):
     """The fields of a completions request that we read."""
 
     prompt: str | list[Any]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -135,11 +137,19 @@ def read_request(body: Any) -> Asked:
         ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
     """
     options = read_body(body, _Body)
-    refuse(body, ("echo", "suffix"), "this server answers with what follows the prompt and nothing else")
-    refuse(body, *GENERATE_ONLY)
+    refuse(body, ("suffix",), "this server continues prompts and cannot fill in between two texts")
+    if options.echo and options.stream:
+        raise ConfigError("echo and stream are both true; expected one of them: streams begin after the prompt")
     if options.best_of not in (None, 1, options.n):
         raise ConfigError(f"best_of is {options.best_of}; expected that of n: every answer sampled is sent")
-    sampling = sampling_of(body, options, top_logprobs=options.logprobs or None)
+    scored = [
+        count
+        for count in (prompt_logprobs_of(options), options.logprobs if options.echo else None)
+        if count is not None
+    ]
+    sampling = sampling_of(
+        body, options, top_logprobs=options.logprobs or None, prompt_logprobs=max(scored, default=None)
+    )
     prompts = _prompts(options.prompt)
     if len(prompts) * (options.n or 1) > MAX_CHOICES:
         raise ConfigError(f"{len(prompts)} prompts with n {options.n or 1}; expected {MAX_CHOICES} answers at most")
@@ -156,6 +166,9 @@ def read_request(body: Any) -> Asked:
         bool(options.stream_options and options.stream_options.include_usage),
         options.logprobs,
         fields=fields_of(options),
+        echo=bool(options.echo),
+        prompt_logprobs=options.prompt_logprobs is not None,
+        return_token_ids=bool(options.return_token_ids),
     )
 
 
@@ -168,6 +181,24 @@ def response_body(
         for i, response in enumerate(responses)
     ]
     return _piece(head, choices) | {"usage": usage_body(usage)}
+
+
+def with_tokens(
+    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+) -> dict[str, Any]:
+    """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
+    choices: list[dict[str, Any]] = body["choices"]
+    if prompt_logprobs is not None:
+        choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(choices, prompt_logprobs, strict=True)]
+    if token_ids:
+        told = zip(choices, *token_ids_of(responses), strict=True)
+        choices = [{**choice, "prompt_token_ids": prompt, "token_ids": ids} for choice, prompt, ids in told]
+    return {**body, "choices": choices}
+
+
+def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> dict[str, Any]:
+    """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
+    return {**chunk, "choices": [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]}
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
@@ -183,7 +214,12 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
     return [_piece(head, [_choice(index, rest_of(response, told), response.finish_reason, logprobs)])]
@@ -212,7 +248,7 @@ def _choice(
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    tops = [{other.token: other.logprob for other in token.top} for token in tokens]
+    tops = [None if token.logprob is None else {other.token: other.logprob for other in token.top} for token in tokens]
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

@@ -19,10 +19,13 @@ from rove.wire.common import (
     count,
     excerpt,
     finish_reason,
+    forces_one_call,
     function_of,
     is_text,
+    only_tool,
     parts_of,
     refuse_sampling,
+    refuse_template_options,
     said,
     still_says,
     text_in,
@@ -105,10 +108,13 @@ def request_body(request: Request) -> dict[str, Any]:
     """
     sampling = request.sampling
     refuse_sampling(sampling, "OpenAI's Responses API", *_LACKING)
+    refuse_template_options(request, "OpenAI's Responses API")
     body: dict[str, Any] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
         "tools": [_tool(tool) for tool in request.tools or []] or None,
+        "tool_choice": _tool_choice(request),
+        "parallel_tool_calls": False if forces_one_call(request) else None,
         "temperature": sampling.temperature,
         "max_output_tokens": sampling.max_tokens,
         "top_p": sampling.top_p,
@@ -119,6 +125,13 @@ def request_body(request: Request) -> dict[str, Any]:
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+    if request.tool_choice is None:
+        return None
+    name = only_tool(request)
+    return "required" if name is None else {"type": "function", "name": name}
 
 
 def _format(response_format: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,12 @@ import msgspec
 
 from rove.errors import ConfigError
 from rove.messages import text_of
-from rove.protocols import Request, Response, Sampling
+from rove.protocols import Request, Response, Sampling, ToolChoice
 from rove.records import Usage
 from rove.wire.common import excerpt
 
 MAX_CHOICES = 128
 """Most answers to one prompt in one HTTP request."""
-
-GENERATE_ONLY = ("prompt_logprobs",), "only POST /generate of a model folder's server tells those"
-"""What chat completions and completions refuse, and why."""
 
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
@@ -59,6 +56,13 @@ class Options(msgspec.Struct, kw_only=True):
     stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
 
 
+class TokenOptions(Options, kw_only=True):
+    """Fields for token ids and the prompt's log-probabilities, under vLLM's names."""
+
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+
+
 _SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop")
 
 
@@ -84,12 +88,16 @@ class Asked(msgspec.Struct, frozen=True):
     """Whether a stream ends with token counts."""
     logprobs: int | None = None
     """None: no log-probabilities; else those of the sampled tokens, and of so many of the most likely ones."""
+    echo: bool = False
+    """Whether each choice begins with its prompt."""
+    prompt_logprobs: bool = False
+    """Whether the log-probabilities of the prompt's tokens are returned."""
+    return_token_ids: bool = False
+    """Whether the ids of the prompt's and the sampled tokens are returned."""
     by_token: bool = False
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
     """That its API knows."""
-    tool_choice: Any = None
-    """Which tool has to be called, where not just any may."""
     api: str = ""
     """"responses" or "anthropic", whose streams are of named events and whose errors have shapes of their own; "" = another."""
 
@@ -106,7 +114,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """A sampled token as text, its log-probability, and the likeliest tokens in its place, if they were asked for."""
 
     token: str
-    logprob: float
+    logprob: float | None
+    """None for a prompt's first token."""
     top: Sequence[TokenLogprob] = ()
     id: int = -1
     offset: int = 0
@@ -150,12 +159,30 @@ def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any)
     """How to sample: the options' own fields, those of the body that no struct of ours names, and `fields`.
 
     Raises:
-        ConfigError: one of them is out of range.
+        ConfigError: one of them is out of range. `max_tokens` may be 0 where the options' type allows it.
     """
     known = {*options.__struct_fields__, *IGNORED}
     known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
     further = {name: value for name, value in body.items() if name not in known}
-    return Sampling.from_args(further, {name: getattr(options, name, None) for name in _SAMPLING}, fields)
+    given = {name: getattr(options, name, None) for name in _SAMPLING}
+    if given["max_tokens"] == 0 and given["max_completion_tokens"] is None:
+        sampling = Sampling.from_args(further, {**given, "max_tokens": None}, fields)
+        return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=None)
+    return Sampling.from_args(further, given, fields)
+
+
+def prompt_logprobs_of(options: TokenOptions) -> int | None:
+    """Return how many of the likeliest tokens are wanted for each token of the prompt; None = no log-probabilities.
+
+    Raises:
+        ConfigError: they are wanted in a stream.
+    """
+    if options.prompt_logprobs is not None and options.stream:
+        raise ConfigError(
+            f"prompt_logprobs is {options.prompt_logprobs} and stream is true; expected one of them: streams have no "
+            "log-probabilities of the prompt"
+        )
+    return options.prompt_logprobs
 
 
 def fields_of(options: msgspec.Struct) -> frozenset[str]:
@@ -213,6 +240,47 @@ def usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
+def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Log-probabilities as chat completions and the Responses API list them."""
+
+    def entry(one: TokenLogprob) -> dict[str, Any]:
+        # A part of a character is no text, and which bytes it has is not known here.
+        known = None if "\ufffd" in one.token else list(one.token.encode())
+        return {"token": one.token, "logprob": one.logprob, "bytes": known}
+
+    return [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
+
+
+def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """A prompt's log-probabilities in vLLM's shape: token id → log-probability; null for the first token.
+
+    The rank of a token that is not among the requested likeliest ones is null.
+    """
+    body: list[dict[str, Any] | None] = []
+    for token in tokens:
+        if token.logprob is None:
+            body.append(None)
+            continue
+        ranks = {one.id: rank for rank, one in enumerate(token.top, start=1)}
+        entries = {one.id: one for one in (token, *token.top)}
+        body.append(
+            {
+                str(id): {"logprob": one.logprob, "rank": ranks.get(id), "decoded_token": one.token}
+                for id, one in entries.items()
+            }
+        )
+    return body
+
+
+def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None], list[list[int] | None]]:
+    """Return the token ids of each prompt and of each completion; None where the client has no tokens."""
+    tokens = [response.tokens for response in responses]
+    return (
+        [None if one is None else list(one.prompt_ids) for one in tokens],
+        [None if one is None else list(one.completion_ids) for one in tokens],
+    )
+
+
 def rest_of(response: Response, told: str) -> str:
     """The text of an answer after the beginning that was told before it ended; all that can be told truly."""
     text = text_of(response.message)
@@ -222,6 +290,42 @@ def rest_of(response: Response, told: str) -> str:
 def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
+
+
+def tool_choice_of(
+    given: Any, tools: Sequence[Mapping[str, Any]] | None, parallel: bool | None = None
+) -> ToolChoice | None:
+    """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
+
+    Args:
+        given: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
+        tools: in chat form.
+        parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
+
+    Raises:
+        ConfigError: it is something else, or names a tool that is not given.
+    """
+    if given in (None, "none", "auto"):
+        return None
+    names = [tool["function"]["name"] for tool in tools or []]
+    if given == "required":
+        if not names:
+            raise ConfigError('tool_choice is required without tools; expected tools next to it, or tool_choice "auto"')
+        return ToolChoice(tuple(names), parallel is not False)
+    name = None
+    if isinstance(given, Mapping) and given.get("type") == "function":
+        function = given.get("function", given)
+        name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(
+            f'tool_choice is {excerpt(given)}; expected "none", "auto", "required", or '
+            '{"type": "function", "function": {"name": …}}'
+        )
+    if name not in names:
+        raise ConfigError(
+            f"tool_choice names '{name}'; expected the name of a tool: {', '.join(names) or 'none given'}"
+        )
+    return ToolChoice((name,), False)
 
 
 def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:

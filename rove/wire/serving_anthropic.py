@@ -9,7 +9,7 @@ import msgspec
 
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.protocols import Request, Response
+from rove.protocols import Request, Response, ToolChoice
 from rove.records import Usage
 from rove.wire.chat import asked_messages
 from rove.wire.common import excerpt, tool_call, tool_calls_of, without_none
@@ -25,6 +25,7 @@ from rove.wire.serving import (
     read_body,
     rest_of,
     sampling_of,
+    tool_choice_of,
 )
 
 _ERRORS = {
@@ -76,14 +77,33 @@ def read_request(body: Any) -> Asked:
     tools = None if choice == "none" else [_tool(tool) for tool in options.tools or []] or None
     system = [SystemMessage(_content(options.system, "system"))] if options.system else []
     messages = [message for i, one in enumerate(options.messages) for message in _messages(one, i)]
-    request = Request(asked_messages([*system, *messages]), sampling, tools=tools)
+    request = Request(
+        asked_messages([*system, *messages]),
+        sampling,
+        tools=tools,
+        tool_choice=_tool_choice(options.tool_choice, tools),
+    )
     return Asked(
         options.model,
         questions_of(Question(request), 1),
         stream=bool(options.stream),
         fields=fields_of(options),
-        tool_choice=None if choice in ("none", "auto") else options.tool_choice,
         api="anthropic",
+    )
+
+
+def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> ToolChoice | None:
+    match given:
+        case None | {"type": "auto" | "none"}:
+            return None
+        case {"type": "any"}:
+            parallel = given.get("disable_parallel_tool_use") is not True
+            return tool_choice_of("required", tools, parallel)
+        case {"type": "tool", "name": str() as name}:
+            return tool_choice_of({"type": "function", "function": {"name": name}}, tools)
+    raise ConfigError(
+        f'tool_choice is {excerpt(given)}; expected {{"type": "auto"}}, {{"type": "any"}}, {{"type": "none"}} or '
+        '{"type": "tool", "name": …}'
     )
 
 
@@ -111,7 +131,12 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
     blocks = _blocks(response.message, text_first=bool(told))

@@ -23,13 +23,17 @@ from rove.wire.serving import (
     Question,
     TokenLogprob,
     fields_of,
+    logprobs_content,
     questions_of,
     read_body,
     refuse,
     rest_of,
     sampling_of,
+    tool_choice_of,
 )
 
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` has to list for log-probabilities."""
 _ITEMS = "message, function_call, function_call_output or reasoning"
 
 
@@ -46,6 +50,7 @@ class _Body(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -54,8 +59,8 @@ class _Body(msgspec.Struct, kw_only=True):
     background: bool | None = None
     conversation: Any = None
     previous_response_id: str | None = None
-    top_logprobs: int | None = None
-    include: Any = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
     max_tool_calls: Any = None
     prompt_cache_retention: Any = None
     reasoning: Any = None
@@ -76,17 +81,26 @@ def read_request(body: Any) -> Asked:
         body, ("previous_response_id", "conversation"), "nothing is stored here: send the whole conversation as input"
     )
     refuse(body, ("background",), "an answer comes with the request that asks for it")
-    refuse(body, ("top_logprobs",), "only chat completions tell log-probabilities")
+    with_logprobs = LOGPROBS in (options.include or [])
+    if options.top_logprobs and not with_logprobs:
+        raise ConfigError(f'top_logprobs is given without include; expected include: ["{LOGPROBS}"] next to it')
     wanted = options.text.format if options.text else None
-    sampling = sampling_of(body, options, max_tokens=options.max_output_tokens, response_format=_chat_format(wanted))
+    sampling = sampling_of(
+        body,
+        options,
+        max_tokens=options.max_output_tokens,
+        response_format=_chat_format(wanted),
+        top_logprobs=options.top_logprobs or None,
+    )
     tools = None if options.tool_choice == "none" else [_tool(tool) for tool in options.tools or []] or None
-    request = Request(asked_messages(_messages(options)), sampling, tools=tools)
+    choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
+    request = Request(asked_messages(_messages(options)), sampling, tools=tools, tool_choice=choice)
     return Asked(
         options.model,
         questions_of(Question(request), 1),
         stream=bool(options.stream),
+        logprobs=(options.top_logprobs or 0) if with_logprobs else None,
         fields=fields_of(options),
-        tool_choice=None if options.tool_choice in ("none", "auto") else options.tool_choice,
         api="responses",
     )
 
@@ -95,7 +109,7 @@ def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
 ) -> dict[str, Any]:
     """The JSON of a response with the one answer there is."""
-    return _response(head, responses[0], _output(head, responses[0].message))
+    return _response(head, responses[0], _output(head, responses[0].message, logprobs=(logprobs or [[]])[0]))
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
@@ -111,18 +125,24 @@ def text_chunks(
     if not text:
         return []
     begin = [] if told else list(_text_begins(_message_item(head, {"type": "output_text"}), 0))
-    return [*begin, _text_event(head, 0, "delta", delta=text, logprobs=[])]
+    return [*begin, _text_event(head, 0, "delta", delta=text, logprobs=logprobs_content(logprobs or ()))]
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
-    output = _output(head, response.message, text_first=bool(told))
+    output = _output(head, response.message, bool(told), [*earlier, *(logprobs or [])])
     events: list[dict[str, Any]] = []
     for place, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            events += _text_events(head, place, item, rest_of(response, told), bool(told))
+            rest = rest_of(response, told), logprobs_content(logprobs or ())
+            events += _text_events(head, place, item, *rest, bool(told))
         else:
             events += _item_events(place, item)
     whole = _response(head, response, output)
@@ -164,7 +184,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _output(head: Head, message: Mapping[str, Any], text_first: bool = False) -> list[dict[str, Any]]:
+def _output(
+    head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Sequence[TokenLogprob] = ()
+) -> list[dict[str, Any]]:
     """The items of an answer; in a stream the text comes first, once some of it was told."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -174,7 +196,9 @@ def _output(head: Head, message: Mapping[str, Any], text_first: bool = False) ->
             {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
         )
     if text or refusal or not calls:
-        told = {"type": "output_text", "text": text} if text or not refusal else {"type": "refusal", "refusal": refusal}
+        told: dict[str, Any] = {"type": "refusal", "refusal": refusal}
+        if text or not refusal:
+            told = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
         items.insert(0 if text_first else len(items), _message_item(head, told))
     for i, call in enumerate(calls):
         function = {"name": call.function.name, "arguments": call.function.arguments}
@@ -193,18 +217,20 @@ def _message_item(head: Head, part: dict[str, Any]) -> dict[str, Any]:
 def _text_begins(item: dict[str, Any], place: int) -> Iterator[dict[str, Any]]:
     begun = {**item, "status": "in_progress", "content": []}
     yield {"type": "response.output_item.added", "output_index": place, "item": begun}
-    part = {**item["content"][0], "text": ""}
+    part = {**item["content"][0], "text": "", "logprobs": []}
     where = {"item_id": item["id"], "output_index": place, "content_index": 0}
     yield {"type": "response.content_part.added", **where, "part": part}
 
 
-def _text_events(head: Head, place: int, item: dict[str, Any], rest: str, begun: bool) -> Iterator[dict[str, Any]]:
+def _text_events(
+    head: Head, place: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
+) -> Iterator[dict[str, Any]]:
     if not begun:
         yield from _text_begins(item, place)
     if rest:
-        yield _text_event(head, place, "delta", delta=rest, logprobs=[])
+        yield _text_event(head, place, "delta", delta=rest, logprobs=logprobs)
     part = item["content"][0]
-    yield _text_event(head, place, "done", text=part["text"], logprobs=[])
+    yield _text_event(head, place, "done", text=part["text"], logprobs=part["logprobs"])
     where = {"item_id": item["id"], "output_index": place, "content_index": 0}
     yield {"type": "response.content_part.done", **where, "part": part}
     yield {"type": "response.output_item.done", "output_index": place, "item": item}

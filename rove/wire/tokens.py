@@ -31,10 +31,11 @@ from rove.wire.serving import (
 Likeliest = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
-class _Body(Options):
+class _Body(Options, kw_only=True):
     """The fields of a request that we read."""
 
     prompt_ids: Ids
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Likeliest | None = None
     prompt_logprobs: Likeliest | None = None
 
@@ -81,7 +82,12 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head, index: int, response: Response, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head,
+    index: int,
+    response: Response,
+    told: str,
+    logprobs: list[TokenLogprob] | None = None,
+    earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """How a choice ended, and the tokens that were not told yet."""
     return [_piece(head, [_sampled(index, logprobs or []) | _ended(response)])]

@@ -1,0 +1,157 @@
+"""Grammars (llguidance's Lark) of forced tool calls: the text must be calls of the allowed tools, in the model's own format.
+
+The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rove.engine.constraints import WHITESPACE
+from rove.errors import ConfigError
+from rove.protocols import ToolChoice
+from rove.tool_calls import Format
+
+SpecialToken = Callable[[str], int | None]
+"""Return the id of the special token with this text; None for ordinary text."""
+
+MAX_CALLS = 8
+"""Calls in one response; small models tend to repeat themselves until their tokens run out."""
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.\w+)*")
+_MISTRAL_NAME = re.compile(r"[\w.-]+")
+
+
+def tool_call_grammar(
+    how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: SpecialToken
+) -> str:
+    """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
+
+    Args:
+        how: the format in which the model writes calls.
+        tools: all tools of the request, in chat form.
+        choice: the tools that may be called, and whether there may be several calls.
+        special_token: finds special tokens, which grammars name by id.
+
+    Raises:
+        ConfigError: the format cannot write a tool's name or its arguments.
+    """
+    functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
+    lark = _Lark(special_token)
+    write = _WRITERS[how.name]
+    begin, separator, end, calls = write(lark, functions)
+    call = f"({' | '.join(calls)})"
+    several = f" ({separator} {call}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+    return "\n".join([f"start: {begin} {call}{several} {end}", *lark.rules])
+
+
+class _Lark:
+    """Collects the rules of a grammar."""
+
+    def __init__(self, special_token: SpecialToken):
+        self.rules: list[str] = []
+        self._special_token = special_token
+
+    def literal(self, text: str) -> str:
+        """Return an expression for exactly this text."""
+        return json.dumps(text) if text else ""
+
+    def mark(self, text: str) -> str:
+        """Return an expression for a mark of the format, which may be a special token."""
+        token = self._special_token(text)
+        return self.literal(text) if token is None else f"<[{token}]>"
+
+    def rule(self, body: str) -> str:
+        """Add a rule; returns its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Add a rule for the JSON texts that match a schema; returns its name."""
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}))
+
+
+Written = tuple[str, str, str, list[str]]
+"""Expressions for the beginning, for what separates calls, for the end, and for a call of each function."""
+
+
+def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments. Arguments that it does not name are no use to a function, so they are excluded."""
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"type": "object", "additionalProperties": False, **schema} if "properties" in schema else dict(schema)
+
+
+def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
+    begin = lark.literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": ')
+    return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
+
+
+def _tagged(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
+    begin = f"{lark.mark('<tool_call>')} {lark.literal(chr(10))}"
+    end = f"{lark.literal(chr(10))} {lark.mark('</tool_call>')}"
+    return "", lark.literal("\n"), "", [f"{begin} {_json_call(lark, one)} {end}" for one in functions]
+
+
+def _llama(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
+    return "", lark.literal("; "), "", [_json_call(lark, one, "parameters") for one in functions]
+
+
+def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
+    begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
+    return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
+
+
+def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
+    calls = []
+    for one in functions:
+        name = lark.literal(_checked(one["name"], _MISTRAL_NAME))
+        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
+    return "", "", "", calls
+
+
+def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
+    begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
+    end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
+    return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]
+
+
+def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
+    """A call with named arguments in the schema's order; their values are JSON, which the reader takes among Python's."""
+    name, schema = _checked(function["name"], _PYTHON_NAME), _schema(function)
+    properties = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    missing = sorted(required - properties.keys())
+    if missing:
+        raise ConfigError(f"the tool '{name}' requires {missing[0]}, which its properties do not describe; describe it")
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    first, more = "", ""  # what may follow when no argument was written yet, and after one
+    for key, value in reversed(properties.items()):
+        value = {} if value is True else value
+        argument = f"{lark.literal(f'{_checked(key, _PYTHON_NAME)}=')} {lark.json({**value, **shared})}"
+        then = lark.rule(f"{argument} {more}")
+        after = f"{lark.literal(', ')} {then}"
+        if key in required:
+            first, more = then, after
+        else:
+            first, more = f"({then} | {first})", f"({after} | {more})"
+    return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
+
+
+def _checked(name: str, pattern: re.Pattern[str]) -> str:
+    if not pattern.fullmatch(name):
+        raise ConfigError(
+            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores: rename it"
+        )
+    return name
+
+
+_WRITERS: dict[str, Callable[[_Lark, Sequence[Mapping[str, Any]]], Written]] = {
+    "hermes": _tagged,
+    "llama3": _llama,
+    "lfm2": _pythonic,
+    "mistral": _mistral,
+    "mistral_named": _mistral_named,
+}

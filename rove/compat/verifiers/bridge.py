@@ -10,12 +10,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rove.compat.verifiers.clients import Client, as_json, as_response, raw_text, wire_tool
 from rove.compat.verifiers.data import as_info
 from rove.compat.verifiers.environment import Environment as V0Environment
 from rove.compat.verifiers.group import EnvGroup
 from rove.compat.verifiers.messages import content_text, normalize_messages, to_rove
 from rove.compat.verifiers.mode import fixed
+from rove.compat.verifiers.rubrics import REWARD_ERRORS
 from rove.compat.verifiers.types import Response, State, Tool
 from rove.digest import digest_code
 from rove.envs.environment import Environment, Turn
@@ -283,7 +286,10 @@ class BridgedRubric(Rubric):
         inner = [_state_of(state) for state in states]
         await self.inner.score_states(inner)
         await self.inner.clean_up_scored(inner)
-        return [as_scores(state, *self._scorers(state)) for state in inner]
+        return [
+            msgspec.structs.replace(as_scores(state, *self._scorers(state)), extras=_reward_errors(state))
+            for state in inner
+        ]
 
     def _scorers(self, state: State) -> tuple[list[str], list[float]]:
         """Names and weights of the functions that scored a state."""
@@ -297,6 +303,11 @@ def _state_of(state: RoveState) -> State:
             "a v0 rubric scores what a v0 environment has played in this run; expected a rollout that was just played"
         )
     return state[_KEPT]
+
+
+def _reward_errors(state: State) -> dict[str, Any]:
+    """What reward functions raised, for a record's `extras`; see `rove.evaluate`."""
+    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
 
 
 def as_scores(state: State, names: Iterable[str], weights: Iterable[float]) -> Scores:

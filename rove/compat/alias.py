@@ -229,7 +229,7 @@ def in_workers() -> str:
 
 def lacking(path: str) -> str:
     """What there is to say where `verifiers.<path>` is not answered for; "" for a module that is, or a name that one has."""
-    parts = path.split(".")
+    parts = [_WITHOUT.get(part, part) for part in path.split(".")]
     for place, part in enumerate(parts):
         if ".".join(parts[: place + 1]) in {*_MODULES, *_PACKAGES}:
             continue

@@ -1,4 +1,4 @@
-"""The library `verifiers` v0 (0.1.2 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
+"""The library `verifiers` v0 (0.1.0 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
 
 What environments, parsers and rubrics of packages written for it do, they do here, the prompts, rewards and metrics the same.
 `docs/compat.md` lists what differs from real v0, and what `ROVE_COMPAT=fixed` fixes. Under its own name it answers after

@@ -18,7 +18,6 @@ from rove.compat.verifiers.environment import Environment as V0Environment
 from rove.compat.verifiers.group import EnvGroup
 from rove.compat.verifiers.messages import content_text, normalize_messages, to_rove
 from rove.compat.verifiers.mode import fixed
-from rove.compat.verifiers.rubrics import REWARD_ERRORS
 from rove.compat.verifiers.types import Response, State, Tool
 from rove.digest import digest_code
 from rove.envs.environment import Environment, Turn
@@ -26,7 +25,7 @@ from rove.errors import ConfigError
 from rove.functions import function_name, unwrapped
 from rove.messages import Message, UserMessage
 from rove.protocols import Response as RoveResponse
-from rove.records import Scores, TrajectoryStep
+from rove.records import REWARD_ERRORS, Scores, TrajectoryStep
 from rove.rubrics import Rubric
 from rove.state import State as RoveState
 

@@ -40,7 +40,7 @@ def written_for() -> Version:
 
 @lru_cache(maxsize=256)
 def _pinned(module: str, file: str) -> Version:
-    return newest_allowed([*_of_distribution(module)] or [*_of_project(Path(file))] if file else [])
+    return newest_allowed(_of_distribution(module) or requirements_beside(Path(file))) if file else NEWEST
 
 
 def newest_allowed(requirements: Iterable[str]) -> Version:
@@ -63,7 +63,8 @@ def _of_distribution(module: str) -> list[str]:
         return []
 
 
-def _of_project(file: Path) -> list[str]:
+def requirements_beside(file: Path) -> list[str]:
+    """The requirements in the `pyproject.toml` of a module's folder or its parent folder; none without one."""
     for folder in (file.parent, file.parent.parent):
         try:
             with (folder / "pyproject.toml").open("rb") as project:

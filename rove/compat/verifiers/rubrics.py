@@ -19,10 +19,9 @@ from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.types import INPUT_FIELDS, State
 from rove.errors import LimitReachedError, phase
 from rove.functions import function_name
+from rove.records import REWARD_ERRORS
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
-REWARD_ERRORS = "reward_errors"
-"""Key of a state: reward function → the error that it raised, which counts as 0.0."""
 
 
 class Rubric(FormerScoring):

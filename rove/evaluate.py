@@ -28,6 +28,7 @@ from rove.records import Outcome, RolloutRecord, Usage
 from rove.rollout import Allowance, Job, plan
 from rove.runs import Run, in_one_piece
 from rove.statistics import Price, Tally
+from rove.statistics.reward_errors import RewardErrors
 from rove.tool_calls import FORMATS, calls_of
 
 OnRecord = Callable[[RolloutRecord | Outcome], None]
@@ -264,7 +265,8 @@ async def evaluate(
     Returns:
         a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that
         the budget did not allow (None when the dataset's length is not known), and `cost.spent`: what every try cost, those
-        run again included.
+        run again included. `broken_rewards`, where there are any: reward function → its last error, of those that raised in
+        every rollout though that counted as 0.0, as in environments written for `verifiers` v0.
     """
     tell = on_record or (lambda record: None)
     with _opened(run, as_environment(env), client, model, options) as evaluation:
@@ -272,16 +274,20 @@ async def evaluate(
         tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
 
         scored = rewarded = False
+        errors = RewardErrors()
 
         def count(record: RolloutRecord | Outcome) -> None:
             nonlocal scored, rewarded
             scored = scored or record.scores is not None
             rewarded = rewarded or bool(record.scores and record.scores.rewards)
             tally.add(record)
+            errors.add(record)
             tell(record)
 
         await evaluation.finish(Run.outcome_at, count)
         summary = {**tally.summary(), "not_run": evaluation.not_run(tally.rollouts)}
+        if errors.broken:
+            summary["broken_rewards"] = errors.broken
         if "cost" in summary:
             summary["cost"]["spent"] = evaluation.spent
         if evaluation.run is not None and not evaluation.out_of_budget:

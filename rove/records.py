@@ -88,6 +88,10 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "reward", float(value))
 
 
+REWARD_ERRORS = "reward_errors"
+"""Key of `Scores.extras`: reward function → the error that it raised, which counted as 0.0."""
+
+
 class Scores(msgspec.Struct, frozen=True):
     """What a rubric says of one rollout: `reward` = Σ weight × value over `rewards`."""
 

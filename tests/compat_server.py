@@ -163,6 +163,86 @@ def tictactoe_course(last: str, turn: int, again: int) -> Any:
     return f"<think>{turn}</think><move>{free[0] if free else 0}</move>"
 
 
+# Of the packages of `compat_packages_012`
+
+
+def capital_judge(last: str, turn: int, again: int) -> Any:
+    said = {"France": "<think>easy</think><answer>Paris, please</answer>", "Peru": "<answer>Quito</answer> please"}
+    return next((words for key, words in said.items() if key in last and not again), "no tags, please")
+
+
+def grade(last: str, turn: int, again: int) -> Any:
+    return f"  {min(10, len(last) // 9)}/10\n" if "x x" in last else "no grade "
+
+
+def graded_judge(last: str, turn: int, again: int) -> Any:
+    return "x " * int(last.split()[1])
+
+
+def order_tools(last: str, turn: int, again: int) -> Any:
+    if "apples" in last:
+        return calls(("add_item", {"name": "apple", "count": 2}), ("check_out", {"address": "Main Street"}))
+    if "pear" in last:
+        return calls(("add_item", {"name": "pear"}))
+    if "pear added" in last or "1 x" in last:
+        return calls(("check_out", {"address": ""}), ("nothing", {}))
+    return "hello" if turn == 0 else f"Done: {last}"
+
+
+def reward_lists(last: str, turn: int, again: int) -> Any:
+    return last.split()[1] if not again else f"i say {last}"
+
+
+def think_math(last: str, turn: int, again: int) -> Any:
+    answers = {
+        "1/2": "<think>sum</think>It is \\boxed{0.75}" if not again else "It is \\boxed{0.75}",
+        "2^5": "<think>a</think>\\boxed{\\frac{64}{2}}" if not again else "so <think>a</think>\\boxed{32}",
+        "Solve": "<think>b</think>x=2" if not again else "<think>b</think>x is 2, no box",
+        "7 * 6": "<think>c</think>\\boxed{41}, no, \\boxed{42}" if not again else "<think>c</think>",
+    }
+    return next(said for key, said in answers.items() if key in last)
+
+
+def counted_tools(last: str, turn: int, again: int) -> Any:
+    if last.startswith("Double 4"):
+        return calls(("double", {"number": 4}), ("double", {"number": 8})) if not again else "It is 8."
+    if last.startswith("Halve"):
+        return calls(("halve", {"number": 9}))
+    if last.startswith("Double x") or "number" in last:
+        return calls(("double", {"numbers": "x"}))
+    return f"It is {last}."
+
+
+def shipped_tools(last: str, turn: int, again: int) -> Any:
+    if last.startswith("Calculate"):
+        return calls(("calculator", {"expression": last.removeprefix("Calculate ").removesuffix(".")}))
+    if last.startswith("Run"):
+        return (
+            calls(("python", {"code": "a, b = 3, 4\na, b"})) if not again else calls(("python", {"code": "print(3)\n"}))
+        )
+    return "done"
+
+
+def twenty_questions(last: str, turn: int, again: int) -> Any:
+    if "pet" in last:
+        return "Is it a cat?"
+    if turn == 2 and "Hint 2" in last:
+        return "An oak?" if not again else "I give up"
+    return f"Is it number {turn}?"
+
+
+def account_tools(last: str, turn: int, again: int) -> Any:
+    if last == "Put 5 in.":
+        return calls(("deposit", {"amount": 5}))
+    if "twice" in last:
+        return calls(("deposit", {"amount": 7}), ("deposit", {"amount": 7, "account": "other"}))
+    return "ok"
+
+
+def task_group(last: str, turn: int, again: int) -> Any:
+    return {"1 + 2?": "3", "3 + 4?": "8"}.get(last, "two words" if not again else "one")
+
+
 class ScriptedServer:
     """Serves on loopback, in a thread of its own; `asked` has every conversation it was sent."""
 

@@ -19,6 +19,7 @@ from rove.check.players import PLAYERS, fitting
 from rove.check.reading import read
 from rove.check.rules import GONE, RULES, V1, deviations, generation
 from rove.check.sources import module_of, packages_in, texts_of
+from rove.compat.verifiers.pins import newest_allowed
 from rove.errors import ConfigError
 from rove.messages import UserMessage
 from rove.state import State
@@ -73,7 +74,30 @@ VF = "import verifiers as vf\n"
 WRITTEN = [
     (VF, "G3", ""),
     ("from verifiers import *\nclass E(MultiTurnEnv):\n    def env_response(self, m, state): return m, 1", "G3", ""),
-    (VF + "class E(vf.MultiTurnEnv):\n    def is_completed(self, messages, state): ...", "G1", "is_completed"),
+    (VF + "class E(vf.MultiTurnEnv):\n    def is_completed(self, messages, state): ...", "G0", "is_completed"),
+    (VF + "class E(vf.MultiTurnEnv):\n    async def is_completed(self, messages, state): ...", "G1", "is_completed"),
+    (VF + "def f(rubric):\n    return float('yes' in rubric.judge(p, c, a, s))", "G0", "not awaited"),
+    (VF + "async def f(judge): return 'yes' in await judge(p, c, a, s)\ndef g(judge): return judge(p)", "G3", ""),
+    (VF + "class R(vf.Rubric):\n    def __init__(self):\n        self.reward_funcs = [f]", "G1", "reward_funcs"),
+    (
+        VF + "class R(vf.Rubric):\n    async def score_rollout(self, prompt, completion, **kwargs): ...",
+        "G1",
+        "score_rollout",
+    ),
+    (VF + "class R(vf.Rubric):\n    async def score_rollout(self, state): ...", "G3", ""),
+    (VF + "def f(call): return call.function.name", "G2", "call.function.name"),
+    (VF + "def f(message): return 'tool_calls' in message", "G2", "call.function.name"),
+    (
+        VF + "class E(vf.StatefulToolEnv):\n    def update_tool_args(self, tool_args, messages, state): ...",
+        "G1",
+        "update_tool_args",
+    ),
+    (
+        VF + "class E(vf.StatefulToolEnv):\n    def update_tool_args(self, tool_name, tool_args, messages, state): ...",
+        "G3",
+        "",
+    ),
+    ("from verifiers.utils.tools import calculator", "G1", "verifiers.utils.tools"),
     (VF + "class Game:\n    def is_completed(self, messages, state): ...", "G3", ""),
     (
         VF + "class E(vf.ToolEnv):\n    def env_response(self, m, state):\n        return [], state",
@@ -136,6 +160,23 @@ def test_what_a_package_is_written_for(source: str, written_for: str, row: str) 
     found = [one.what for one in deviations(noted)]
     assert len(found) == bool(row), found
     assert not row or row in found[0]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "written_for"),
+    [
+        ("verifiers==0.1.2.post1", "G0"),
+        ("verifiers<0.1.8", "G1"),
+        ("verifiers[all]~=0.1.8", "G3"),
+        ("verifiers<=0.1.10", "G2"),
+        ("verifiers>=0.1.2", "G3"),
+        ("verifiers>=0.4", "G3"),
+        ("verifiers @ git+https://example.com/v", "G3"),
+        ("not a requirement", "G3"),
+    ],
+)
+def test_a_requirement_says_what_a_package_is_written_for(requirement: str, written_for: str) -> None:
+    assert generation(read({"one.py": VF}).features, newest_allowed(["numpy", requirement])) == written_for
 
 
 def test_every_rule_can_hold() -> None:
@@ -299,6 +340,21 @@ HOSTILE = {
     ),
     "broken": (VF + "def load_environment(:", r"cannot run: .*SyntaxError: invalid syntax \(one.py, line 2\)"),
     "offline": (env(load="raise ConnectionError('Couldn\\'t reach the hub')"), "needs the network: .*Couldn't reach"),
+    "reward": (
+        env(reward="raise KeyError('four')"),
+        "cannot run: its reward is broken: right raised in every rollout, which counts as 0.0: KeyError: 'four'",
+    ),
+    "data": (
+        env(load="open('data/rows.json')"),
+        r"needs data: .*FileNotFoundError: .*No such file or directory: 'data/rows\.json'",
+    ),
+    "no data set": (env(load="raise ValueError('Dataset x/y doesn\\'t exist on the Hub')"), "needs data: .*x/y"),
+    "reward without data": (env(reward="open('gold.json')"), "needs data: .*'gold.json'"),
+    "harbor": (
+        env("from verifiers.envs.experimental.harbor_env import HarborEnv"),
+        r"cannot run: .*rove\.compat has no 'HarborEnv': .*use rove\.AgentEnv",
+    ),
+    "browser": (env("from verifiers import BrowserEnv"), "cannot run: .*no 'BrowserEnv': .*vf.MCPEnv"),
     "later": (
         env(reward="import ctypes; ctypes.string_at(0)"),
         "cannot run: every rollout failed: WorkerError: .*SIGSEGV",
@@ -310,7 +366,7 @@ HOSTILE = {
     ),
 }
 AT_ONCE = ("crash", "broken", "v1")
-BROAD = ("garbage", "module", "not here")
+BROAD = ("garbage", "module", "not here", "reward", "data", "harbor")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
@@ -323,6 +379,21 @@ def test_every_package_gets_a_verdict(name: str, tmp_path: Path) -> None:
     report = checked(tmp_path, source)
     assert re.fullmatch(f"{verdict}.*", report.verdict), report.verdict
     assert str(tmp_path) not in json.dumps(as_json([report]))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["math", "random"])
+def test_a_package_may_be_called_like_a_module_of_the_standard_library(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(env(f"import {name} as real", "assert not hasattr(real, 'load_environment')"))
+    [package] = packages_in(str(tmp_path / f"{name}.py"))
+    assert check(package, limited=QUICK).verdict == "runs unchanged"
+
+
+@pytest.mark.slow
+def test_an_installed_package_may_be_called_like_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    [package] = packages_in(str(wheel(tmp_path, "math", env("import math", "math.ceil(0.5)"))))
+    assert check(package, limited=QUICK).verdict == "runs unchanged"
 
 
 @pytest.mark.slow

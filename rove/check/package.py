@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,10 @@ from rove.check.reading import Reading, read
 from rove.check.rules import ANSWERED, OTHER_API, V1, Deviation, deviations, generation
 from rove.check.sources import Package, as_wheel, module_of, texts_of
 from rove.compat.verifiers import errors as v0_errors
+from rove.compat.verifiers.pins import newest_allowed, requirements_beside
 from rove.errors import ConfigError
 from rove.isolation.venv import make_venv
+from rove.statistics.reward_errors import broken_reward
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
@@ -40,6 +43,9 @@ NETWORK = re.compile(
     r"|Network is unreachable|LocalEntryNotFound|OfflineMode|cannot find the (?:requested|appropriate) .*cache|Hub\b",
     re.IGNORECASE,
 )
+FILE = re.compile(r"No such file or directory: '([^']+)'|FileNotFoundError: ([^\n]+)")
+DATA = re.compile(r"DatasetNotFoundError|doesn't exist on the Hub")
+"""What the error of a package has in it that lacks a file, or a data set."""
 WHEEL = re.compile(r"^\S+\.whl cannot")
 PLACE = re.compile(r"(?:/[^\s/'\"]+)+/(?:site-packages|rove-alone-\w+|lib/python[\d.]+)/(?:site-packages/)?")
 ASK = (
@@ -123,7 +129,8 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
     env_args, limited, tell = given
     tell("reading")
     reading = read(texts_of(package))
-    _note(report, reading)
+    needs = _requirements(package)
+    _note(report, reading, needs)
     if report.generation == V1:
         return _judge(report, OTHER_API)
     python = None
@@ -132,8 +139,8 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
         wheel = as_wheel(package, folder, limited.install_seconds)
         texts = texts_of(wheel)
         reading = read(texts)
-        _note(report, reading)
-        report.extras = _extras(wheel.path)
+        _note(report, reading, _requirements(wheel) or needs)
+        report.extras = sorted(_metadata(wheel.path).get_all("Provides-Extra", []))
         module = module_of(wheel, texts)
         tell("installing")
         python = make_venv(folder / "venv", [str(wheel.path)], limited.install_seconds, compat.STAND_INS)
@@ -154,10 +161,10 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
     _add_played(report)
 
 
-def _note(report: Report, reading: Reading) -> None:
-    """What the files say."""
+def _note(report: Report, reading: Reading, needs: Sequence[str]) -> None:
+    """What the files say; `needs` are the requirements of the package."""
     report.names = {api: sorted(names) for api, names in reading.names.items() if names}
-    report.generation = generation(reading.features)
+    report.generation = generation(reading.features, newest_allowed(needs))
     if "verifiers" in report.names and report.generation != V1:
         report.deviations = deviations(reading.features)
         told = {name: compat.lacking(name) for name in report.names["verifiers"]}
@@ -174,6 +181,9 @@ def _add_played(report: Report) -> None:
     if played.failures and played.failed == played.rollouts:
         first = played.failures[0]
         return _judge(report, f"{first.type}: {first.message}", "every rollout failed: ")
+    if played.broken:
+        name, error = next(iter(played.broken.items()))
+        return _judge_reward(report, name, error)
     if "verifiers" in report.names and played.failures:
         noted = {"played:error"}
         if any(one.phase != "model" and not hasattr(v0_errors, one.type) for one in played.failures):
@@ -181,6 +191,13 @@ def _add_played(report: Report) -> None:
         report.deviations += [one for one in deviations(noted) if one not in report.deviations]
     if report.deviations:
         report.status = "runs with deviations"
+
+
+def _judge_reward(report: Report, name: str, error: str) -> None:
+    """The verdict of a package one of whose reward functions raised in every rollout."""
+    _judge(report, error)
+    if report.status == "cannot run":
+        report.why = broken_reward(name, _in_a_line(error))
 
 
 def _judge(report: Report, said: str, before: str = "") -> None:
@@ -200,11 +217,20 @@ def _judge(report: Report, said: str, before: str = "") -> None:
         report.why = f"the argument {argument[1]} (-a)"
     elif "depends on verifiers" in said:
         report.status, report.why = "cannot run", f"it asks for another verifiers than {ANSWERED}: {_in_a_line(said)}"
-    elif NETWORK.search(said) and "cannot be installed" not in said and "cannot be built" not in said:
-        report.why = f"the network: {before}{_in_a_line(said)}"
+    elif lacked := _lacked(said):
+        report.why = f"{lacked}: {before}{_in_a_line(said)}"
     else:
         told = {one for one in report.lacking.values() if one not in said}
         report.status, report.why = "cannot run", "; ".join([f"{before}{_in_a_line(said)}", *sorted(told)])
+
+
+def _lacked(said: str) -> str:
+    """Data or the network, where an error is about them; "" where not, or where installing failed."""
+    if "cannot be installed" in said or "cannot be built" in said:
+        return ""
+    if FILE.search(said) or DATA.search(said):
+        return "data"
+    return "the network" if NETWORK.search(said) else ""
 
 
 def _unset_keys(report: Report, said: str) -> list[str]:
@@ -232,14 +258,24 @@ def _without(places: Sequence[str], said: str) -> str:
     return said
 
 
-def _extras(wheel: Path) -> list[str]:
+def _requirements(package: Package) -> list[str]:
+    """What a package declares that it needs; nothing for a source distribution, of which a wheel is built."""
+    if package.kind == "wheel":
+        return _metadata(package.path).get_all("Requires-Dist", [])
+    return (
+        []
+        if package.kind == "sdist"
+        else requirements_beside(package.path / "x" if package.path.is_dir() else package.path)
+    )
+
+
+def _metadata(wheel: Path) -> Message:
     try:
         with zipfile.ZipFile(wheel) as archive:
             [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-            told = HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
+            return HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{wheel.name} is no wheel: {error}") from error
-    return sorted(told.get_all("Provides-Extra", []))
 
 
 def _missing(python: str | None, reading: Reading) -> list[str]:

@@ -24,6 +24,7 @@ from rove.protocols import Limits
 from rove.records import Outcome, RolloutRecord
 from rove.rollout import plan
 from rove.state import State
+from rove.statistics.reward_errors import RewardErrors
 
 REWARD_FAILED = re.compile(r"Error calling reward function (.*)")
 """What v0 says where a reward function raises, and counts it as 0."""
@@ -81,6 +82,8 @@ class Played(msgspec.Struct):
     """The commonest first."""
     swallowed: list[str] = []
     """What reward functions raised, where that counts as 0."""
+    broken: dict[str, str] = {}
+    """Reward function → its error, of those that raised in every rollout."""
     unloaded: str = ""
     """Why the environment, or its dataset, could not be loaded."""
 
@@ -162,10 +165,12 @@ def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -
         records = [record for record in records if record.rollout_index != gone]
     else:
         gone = -1
+    errors = RewardErrors()
     failed: Counter[tuple[str, str, str]] = Counter()
     values: dict[str, list[float]] = {}
     metrics: dict[str, None] = {}
     for record in records:
+        errors.add(record)
         if record.error is not None:
             said = CALL.sub("", record.error.message)[:WORDS]
             failed[record.error.phase, record.error.type, said] += 1
@@ -177,5 +182,6 @@ def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -
     played.rollouts = len(records) + sum(failure.times for failure in more)
     played.rewards = {name: round(sum(got) / len(got), 4) for name, got in sorted(values.items())}
     played.metrics = sorted(metrics)
+    played.broken = errors.broken
     if gone >= 0:
         played.players = [name for name in played.players if name != "tools"]

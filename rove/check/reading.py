@@ -70,6 +70,10 @@ class _File(ast.NodeVisitor):
         self.classes: list[bool] = []
         """Whether the classes around are environments."""
         self.may_fail = 0
+        self.is_async = [False]
+        """Whether the functions around are async."""
+        self.awaited: set[int] = set()
+        """Calls that are awaited, or returned as they are."""
 
     def note(self, kind: str, name: str) -> None:
         self.reading.features.add(f"{kind}:{name}")
@@ -156,9 +160,15 @@ class _File(ast.NodeVisitor):
         if is_env:
             self.environments.add(node.name)
             for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
-                self.note("method", method.name)
+                self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
+                if "tool_name" not in {arg.arg for arg in method.args.args}:
+                    self.note("unnamed", method.name)
                 for pair in _returned_pairs(method) if method.name == "env_response" else ():
                     self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
+        if any(_tail(base).endswith("Rubric") for base in node.bases):
+            for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
+                if {"completion", "completions"} & {arg.arg for arg in method.args.args}:
+                    self.note("scoring", method.name)
         self.classes.append(is_env)
         self.generic_visit(node)
         self.classes.pop()
@@ -179,8 +189,23 @@ class _File(ast.NodeVisitor):
         given = [*node.args.posonlyargs, *node.args.args][::-1]
         pairs = [*zip(given, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
         self.values.append({arg.arg: text for arg, value in pairs if (text := _text(value)) is not None})
+        self.is_async.append(isinstance(node, ast.AsyncFunctionDef))
         self.generic_visit(node)
+        self.is_async.pop()
         self.values.pop()
+
+    def visit_Await(self, node: ast.Await) -> None:
+        self.awaited.add(id(node.value))
+        self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.awaited.add(id(node.value))
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            self.note("tested", _text(node.left) or "")
+        self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -208,6 +233,8 @@ class _File(ast.NodeVisitor):
                 self.note("environment", keyword)
         if node.args:
             self._positional(node, self._dotted(node.func) or "")
+        if _tail(node.func) == "judge" and not self.is_async[-1] and id(node) not in self.awaited:
+            self.note("sync", "judge")
         self._keys(node, _tail(node.func), keywords)
         self.generic_visit(node)
 

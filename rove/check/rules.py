@@ -9,6 +9,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
+from packaging.version import Version
+
+from rove.compat.verifiers.pins import RELEASES
 
 G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
 V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"
@@ -17,14 +20,17 @@ ANSWERED = "0.1.0 to 0.3.1"
 OTHER_API = f"it is written for {V1}, which has another API: rove answers for {ANSWERED}"
 """Said of packages of that generation."""
 GENERATIONS = {
-    G0: "verifiers 0.1.0",
-    G1: "verifiers 0.1.2 to 0.1.7",
+    G0: "verifiers 0.1.0 to 0.1.2",
+    G1: "verifiers 0.1.3 to 0.1.7",
     G2: "verifiers 0.1.8 to 0.1.10",
     G3: "verifiers 0.1.11 to 0.3.1",
     V1: "verifiers 0.4 and later",
     ROVE: "rove's own names",
     NEITHER: "imports neither",
 }
+
+BEFORE = {G0: Version("0.1.3"), G1: Version("0.1.8"), G2: Version("0.1.11")}
+"""Generation → the release that begins the next one."""
 
 
 class Deviation(msgspec.Struct, frozen=True):
@@ -120,7 +126,30 @@ RULES = (
         ("attribute:start_server", "attribute:stop_server", "module:verifiers.gepa", "module:verifiers.scripts"),
     ),
     # older packages
-    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("method:is_completed",), G1),
+    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("sync:is_completed",), G0),
+    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("async:is_completed",), G1),
+    Rule(
+        "a `judge(…)` that is not awaited, a synchronous `judge_client`",
+        "`await judge(…)` in an async function, `openai.AsyncOpenAI`",
+        ("sync:judge",),
+        G0,
+    ),
+    Rule(
+        "`rubric.reward_funcs`, `rubric.reward_weights`; `score_rollout(prompt, completion, …)`",
+        "`rubric.funcs`, `rubric.weights`; `score_rollout(state)`",
+        ("attribute:reward_funcs", "attribute:reward_weights", "scoring:score_rollout", "scoring:score_rollouts"),
+        G1,
+    ),
+    Rule(
+        '`call.function.name`, `"tool_calls" in message`',
+        "`call.name`, `message.tool_calls`",
+        ("chain:function.name", "chain:function.arguments", "tested:tool_calls"),
+        G2,
+    ),
+    Rule(
+        "`update_tool_args(tool_args, messages, state)`", "takes `tool_name` first", ("unnamed:update_tool_args",), G1
+    ),
+    Rule("`verifiers.utils.tools`", "tools of the package's own", ("module:verifiers.utils.tools",), G1),
     Rule(
         "`env_response` that returns `(messages, state)`",
         "returns messages, changes the state in place",
@@ -197,8 +226,12 @@ GONE = {
 """What rove.compat has no more → the last generation that had it."""
 
 
-def generation(names: Collection[str]) -> str:
-    """What a package is written for, by what was noted of it: the newest generation in which it could be written so."""
+def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
+    """What a package is written for, by what was noted of it: the newest generation in which it could be written so.
+
+    Args:
+        newest: the newest release that its requirement allows.
+    """
     modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
     if "name:v1" in names or ["verifiers", "v1"] in [module[:2] for module in modules]:
         return V1
@@ -206,6 +239,7 @@ def generation(names: Collection[str]) -> str:
         return ROVE if modules else NEITHER
     last = [rule.until for rule in RULES if rule.until and not set(rule.noted).isdisjoint(names)]
     last += [until for name, until in GONE.items() if name in names]
+    last += [until for until, next_release in BEFORE.items() if newest < next_release]
     return min(last, default=G3)
 
 

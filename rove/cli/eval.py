@@ -37,6 +37,7 @@ from rove.protocols import Client
 from rove.records import ErrorInfo, Outcome, RolloutRecord
 from rove.runs import Run
 from rove.statistics import Price
+from rove.statistics.reward_errors import broken_reward
 from rove.viewer.tables import counts_line, number, summary_table
 
 
@@ -203,6 +204,8 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
     """The table, the counts, and what to do next."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
     console.print(counts_line(summary), soft_wrap=True)
+    for name, error in summary.get("broken_rewards", {}).items():
+        console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
     next_steps = []
     if run is not None:
         next_steps.append(
@@ -312,5 +315,5 @@ def command(
         print_json({**summary, "run": str(run.path) if run else None})
     else:
         print_summary(config, summary, run, console)
-    if summary["failed"] and not summary["scored"]:
+    if summary.get("broken_rewards") or (summary["failed"] and not summary["scored"]):
         ctx.exit(1)

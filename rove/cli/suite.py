@@ -30,6 +30,7 @@ from rove.errors import ConfigError, Error, nearest, traceback_text
 from rove.evaluate import Options, run_identity
 from rove.isolation.opening import Isolation, looking_at
 from rove.runs import Run
+from rove.statistics.reward_errors import broken_reward
 from rove.viewer.tables import number
 
 if TYPE_CHECKING:
@@ -307,7 +308,14 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
         print_json(rows)
     else:
         _print_rows(rows, console)
-    return int(any("error" in row or (row["failed"] and not row["scored"]) for row in rows))
+    return int(any(not _is_sound(row) for row in rows))
+
+
+def _is_sound(row: Mapping[str, Any]) -> bool:
+    """Whether an evaluation ran, and its mean reward says something."""
+    if "error" in row or row.get("broken_rewards"):
+        return False
+    return bool(row["scored"] or not row["failed"])
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -317,6 +325,10 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(f"[red]{len(stopped)} of {len(rows)} evaluations were not finished:[/red]")
     for row in stopped:
         console.print(f"  {escape(row['place'])}: {escape(row['error'].splitlines()[0])}", soft_wrap=True)
+    for row in rows:
+        for name, error in row.get("broken_rewards", {}).items():
+            said = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
+            console.print(said, style="red", markup=False, soft_wrap=True)
     steps = ["the same command again runs only what is missing or failed"]
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):
         if a["env"] == b["env"]:

@@ -44,6 +44,8 @@ _MODULES = {
     "envs.multiturn_env": "multiturn",
     "envs.singleturn_env": "multiturn",
     "envs.stateful_tool_env": "tools",
+    "envs.textarena_env": "integrations",
+    "envs.reasoninggym_env": "integrations",
     "envs.tool_env": "tools",
     "envs.python_env": "sandbox",
     "envs.sandbox_env": "sandbox",
@@ -79,11 +81,23 @@ _MODULES = {
     "utils.response_utils": "multiturn",
     "utils.save_utils": "outputs",
     "utils.tool_utils": "schema",
+    "utils.tools": "former_tools",
     "utils.usage_utils": "usage",
     "trainers": "trainer",
     "legacy": "",
 }
 """Path under `verifiers` → the module here that has its names; "" is the package itself."""
+
+
+_WITHOUT = {
+    "browser_env": "BrowserEnv",
+    "cli_agent_env": "CliAgentEnv",
+    "harbor_env": "HarborEnv",
+    "opencode_env": "CliAgentEnv",
+    "rlm_env": "RLMEnv",
+    "vllm_client": "VLLMClient",
+}
+"""Module that is not provided → the class in it."""
 
 
 class _Alias(ModuleType):
@@ -95,6 +109,8 @@ class _Alias(ModuleType):
         path = f"{self.__name__}.{name}"
         if _below(path) in _MODULES:  # vf.utils.data_utils, say, which nobody has imported yet
             return importlib.import_module(path)
+        if name == "extract_boxed_answer":  # until 0.1.4 it found the first box
+            return importlib.import_module(f"{HOME}.mathematics").boxed_answer()
         home = self.__dict__["__home__"]
         found = getattr(importlib.import_module(home), name, _ABSENT)
         if found is _ABSENT:
@@ -133,9 +149,21 @@ class _Finder:
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
         place = _below(fullname)
+        instead = self._not_provided(place)
+        if instead:
+            raise ImportError(instead, name=fullname)
         if place not in _MODULES and place not in _PACKAGES:
             return None
         return ModuleSpec(fullname, self, origin=HOME, is_package=place in _PACKAGES)  # pyright: ignore[reportArgumentType]
+
+    def _not_provided(self, place: str) -> str:
+        """What to use instead of a module, or of a name that `from … import` asks for; "" for all others."""
+        last = place.rpartition(".")[2]
+        if place in _MODULES or place in _PACKAGES:
+            return ""
+        known = importlib.import_module(HOME)._NOT_HERE
+        name = _WITHOUT.get(last, last)
+        return f"rove.compat has no '{name}': {known[name]}" if name in known else ""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module."""
@@ -201,7 +229,7 @@ def in_workers() -> str:
 
 def lacking(path: str) -> str:
     """What there is to say where `verifiers.<path>` is not answered for; "" for a module that is, or a name that one has."""
-    parts = path.split(".")
+    parts = [_WITHOUT.get(part, part) for part in path.split(".")]
     for place, part in enumerate(parts):
         if ".".join(parts[: place + 1]) in {*_MODULES, *_PACKAGES}:
             continue

@@ -162,6 +162,15 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
     return f"{_module_name(env_id)}#{_source(file)}"
 
 
+def environment_module(env_id: str, env_dir: str | Path | None = None) -> ModuleType:
+    """The module that `load_environment` would use, imported.
+
+    Raises:
+        ConfigError: nothing has that name, or it cannot be imported.
+    """
+    return _import(_module_name(env_id), env_dir)
+
+
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     """The file of the module that `load_environment` would use; found without importing it.
 
@@ -234,7 +243,7 @@ def _found(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
     given = [Path(env_dir)] if env_dir is not None else []
     usual = [Path("environments"), _shipped()]
     module = None
-    file = _file_in(given, name)
+    file = _file_in(given, name) or _behind_stdlib(name)
     if file is None:
         module = _claimed(name) or name
         file = _installed(module)
@@ -279,6 +288,18 @@ def _installed(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and not _is_ours(spec.origin) else None
 
 
+def _behind_stdlib(name: str) -> Path | None:
+    """The file of an installed package's module that one of the standard library hides, as for a package called "math"."""
+    if name not in sys.stdlib_module_names:
+        return None
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (file for file in files if file.as_posix() in (f"{name}.py", f"{name}/__init__.py"))
+    return next((Path(str(file.locate())) for file in found), None)
+
+
 def _file_in(folders: list[Path], name: str) -> Path | None:
     for folder in folders:
         file = dict(_modules_in(folder)).get(name)
@@ -292,6 +313,8 @@ def _is_ours(origin: str) -> bool:
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
+    if name in sys.stdlib_module_names:  # whose module of that name everything else needs
+        name = f"{name}_environment"
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
@@ -340,6 +363,8 @@ def _telling(what: str, file: Path) -> Iterator[None]:
 
 def _hint(error: Exception) -> str:
     """What to do where a package needs a library that rove answers for."""
+    if "rove.compat has no" in str(error):
+        return ""
     if not (isinstance(error, (ImportError, AttributeError)) and re.search(r"\bverifiers\b", str(error))):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The library `verifiers` v0 (0.1.2 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
+"""The library `verifiers` v0 (0.1.0 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
 
 What environments, parsers and rubrics of packages written for it do, they do here, the prompts, rewards and metrics the same.
 `docs/compat.md` lists what differs from real v0, and what `ROVE_COMPAT=fixed` fixes. Under its own name it answers after
@@ -22,6 +22,8 @@ _HOMES = {
     "errors": "BrowserSandboxError EmptyModelResponseError Error InfraError InvalidModelResponseError MissingKeyError "
     "ModelError OverlongPromptError SandboxError ToolCallError ToolError ToolParseError TunnelError ensure_keys",
     "examples": "load_example_dataset",
+    "former_types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole ChatCompletionToolParam ChatMessage "
+    "ChatMessages Completion FunctionDefinition FunctionParameters JsonPrimitive ModelResponse",
     "former": "CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv SmolaToolRubric ToolRubric",
     "group": "EnvGroup",
     "gym": "GymEnv",
@@ -50,11 +52,12 @@ _IN_THEIR_CLOUD = "it runs in a vendor's sandboxes; use rove.AgentEnv(command=â€
 _NOT_HERE = {
     "BrowserEnv": "it drives a browser in a vendor's cloud; give the model a browser's MCP server with vf.MCPEnv",
     "CliAgentEnv": _IN_THEIR_CLOUD,
+    "RLMEnv": "0.1.15 removed it; use rove.RLMEnv",
     "HarborEnv": f"{_IN_THEIR_CLOUD}, or rove.TasksetEnv('harbor', â€¦) for Harbor's tasks, with verifiers 0.4 beside",
     "VLLMClient": "rove's trainer samples by itself; serve a model with `rove serve`",
 }
 """Names that are not provided, and what to do instead."""
-_FORMER = {"former", "trainer"}
+_FORMER = {"former", "former_types", "trainer"}
 """Homes of names that 0.3.1 has no more: a star import leaves them out."""
 
 __all__ = sorted(name for name, home in _HOME.items() if home not in _FORMER)  # pyright: ignore[reportUnsupportedDunderAll]

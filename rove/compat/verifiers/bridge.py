@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rove.compat.verifiers.clients import Client, as_json, as_response, raw_text, wire_tool
 from rove.compat.verifiers.data import as_info
 from rove.compat.verifiers.environment import Environment as V0Environment
@@ -23,7 +25,7 @@ from rove.errors import ConfigError
 from rove.functions import function_name, unwrapped
 from rove.messages import Message, UserMessage
 from rove.protocols import Response as RoveResponse
-from rove.records import Scores, TrajectoryStep
+from rove.records import REWARD_ERRORS, Scores, TrajectoryStep
 from rove.rubrics import Rubric
 from rove.state import State as RoveState
 
@@ -283,7 +285,10 @@ class BridgedRubric(Rubric):
         inner = [_state_of(state) for state in states]
         await self.inner.score_states(inner)
         await self.inner.clean_up_scored(inner)
-        return [as_scores(state, *self._scorers(state)) for state in inner]
+        return [
+            msgspec.structs.replace(as_scores(state, *self._scorers(state)), extras=_reward_errors(state))
+            for state in inner
+        ]
 
     def _scorers(self, state: State) -> tuple[list[str], list[float]]:
         """Names and weights of the functions that scored a state."""
@@ -297,6 +302,11 @@ def _state_of(state: RoveState) -> State:
             "a v0 rubric scores what a v0 environment has played in this run; expected a rollout that was just played"
         )
     return state[_KEPT]
+
+
+def _reward_errors(state: State) -> dict[str, Any]:
+    """What reward functions raised, for a record's `extras`; see `rove.evaluate`."""
+    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
 
 
 def as_scores(state: State, names: Iterable[str], weights: Iterable[float]) -> Scores:

@@ -29,6 +29,17 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
     return "" if strict else text
 
 
+def extract_first_boxed_answer(text: str) -> str:
+    """What stands in the first `\\boxed{…}`, as `extract_boxed_answer` had it until 0.1.4; the text without a complete one."""
+    _, _, rest = text.partition("\\boxed{")
+    depth = 1
+    for place, char in enumerate(rest):
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            return rest[:place]
+    return text
+
+
 def extract_hash_answer(text: str) -> str:
     """What stands between the first `####` and the next one or the end; the text without one."""
     return text.split("####")[1].strip() if "####" in text else text

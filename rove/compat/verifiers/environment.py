@@ -14,15 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from packaging.version import Version
+
 from rove.compat.verifiers import evaluation, legacy
-from rove.compat.verifiers.calls import maybe_await, maybe_call_with_named_args
+from rove.compat.verifiers.calls import call_user, maybe_call_with_named_args
 from rove.compat.verifiers.clients import resolve_client
 from rove.compat.verifiers.data import as_table, with_ids, with_prompts
 from rove.compat.verifiers.decorators import discover_decorated
-from rove.compat.verifiers.messages import Messages, normalize_messages
+from rove.compat.verifiers.messages import Messages, former_messages, normalize_messages
 from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.outputs import make_dataset
 from rove.compat.verifiers.parsers import Parser
+from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
 from rove.compat.verifiers.types import Response, RolloutTiming, SamplingArgs, State, Tool, flatten_task_input
 from rove.compat.verifiers.usage import UsageTracker
@@ -30,6 +33,8 @@ from rove.errors import ConfigError, nearest
 
 _FORMER = frozenset({"client", "model", "max_concurrent"})
 """Keywords of 0.1.0 that are still understood."""
+_MODELS = Version("0.1.11")
+"""The release in which messages became models with all fields, and rows lost their column `task`."""
 
 
 class Environment(ABC):
@@ -60,6 +65,8 @@ class Environment(ABC):
         pass_threshold: float = 0.5,
         **kwargs: Any,
     ):
+        self.written_for = written_for()
+        self.has_former_messages = self.written_for < _MODELS
         if "oai_tools" in kwargs:
             outdated("oai_tools=", "pass tool_defs=[{'name': …, 'description': …, 'parameters': {…}}]")
             tool_defs = kwargs.pop("oai_tools")
@@ -187,9 +194,10 @@ class Environment(ABC):
         if isinstance(row.get("info"), str):
             row["info"] = json.loads(row["info"])
         task = flatten_task_input(row)
+        task = "default" if self.written_for < _MODELS and isinstance(task, dict) else task
         state = State(input=task if isinstance(task, dict) else row, task=task)
         if isinstance(state["input"].get("prompt"), (str, list)):
-            state["prompt"] = normalize_messages(state["input"]["prompt"], field_name="input.prompt")
+            state["prompt"] = self.as_written(normalize_messages(state["input"]["prompt"], field_name="input.prompt"))
         info = state.get("info")
         own_tools = legacy.info_tools(info) if isinstance(info, Mapping) else None
         state.update(
@@ -213,6 +221,10 @@ class Environment(ABC):
         if begin is not None:
             begin(state)
         return state
+
+    def as_written(self, messages: Any) -> Any:
+        """Messages as they were in the release that the package is written for."""
+        return former_messages(messages) if self.has_former_messages else messages
 
     async def get_model_response(
         self,
@@ -262,7 +274,7 @@ class Environment(ABC):
     async def _teardown(self) -> None:
         await self.rubric.teardown()
         for handler in self._teardown_handlers:
-            await maybe_await(handler)
+            await call_user(handler)
 
     async def score_states(self, states: list[State]) -> None:
         """Score the finished rollouts of one example."""

@@ -63,16 +63,26 @@ def ensure_keys(keys: Iterable[str]) -> None:
         raise MissingKeyError(missing)
 
 
+def get_error_chain(error: BaseException | None, parent_type: type[BaseException] | None = None) -> list[BaseException]:
+    """An error and its causes, up to the first one that is not of a type."""
+    chain: list[BaseException] = []
+    while error is not None and (parent_type is None or isinstance(error, parent_type)):
+        chain.append(error)
+        error = error.__cause__
+    return chain
+
+
+def get_vf_error_chain(error: BaseException | None) -> list[BaseException]:
+    """An error and its causes, up to the first one that is not a `vf.Error`."""
+    return get_error_chain(error, Error)
+
+
 class ErrorChain:
     """An error with its causes: `str` tells their types, `repr` the errors themselves."""
 
     def __init__(self, error: BaseException):
         self.root_error = error
-        self.chain: list[BaseException] = []
-        cause: BaseException | None = error
-        while cause is not None:
-            self.chain.append(cause)
-            cause = cause.__cause__
+        self.chain = get_error_chain(error)
 
     def __contains__(self, kind: object) -> bool:
         return isinstance(kind, type) and any(isinstance(error, kind) for error in self.chain)

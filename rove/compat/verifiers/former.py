@@ -29,7 +29,8 @@ class ToolRubric(ToolMonitorRubric):
     ):
         outdated("ToolRubric", "use Rubric: a ToolEnv counts calls by itself")
         super().__init__(funcs=list(funcs or []), weights=list(weights or []), parser=parser)
-        for tool in tools or ():
+        self.tools = list(tools or [])
+        for tool in self.tools:
             self.add_tool_metric(getattr(tool, "__name__", type(tool).__name__))
 
 

@@ -6,12 +6,17 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packaging.version import Version
+
 from rove.compat.verifiers.data import Table, as_info, with_prompts
 from rove.compat.verifiers.environment import Environment
 from rove.compat.verifiers.mode import fixed
+from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 
+_WITHOUT_TASKS = Version("0.1.11")
+"""The release in which members were told apart by `info` instead of the column `task`."""
 ENV_GROUP_INFO_KEY = "env_id"
 """Where a row's info says which environment it is from: a name, or a list of names in nested groups."""
 
@@ -36,10 +41,14 @@ class EnvGroupRubric(Rubric):
         super().__init__()
         self.env_map = env_map
 
-    def _get_reward_func_names(self) -> list[str]:
-        return sorted({name for env in self.env_map.values() for name in env.rubric._get_reward_func_names()})
+    @property
+    def all_reward_names(self) -> list[str]:
+        """Names of the functions of all members, sorted."""
+        return self.get_reward_func_names()
 
-    get_reward_func_names = _get_reward_func_names
+    def get_reward_func_names(self) -> list[str]:
+        """Names of the functions of all members, sorted."""
+        return sorted({name for env in self.env_map.values() for name in env.rubric._get_reward_func_names()})
 
     @property
     def has_group_rewards(self) -> bool:
@@ -50,7 +59,7 @@ class EnvGroupRubric(Rubric):
         route = _route(state.get("info"))
         return self.env_map.get(route[0]) if route else None
 
-    async def score_rollout(self, state: State) -> None:
+    async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
         """Set reward and metrics by the state's environment."""
         member = self._member(state)
         if member is None:
@@ -116,11 +125,16 @@ class EnvGroup(Environment):
 
     def _joined(self, tables: list[Any], map_kwargs: Mapping[str, Any]) -> Any:
         parts: list[Any] = []
+        has_tasks = written_for() < _WITHOUT_TASKS
+
+        def tasks(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+            return {"task": row.get("task", name)} if has_tasks else {}
+
         for name, table in zip(self.env_names, tables, strict=True):
             if table is not None:
 
                 def routed(row: Mapping[str, Any], name: str = name) -> dict[str, Any]:
-                    return _with_route(row, [name, *_route(row.get("info"))])
+                    return {**tasks(row, name), **_with_route(row, [name, *_route(row.get("info"))])}
 
                 parts.append(table.map(routed, **map_kwargs))
         if not parts:
@@ -175,11 +189,21 @@ class EnvGroup(Environment):
         outputs = await env.run_group(rows, client, model, sampling_args, *args, **options)
         for output in outputs:
             output["info"] = _with_route({"info": output.get("info")}, route)["info"]
+        if self.written_for < _WITHOUT_TASKS:
+            self._fill(outputs)
         return outputs
 
     async def score_states(self, states: list[State]) -> None:
         """Score finished rollouts as their environment does: without the zeros of `EnvGroupRubric`, as v0's runs do."""
         await self.member_of(states[0]).score_states(states)
+        if self.written_for < _WITHOUT_TASKS:
+            self._fill(states)
+
+    def _fill(self, states: Sequence[dict[str, Any]]) -> None:
+        """Set the metrics of other members to 0, as runs did until 0.1.10."""
+        names = {name for env in self.envs for name in env.rubric._get_reward_func_names()}
+        for state in states:
+            state["metrics"] = {**dict.fromkeys(sorted(names), 0.0), **(state["metrics"] or {})}
 
     async def clean_up_scored(self, states: list[State]) -> None:
         """Run the `@cleanup` methods of their environment's rubric."""

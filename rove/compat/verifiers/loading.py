@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from rove.compat.verifiers.errors import MissingKeyError
-from rove.envs.loading import environment_file
+from rove.envs.loading import environment_file, environment_module
 
 
 def load_environment(env_id: str, **env_args: Any) -> Any:
@@ -36,6 +36,8 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
 
 def _module(name: str) -> Any:
     """An installed module, or one in a folder where rove looks for environments."""
+    if name in sys.stdlib_module_names:
+        return environment_module(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -45,4 +47,4 @@ def _module(name: str) -> Any:
             environment_file(name)
         except ValueError:
             raise error from None
-        return sys.modules[name]
+        return environment_module(name)

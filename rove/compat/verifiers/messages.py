@@ -66,9 +66,51 @@ _PARTS: dict[Any, type[Model]] = {
 
 
 class ToolCall(Model):
-    """A model's call of a tool; `arguments` is JSON."""
+    """A model's call of a tool; `arguments` is JSON.
+
+    OpenAI's form can be read too, as packages for 0.1.2 to 0.1.10 do: `call.function.name`, `call["function"]["name"]`.
+    """
 
     required = ("id", "name", "arguments")
+
+    def __missing__(self, key: str) -> Any:
+        if key == "function":
+            return Model(name=self["name"], arguments=self["arguments"])
+        if key == "type":
+            return "function"
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or `default`."""
+        return self[key] if key in self or key in ("function", "type") else default
+
+
+class FormerToolCall(ToolCall):
+    """A call as packages that are written for 0.1.2 to 0.1.10 get it: `model_dump` has OpenAI's form."""
+
+    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        function = {"arguments": self["arguments"], "name": self["name"]}
+        return {"id": self["id"], "function": function, "type": "function"}
+
+
+def former_messages(messages: Any) -> Any:
+    """Messages without the fields that are None, as they were before 0.1.11: `"tool_calls" in message` holds where there
+    are calls. The content of an assistant message is a text."""
+    if not isinstance(messages, list):
+        return messages
+    return [_former_message(message) if isinstance(message, Model) else message for message in messages]
+
+
+def _former_message(message: Model) -> Model:
+    made = message.copy()
+    if made.get("role") == "assistant" and made.get("content") is None:
+        made["content"] = ""
+    if made.get("tool_calls"):
+        made["tool_calls"] = [FormerToolCall(**call) for call in made["tool_calls"]]
+    for name in [name for name, value in made.items() if value is None or (name == "tool_calls" and not value)]:
+        del made[name]
+    return made
 
 
 class _ChatMessage(Model):
@@ -231,6 +273,30 @@ def message_role(message: Any) -> str | None:
 def concat_messages(messages_list: Iterable[Iterable[Any]]) -> Messages:
     """Several conversations, one after the other."""
     return [message for messages in messages_list for message in messages]
+
+
+def sanitize_tool_calls(messages: Any) -> Any:
+    """Messages whose tool calls are JSON texts; what is no list is returned as it is."""
+    if not isinstance(messages, list):
+        return messages
+    return [_with_calls_as_json(message) for message in messages]
+
+
+def _with_calls_as_json(message: Any) -> Any:
+    get = message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
+    given = get("tool_calls")
+    if not given:
+        return message
+    calls = [call if isinstance(call, str) else _dumped(call) for call in given]
+    made = {"role": get("role"), "content": get("content") or "", "tool_calls": calls}
+    if isinstance(get("reasoning_content"), str):
+        made["reasoning_content"] = get("reasoning_content")
+    return made
+
+
+def _dumped(call: Any) -> str:
+    dump = getattr(call, "model_dump", None)
+    return json.dumps(call if dump is None else dump(exclude_none=True))
 
 
 def content_text(content: Any, between: str = " ") -> str:

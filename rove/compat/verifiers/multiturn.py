@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 from rove.compat.verifiers import legacy
-from rove.compat.verifiers.calls import maybe_await
+from rove.compat.verifiers.calls import call_user
 from rove.compat.verifiers.decorators import cleanup, stop
 from rove.compat.verifiers.environment import Environment
 from rove.compat.verifiers.errors import OverlongPromptError
@@ -44,17 +44,18 @@ class MultiTurnEnv(Environment):
     (it is with ROVE_COMPAT=fixed).
 
     Args:
-        max_turns: most model turns; -1 = no limit.
+        max_turns: most model turns; -1 = no limit. Default: no limit, but 10 where the package is written for 0.1.0 to 0.1.2.
         timeout_seconds: of a rollout, which is then scored as it stands.
         Everything else: see `Environment`.
     """
 
-    def __init__(self, max_turns: int = -1, timeout_seconds: float | None = None, **kwargs: Any):
+    def __init__(self, max_turns: int | None = None, timeout_seconds: float | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        self.max_turns = max_turns
+        self.max_turns = legacy.max_turns(self, max_turns, Environment)
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
         self._former_is_completed = legacy.former_is_completed(self, Environment)
+        self.has_former_messages = self.has_former_messages or self._former_is_completed is not None
         self.add_rubric(MultiTurnMonitorRubric())
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
@@ -101,8 +102,8 @@ class MultiTurnEnv(Environment):
             return state["prompt"]
         last = state["trajectory"][-1]
         messages = concat_messages([last["prompt"], last["completion"]])
-        reply = legacy.reply_of(state, await maybe_await(self.env_response, messages, state))
-        return concat_messages([messages, maybe_normalize_messages(reply, field_name="env_response")])
+        reply = legacy.reply_of(state, await call_user(self.env_response, messages, state))
+        return concat_messages([messages, self.as_written(maybe_normalize_messages(reply, field_name="env_response"))])
 
     async def render_completion(self, state: State) -> None:
         """Set `state["completion"]` to what follows the prompt."""
@@ -131,7 +132,7 @@ class MultiTurnEnv(Environment):
         tokens = await parse_response_tokens(response, self.max_seq_len)
         step = TrajectoryStep(
             prompt=prompt_messages,
-            completion=await parse_response_message(response),
+            completion=self.as_written(await parse_response_message(response)),
             response=response,
             tokens=tokens,
             reward=None,
@@ -158,7 +159,7 @@ class MultiTurnEnv(Environment):
         state = box[0]
         state["timing"].generation.start = state["timing"].setup.start = time.time()
         try:
-            box[0] = state = await maybe_await(self.setup_state, state) or state
+            box[0] = state = await call_user(self.setup_state, state) or state
         except LimitReachedError:
             raise
         except Exception as error:
@@ -179,7 +180,7 @@ class MultiTurnEnv(Environment):
         prompt = maybe_normalize_messages(await self.get_prompt_messages(state), field_name="prompt_messages")
         if state["trajectory"]:
             timing.env.spans.append(TimeSpan(start=started, end=time.time()))
-        if state.get("final_env_response") is not None:
+        if state.get("final_env_response") is not None or await self._is_over_after_reply(state, prompt):
             return
         started = time.time()
         response = await self.get_model_response(state, prompt)
@@ -187,23 +188,41 @@ class MultiTurnEnv(Environment):
         await self.add_model_response(state, prompt, response)
 
     async def _is_over(self, state: State) -> bool:
+        if self._former_is_completed is not None and state.get("error") is None:
+            last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
+            if state["is_completed"] or await self._is_completed_as_formerly(
+                state, concat_messages([last["prompt"], last["completion"]])
+            ):
+                return True
         over = await Environment.is_completed(self, state)
         if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
             await self._last_word(state)
-        if over or self._former_is_completed is None:
-            return over
-        last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
-        if await self._former_is_completed(state, concat_messages([last["prompt"], last["completion"]])):
-            self._mark_completed(state, "is_completed")
-            return True
-        return False
+        return over
+
+    async def _is_completed_as_formerly(self, state: State, messages: Messages) -> bool:
+        """Ask an `is_completed(messages, state)` of the package's own."""
+        assert self._former_is_completed is not None
+        if not await self._former_is_completed(state, messages):
+            return False
+        self._mark_completed(state, state.get("stop_condition") or "is_completed")
+        return True
+
+    async def _is_over_after_reply(self, state: State, messages: Messages) -> bool:
+        """Whether the rollout ends with what the environment replied, as an `is_completed` of the package's own says."""
+        if self._former_is_completed is None or not state["trajectory"]:
+            return False
+        if not await self._is_completed_as_formerly(state, messages):
+            return False
+        last = state["trajectory"][-1]
+        state["final_env_response"] = messages[len(last["prompt"]) + len(last["completion"]) :]
+        return True
 
     async def _last_word(self, state: State) -> None:
         """Show the environment the last turn, too."""
         if type(self).env_response is SingleTurnEnv.env_response:
             return
         messages = concat_messages([state["trajectory"][-1]["prompt"], state["trajectory"][-1]["completion"]])
-        reply = legacy.reply_of(state, await maybe_await(self.env_response, messages, state))
+        reply = legacy.reply_of(state, await call_user(self.env_response, messages, state))
         if state.get("final_env_response") is None and reply:
             state["final_env_response"] = reply
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from rove.compat.verifiers.data import make_table
 from rove.compat.verifiers.errors import error_data
+from rove.compat.verifiers.messages import sanitize_tool_calls
 from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.models import plain
 from rove.compat.verifiers.types import RolloutOutput, State
-from rove.compat.verifiers.usage import context_tokens
+from rove.compat.verifiers.usage import UsageTracker, context_tokens
 
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 
@@ -39,12 +40,12 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         metrics=state.get("metrics"),
         tool_defs=state.get("tool_defs"),
     )
-    usage = state["usage_tracker"].snapshot()
+    usage = _usage(state)
     if usage is not None:
-        output["token_usage"] = {**usage, **context_tokens(state["trajectory"])}
+        output["token_usage"] = {**usage, **context_tokens(state.get("trajectory") or [])}
     for name in ("prompt", "completion"):
         if output[name] is not None:
-            output[name] = [_saved(message) for message in output[name]]
+            output[name] = sanitize_tool_calls(output[name])
     if state.get("error") is not None:
         output["error"] = error_data(state["error"])
         output["error_chain"] = output["error"]["error_chain_repr"]
@@ -56,20 +57,17 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         if not (fixed() and name in output):
             output[name] = value
     for name in state_columns or ():
-        output[name] = plain(state.get(name))
+        value = state.get(name)
+        output[name] = value.snapshot() if isinstance(value, UsageTracker) else plain(value)
     return output
 
 
-def _saved(message: Any) -> Any:
-    """A message whose tool calls are JSON."""
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    if not calls:
-        return message
-    kept = {"role": message["role"], "content": message.get("content") or ""}
-    kept["tool_calls"] = [json.dumps(plain(call, exclude_none=True)) for call in calls]
-    if isinstance(message.get("reasoning_content"), str):
-        kept["reasoning_content"] = message["reasoning_content"]
-    return kept
+def _usage(state: State) -> dict[str, float] | None:
+    """The tokens of a rollout; of a state that the package made itself, what it tells."""
+    tracker = state.get("usage_tracker")
+    if isinstance(tracker, UsageTracker):
+        return tracker.snapshot()
+    return next((dict(state[key]) for key in ("token_usage", "usage") if isinstance(state.get(key), Mapping)), None)
 
 
 class GenerateOutputs(dict[str, Any]):

@@ -11,27 +11,31 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin
 
-from rove.compat.verifiers.calls import maybe_await, maybe_call_with_named_args, taken
+from rove.compat.verifiers.calls import call_user, maybe_call_with_named_args, taken
 from rove.compat.verifiers.decorators import discover_decorated
+from rove.compat.verifiers.former_scoring import FormerScoring, score_as_formerly
 from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.types import INPUT_FIELDS, State
 from rove.errors import LimitReachedError, phase
 from rove.functions import function_name
+from rove.records import REWARD_ERRORS
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
 
 
-class Rubric:
+class Rubric(FormerScoring):
     """Weighted reward functions; see `rove.Rubric` for what they are.
 
     Args:
         funcs, weights: the functions and what each counts; 1.0 each by default. Functions given one by one, as before 0.1.2,
             are understood.
         parser: given to functions as `parser`.
+        former: other keywords, which 0.1.0 to 0.1.7 set as attributes.
 
     Raises:
         ValueError: there is not one weight per function.
+        TypeError: another keyword, with ROVE_COMPAT=fixed.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Rubric:
         *more: Any,
         weights: list[float] | None = None,
         parser: Parser | None = None,
+        **former: Any,
     ):
         funcs, weights, parser = _positional(funcs, more, weights, parser)
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
@@ -53,6 +58,14 @@ class Rubric:
         self.group_score_object_providers: list[Callable[[list[State]], Mapping[str, Any]]] = []
         self._cleanup_handlers = discover_decorated(self, "cleanup")
         self._teardown_handlers = discover_decorated(self, "teardown")
+        self._set_former(former)
+
+    def _set_former(self, former: Mapping[str, Any]) -> None:
+        if former and fixed():
+            raise TypeError(f"{type(self).__name__} has no argument {', '.join(former)}")
+        for name, value in former.items():
+            outdated(f"{type(self).__name__}({name}=…)", "set the attribute instead")
+            setattr(self, name, value)
 
     def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
         """Add a function that counts."""
@@ -82,19 +95,37 @@ class Rubric:
         self._cleanup_handlers.append(handler)
         self._cleanup_handlers.sort(key=lambda one: (-getattr(one, "cleanup_priority", 0), function_name(one)))
 
-    def _get_reward_func_names(self) -> list[str]:
+    def get_reward_func_names(self) -> list[str]:
+        """Names of the functions, in their order."""
         return [function_name(func) for func in self.funcs]
 
-    def _get_reward_funcs(self) -> list[Callable[..., Any]]:
+    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+        """The functions."""
         return list(self.funcs)
 
-    def _get_reward_weights(self) -> list[float]:
+    def get_reward_weights(self) -> list[float]:
+        """The weights of the functions."""
         return list(self.weights)
 
-    # Before 0.1.9 they were public.
-    get_reward_func_names = _get_reward_func_names
-    get_reward_funcs = _get_reward_funcs
-    get_reward_weights = _get_reward_weights
+    # Before 0.1.9 they were public, and packages override them.
+    def _get_reward_func_names(self) -> list[str]:
+        return self.get_reward_func_names()
+
+    def _get_reward_funcs(self) -> list[Callable[..., Any]]:
+        return self.get_reward_funcs()
+
+    def _get_reward_weights(self) -> list[float]:
+        return self.get_reward_weights()
+
+    def _weighted(self) -> list[tuple[Callable[..., Any], float]]:
+        """The functions that are called, each with its weight; where there are too few weights, 0 for the others."""
+        funcs, weights = self._get_reward_funcs(), self._get_reward_weights()
+        if len(funcs) != len(weights):
+            self.logger.warning(
+                f"{type(self).__name__} has {len(funcs)} reward functions and {len(weights)} weights; "
+                "functions without a weight do not count, as in v0: give one weight per function"
+            )
+        return [(func, weights[i] if i < len(weights) else 0.0) for i, func in enumerate(funcs)]
 
     def _is_group_func(self, func: Callable[..., Any]) -> bool:
         signature = inspect.signature(func)
@@ -146,38 +177,56 @@ class Rubric:
 
     async def _call_individual_reward_func(self, func: Callable[..., Any], state: State) -> float:
         objects = self.score_objects(state)
-        return await self._value(func, objects, float, 0.0)
+        return await self._value(func, objects, float, 0.0, [state])
 
     async def _call_group_reward_func(self, func: Callable[..., Any], states: list[State]) -> list[float]:
         objects = self.group_score_objects(states)
-        return await self._value(func, objects, lambda scores: scores, [0.0] * len(states))
+        return await self._value(func, objects, lambda scores: scores, [0.0] * len(states), states)
 
-    async def _value(self, func: Any, objects: dict[str, Any], as_value: Callable[[Any], Any], zero: Any) -> Any:
+    async def _value(
+        self,
+        func: Any,
+        objects: dict[str, Any],
+        as_value: Callable[[Any], Any],
+        zero: Any,
+        states: Sequence[dict[str, Any]],
+    ) -> Any:
+        """The value of a function; `zero` where it raises, and the error is noted in the states."""
         try:
             with phase(f"reward {function_name(func)}"):
-                return as_value(await maybe_await(func, **taken(func, objects)))
+                return as_value(await call_user(func, **taken(func, objects)))
         except Exception as error:
             if fixed() or isinstance(error, LimitReachedError):
                 raise
             self.logger.error(f"Error calling reward function {function_name(func)}: {error}")
+            for state in states:
+                state.setdefault(REWARD_ERRORS, {})[function_name(func)] = f"{type(error).__name__}: {error}"
             return zero
 
-    async def score_rollout(self, state: State) -> None:
-        """Set `state["reward"]` and `state["metrics"]` of a finished rollout."""
+    async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
+        """Set `state["reward"]` and `state["metrics"]` of a finished rollout.
+
+        With the arguments of 0.1.0 to 0.1.7, (prompt, completion, answer, state, task, info), it returns a `RolloutScore`.
+        """
+        if former or kwargs:
+            return await self.former_score_rollout(state, *former, **kwargs)
         if not self.funcs or self.has_group_rewards:
             raise AssertionError(
                 "Rubric.score_rollout requires at least one individual-level reward function and no group-level reward "
                 "functions; score_group takes both"
             )
-        values = [await self._call_individual_reward_func(func, state) for func in self.funcs]
-        state["reward"] = sum(value * weight for value, weight in zip(values, self.weights, strict=True))
+        pairs = self._weighted()
+        values = [await self._call_individual_reward_func(func, state) for func, _ in pairs]
+        state["reward"] = sum(value * weight for value, (_, weight) in zip(values, pairs, strict=True))
         state["metrics"] = dict(zip(self._get_reward_func_names(), values, strict=True))
 
     async def score_group(self, states: list[State]) -> None:
         """Set reward, metrics and advantage of the rollouts of one example, function after function."""
+        if await score_as_formerly(self, states, Rubric):
+            return _set_advantages(states)
         rewards = [0.0] * len(states)
         metrics: list[dict[str, float]] = [{} for _ in states]
-        for func, weight in zip(self.funcs, self.weights, strict=True):
+        for func, weight in self._weighted():
             if self._is_group_func(func):
                 values = await self._call_group_reward_func(func, states)
             else:
@@ -208,7 +257,7 @@ class Rubric:
     async def teardown(self) -> None:
         """Run the `@teardown` methods."""
         for handler in self._teardown_handlers:
-            await maybe_await(handler)
+            await call_user(handler)
 
 
 def _positional(funcs: Any, more: tuple[Any, ...], weights: Any, parser: Any) -> tuple[list[Any], Any, Any]:
@@ -252,18 +301,17 @@ class RubricGroup(Rubric):
         super().__init__(**kwargs)
         self.rubrics = rubrics
 
-    def _get_reward_func_names(self) -> list[str]:
+    def get_reward_func_names(self) -> list[str]:
+        """Names of the functions of all."""
         return [name for rubric in self.rubrics for name in rubric._get_reward_func_names()]
 
-    def _get_reward_funcs(self) -> list[Callable[..., Any]]:
+    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+        """The functions of all."""
         return [func for rubric in self.rubrics for func in rubric._get_reward_funcs()]
 
-    def _get_reward_weights(self) -> list[float]:
+    def get_reward_weights(self) -> list[float]:
+        """The weights of the functions of all."""
         return [weight for rubric in self.rubrics for weight in rubric._get_reward_weights()]
-
-    get_reward_func_names = _get_reward_func_names
-    get_reward_funcs = _get_reward_funcs
-    get_reward_weights = _get_reward_weights
 
     @property
     def has_group_rewards(self) -> bool:
@@ -300,8 +348,10 @@ class RubricGroup(Rubric):
         for rubric in self.rubrics:
             rubric.add_group_score_object_provider(provider)
 
-    async def score_rollout(self, state: State) -> None:
-        """Set reward and metrics of a finished rollout."""
+    async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
+        """Set reward and metrics of a finished rollout; see `Rubric.score_rollout`."""
+        if former or kwargs:
+            return await self.former_score_rollout(state, *former, **kwargs)
         await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))
 
     async def score_group(self, states: list[State]) -> None:

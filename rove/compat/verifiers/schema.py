@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
         hint = hints.get(name, Any)
         if parameter.kind is parameter.VAR_POSITIONAL:
             hint = list[hint]
-        note = notes.get(name) or next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)), None)
+        note = notes.get(name) or _annotated(hint, parameter.default)
         properties[name] = _property(name, parameter, note, _schema(hint, definitions), definitions)
     parameters = {
         **({"$defs": definitions} if definitions else {}),
@@ -60,6 +61,19 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
     return wire_tool(convert_func_to_tool_def(func))
 
 
+def _annotated(hint: Any, default: Any) -> str | None:
+    """The description in an annotation or a default: a text of `Annotated`, or that of a pydantic `Field`."""
+    for one in getattr(hint, "__metadata__", ()):
+        if isinstance(one, str):
+            return one
+    fields = [one for one in (*getattr(hint, "__metadata__", ()), default) if _is_field(one)]
+    return next((one.description for one in fields if one.description), None)
+
+
+def _is_field(value: Any) -> bool:
+    return type(value).__name__ == "FieldInfo" and type(value).__module__.startswith("pydantic")
+
+
 def _hints(func: Callable[..., Any]) -> dict[str, Any]:
     target = func if inspect.isroutine(func) or inspect.isclass(func) else type(func).__call__
     own = getattr(func, "__annotations__", None)
@@ -73,8 +87,11 @@ def _property(
     name: str, parameter: inspect.Parameter, note: str | None, schema: dict[str, Any], definitions: Definitions
 ) -> dict[str, Any]:
     more: dict[str, Any] = {"description": note} if note else {}
-    if parameter.default is not parameter.empty and parameter.default is not None:
-        more["default"] = _json_value(parameter.default)
+    default = parameter.default
+    if _is_field(default):
+        default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+    if default is not parameter.empty and default is not None:
+        more["default"] = _json_value(default)
     if "$ref" not in schema:
         return {**schema, **more, "title": name.replace("_", " ").title()}
     # A reference stands alone: with words beside it, what it refers to is in its place.
@@ -89,6 +106,10 @@ def _json_value(value: Any) -> Any:
 
 def _schema(hint: Any, definitions: Definitions) -> dict[str, Any]:
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated and any(map(_is_field, args[1:])):
+        made = importlib.import_module("pydantic").TypeAdapter(hint).json_schema()
+        definitions.update(made.pop("$defs", {}))
+        return made
     if origin is Annotated:
         return _schema(args[0], definitions)
     if hint in _PLAIN:

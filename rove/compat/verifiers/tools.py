@@ -8,14 +8,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rove.compat.verifiers.calls import maybe_await
+from rove.compat.verifiers import legacy
+from rove.compat.verifiers.calls import call_user
 from rove.compat.verifiers.clients import wire_tool
 from rove.compat.verifiers.decorators import stop
 from rove.compat.verifiers.errors import ToolCallError, ToolParseError
 from rove.compat.verifiers.messages import Messages, ToolMessage
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.multiturn import MultiTurnEnv
-from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.rubrics import Rubric, RubricGroup
 from rove.compat.verifiers.schema import convert_func_to_tool_def, is_valid_tool_content_parts
 from rove.compat.verifiers.types import State
 from rove.errors import LimitReachedError
@@ -92,8 +93,17 @@ class ToolEnv(MultiTurnEnv):
         self.tool_map: dict[str, Callable[..., Any]] = {_name(tool): tool for tool in self.tools}
         definitions = [convert_func_to_tool_def(tool) for tool in self.tools]
         super().__init__(tool_defs=definitions, max_turns=max_turns, **kwargs)
-        self.tool_monitor_rubric = ToolMonitorRubric(list(self.tool_map))
-        self.add_rubric(self.tool_monitor_rubric)
+        own = self._own_monitor()
+        self.tool_monitor_rubric = ToolMonitorRubric() if own is None else own
+        for name in self.tool_map:
+            self.tool_monitor_rubric.add_tool_metric(name)
+        if own is None:
+            self.add_rubric(self.tool_monitor_rubric)
+
+    def _own_monitor(self) -> ToolMonitorRubric | None:
+        """The rubric of the package that counts calls already, as a `ToolRubric` does."""
+        rubrics = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
+        return next((one for one in rubrics if isinstance(one, ToolMonitorRubric)), None)
 
     def __getattr__(self, name: str) -> Any:
         """`oai_tools`, as packages for 0.1.2 to 0.1.10 read the tools."""
@@ -130,7 +140,7 @@ class ToolEnv(MultiTurnEnv):
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Any:
         """Call a tool; what it raises passes through."""
-        result = await maybe_await(self.tool_map[tool_name], **tool_args)
+        result = await call_user(self.tool_map[tool_name], **tool_args)
         content = result if is_valid_tool_content_parts(result) else str(result)
         return ToolMessage(role="tool", content=content, tool_call_id=tool_call_id)
 
@@ -205,7 +215,7 @@ class StatefulToolEnv(ToolEnv):
         return args
 
     def _prepared(self, name: str, args: Any, messages: Messages, state: State, **kwargs: Any) -> Any:
-        return self.update_tool_args(name, args, messages, state, **kwargs)
+        return legacy.update_tool_args(self, name, args, messages, state, **kwargs)
 
 
 def filter_signature(func: Callable[..., Any], args_to_skip: Sequence[str]) -> Callable[..., Any]:

@@ -128,10 +128,22 @@ class ResponseMessage(AssistantMessage):
     defaults: ClassVar = {**AssistantMessage.defaults, "finish_reason": None, "is_truncated": None, "tokens": None}
 
 
+class Choice(Model):
+    """A choice of an answer in OpenAI's form; `text` is that of a completion endpoint."""
+
+    defaults: ClassVar = {"index": 0, "message": None, "text": None, "finish_reason": None}
+
+
 class Response(Model):
     """One answer of a model."""
 
     defaults: ClassVar = {"id": "", "created": 0, "model": "", "usage": None, "message": None}
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The answer as OpenAI's only choice, as packages for 0.1.2 to 0.1.10 read it."""
+        message = self["message"]
+        return [Choice(message=message, text=message.get("content"), finish_reason=message.get("finish_reason"))]
 
 
 class TrajectoryStep(dict[str, Any]):
@@ -157,12 +169,18 @@ class RolloutInput(dict[str, Any]):
 BaseRolloutInput = RolloutInput
 
 
-class RolloutScore(dict[str, Any]):
+class RolloutScore(Model):
     """reward and metrics of one rollout."""
 
+    required = ("reward",)
+    defaults: ClassVar = {"metrics": dict}
 
-class RolloutScores(dict[str, Any]):
+
+class RolloutScores(Model):
     """reward and metrics of several rollouts, as lists."""
+
+    required = ("reward",)
+    defaults: ClassVar = {"metrics": dict}
 
 
 class ErrorData(dict[str, str]):
@@ -261,6 +279,18 @@ class State(dict[str, Any]):
             return self[key]
         except KeyError:
             return default
+
+    def assert_serializable(self) -> None:
+        """Check that the state can be written as JSON.
+
+        Raises:
+            TypeError: something in it cannot; the error names the key.
+        """
+        for key, value in self.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"state[{key!r}] cannot be written as JSON: {error}") from error
 
     def _row(self, key: str) -> dict[str, Any] | None:
         if key not in INPUT_FIELDS or "input" not in self:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rove.errors import ConfigError, RunError
-from rove.files import heal
+from rove.files import heal, open_regular, read_lines
 
 try:
     import fcntl
@@ -114,11 +114,11 @@ class Annotations:
     def catch_up(self) -> None:
         """Read what is new; a last line without its end is being written, or was torn."""
         try:
-            with self.file.open("rb") as lines:
+            with open_regular(self.file) as lines:
                 found = os.fstat(lines.fileno())
                 stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
                 if stamp != self.stamp:
-                    self._read(lines)
+                    self._read(read_lines(lines))
                     self.stamp = stamp
         except FileNotFoundError:
             self.run, self.rollouts, self.bad, self.stamp = Said(), {}, [], ()
@@ -160,12 +160,13 @@ def annotate(folder: Path, change: Change) -> None:
 
     Raises:
         ConfigError: nothing is changed.
+        RunError: annotations.jsonl is something other than a regular file.
         OSError: nothing can be written there.
     """
     if not change.add and not change.remove and change.note is None:
         raise ConfigError("nothing to change; give tags to add or to remove, or a note")
     line = msgspec.json.encode(msgspec.structs.replace(change, at=change.at or time.time()))
-    with (folder / FILE).open("ab") as file:
+    with open_regular(folder / FILE, "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         heal(folder / FILE)  # what was torn was never confirmed to anybody

@@ -12,10 +12,11 @@ runs/<name>/
   stopped.json     what ended the run early: the reason, how much is done, the command that resumes; deleted on resume
   summary.json     written when the run is complete
   annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.annotations`)
-  index.sqlite     what the viewer knows of rollouts.jsonl; it can be deleted at any time
   checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
   evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
   final/           the trained model, an ordinary Hugging Face folder
+
+The folder may come from a stranger: only regular files are opened, never through a symbolic link, and what they hold is checked.
 """
 
 from __future__ import annotations
@@ -31,9 +32,19 @@ import tomli_w
 
 from rove.digest import differences, plain
 from rove.errors import RunError
-from rove.files import create_folders, heal, put_in_place, recover_folders, write_whole
+from rove.files import (
+    check_tree,
+    create_folders,
+    heal,
+    open_regular,
+    put_in_place,
+    recover_folders,
+    remove,
+    write_whole,
+)
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
+from rove.run_files import RunFiles
 from rove.unfinished import NO_RESULTS, end_early
 from rove.versions import versions_here
 
@@ -56,7 +67,6 @@ OWNED = (
     "stopped.json",
     "summary.json",
     "annotations.jsonl",
-    "index.sqlite",
     "versions.json",
     "report.html",
     "curves.png",
@@ -95,11 +105,11 @@ class Progress(msgspec.Struct, frozen=True):
     state: dict[str, Any] = {}
 
 
-class Run:
+class Run(RunFiles):
     """One run folder, open for reading and, after `start`, for appending."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        super().__init__(path)
         self.resume_command = ""
         """Shell command that resumes the run; kept in stopped.json. "" if there is none."""
         self._files: dict[str, BinaryIO] = {}
@@ -124,13 +134,12 @@ class Run:
         file = self.path / "config.toml"
         if fresh:
             self._clear()
+        self._check_files()
         mine = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         changes = []
         if continued := file.exists():
-            theirs = msgspec.toml.decode(file.read_bytes())
-            changes = differences(
-                {"kind": theirs.get("kind"), **theirs.get("identity", {})}, {"kind": kind, **mine["identity"]}
-            )
+            theirs = self.config()
+            changes = differences({"kind": theirs["kind"], **theirs["identity"]}, {"kind": kind, **mine["identity"]})
             if changes and not self._is_unused():
                 self.close()
                 differs, advice = "\n  ".join(changes), "Give another --run-dir, or --fresh to throw the old one away"
@@ -152,25 +161,33 @@ class Run:
     def _refuse_foreign(self) -> None:
         """Never write into, or empty, a folder that somebody else fills."""
         there = [child.name for child in self.path.iterdir() if not child.name.startswith(".")]
-        file = self.path / "config.toml"
-        ours = file.exists() and {"kind", "identity", "config"} <= msgspec.toml.decode(file.read_bytes()).keys()
-        if there and not ours:
+        if not there:
+            return
+        try:
+            self.config()
+        except RunError as error:
             raise RunError(
-                f"{self.path} is no run folder and not empty (it has {', '.join(sorted(there)[:4])}); give another --run-dir"
-            )
+                f"{self.path} is no run folder and not empty (it has {', '.join(sorted(there)[:4])}); give another --run-dir\n"
+                f"{error}"
+            ) from error
+
+    def _check_files(self) -> None:
+        """Refuse links, pipes and devices wherever rove writes; other libraries write into the folders that are left out."""
+        for path in self.path.iterdir():
+            name = path.name.removeprefix(".").removesuffix(".draft").removesuffix(".old")
+            if name in OWNED and name not in ("tensorboard", "wandb", "vllm"):
+                check_tree(path)
 
     def _add_versions(self) -> None:
         """Remember every set of versions that has written here, the first one first."""
-        file = self.path / "versions.json"
-        known = msgspec.json.decode(file.read_bytes(), type=list) if file.exists() else []
-        now = versions_here()
+        known, now = self.versions(), versions_here()
         if now not in known:
             self.write_json("versions.json", [*known, now])
 
     def _acquire(self) -> None:
         if fcntl is None:
             return
-        self._lock = (self.path / ".lock").open("ab")
+        self._lock = open_regular(self.path / ".lock", "ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -182,8 +199,7 @@ class Run:
 
     def _clear(self) -> None:
         for name in OWNED:
-            target = self.path / name
-            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            remove(self.path / name)
 
     def close(self) -> None:
         """Close the files and let others write."""
@@ -223,34 +239,26 @@ class Run:
     def _append(self, name: str, line: bytes) -> None:
         file = self._files.get(name)
         if file is None:
-            file = self._files[name] = (self.path / name).open("ab")
+            file = self._files[name] = open_regular(self.path / name, "ab")
         file.write(line + b"\n")
         file.flush()
 
     def rollouts(self) -> Iterator[RolloutRecord]:
         """Every rollout kept so far, oldest first. A torn last line is left out."""
-        for line in self._lines("rollouts.jsonl"):
+        for line in self.lines_of("rollouts.jsonl"):
             yield decode_record(line)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Every rollout kept so far without its texts, oldest first: quick, for statistics."""
-        for line in self._lines("rollouts.jsonl"):
+        for line in self.lines_of("rollouts.jsonl"):
             yield decode_outcome(line)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every step's metrics kept so far, oldest first."""
-        return [msgspec.json.decode(line, type=dict) for line in self._lines("metrics.jsonl")]
-
-    def alarms(self) -> list[dict[str, Any]]:
-        """Every alarm kept so far, oldest first."""
-        return [msgspec.json.decode(line, type=dict) for line in self._lines("alarms.jsonl")]
 
     def ledger(self) -> tuple[dict[RolloutKey, Line], Usage]:
         """The line that counts of every rollout, its last, and what all lines used (a failed try was paid for, too)."""
         lines: dict[RolloutKey, Line] = {}
         usage = Usage()
         offset = 0
-        for number, line in enumerate(self._lines("rollouts.jsonl")):
+        for number, line in enumerate(self.lines_of("rollouts.jsonl")):
             try:
                 place = decode_place(line)
             except RunError as error:
@@ -278,7 +286,7 @@ class Run:
     def _line_at(self, offset: int) -> bytes:
         file = self._files.get("reading")
         if file is None:
-            file = self._files["reading"] = (self.path / "rollouts.jsonl").open("rb")
+            file = self._files["reading"] = open_regular(self.path / "rollouts.jsonl")
         file.seek(offset)
         return file.readline()[:-1]
 
@@ -286,12 +294,6 @@ class Run:
         """The records that count of the rollouts that were scored, oldest first."""
         counted = {line.number for line in self.kept().values()}
         return (record for number, record in enumerate(self.rollouts()) if number in counted)
-
-    def _lines(self, name: str) -> Iterator[bytes]:
-        file = self.path / name
-        if file.exists():
-            with file.open("rb") as lines:
-                yield from (line[:-1] for line in lines if line.endswith(b"\n"))
 
     # whole files: written beside and renamed, so that a reader never sees half of one
 
@@ -310,27 +312,6 @@ class Run:
     def reopen(self) -> None:
         """Take the summary away: there is more to do."""
         (self.path / "summary.json").unlink(missing_ok=True)
-
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a completed run; None while it is not complete."""
-        file = self.path / "summary.json"
-        return msgspec.json.decode(file.read_bytes(), type=dict) if file.exists() else None
-
-    def why_stopped(self) -> str:
-        """What ended the run before it was complete; "" where nothing did, or it could not say so."""
-        file = self.path / "stopped.json"
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])["why"] if file.exists() else ""
-
-    def config(self) -> dict[str, Any]:
-        """What `start` was given: `kind`, `identity`, `config`.
-
-        Raises:
-            RunError: the folder is not a run.
-        """
-        file = self.path / "config.toml"
-        if not file.exists():
-            raise RunError(f"{self.path} is not a run folder: it has no config.toml")
-        return msgspec.toml.decode(file.read_bytes())
 
     # checkpoints
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from rove.errors import RunError
-from rove.files import write_whole
+from rove.files import read_regular, write_whole
 
 
 class TrainedTurn(msgspec.Struct, frozen=True):
@@ -50,9 +51,11 @@ def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
         RunError: the file is not one that rove wrote.
     """
     file = file_of(run, step)
-    if not file.exists():
+    if not os.path.lexists(file):
         return []
+    if file.parent.is_symlink():
+        raise RunError(f"{file.parent} is a symbolic link; expected a folder")
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[TrainedRollout])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(read_regular(file), type=list[TrainedRollout])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {error}; delete it, it is only looked at") from error

@@ -12,7 +12,7 @@ import msgspec
 from rove.errors import what_ended
 from rove.files import write_whole
 
-NO_RESULTS = ("config.toml", "versions.json", "index.sqlite", ".lock")
+NO_RESULTS = ("config.toml", "versions.json", ".lock")
 """Files of a run folder that hold no results."""
 
 

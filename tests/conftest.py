@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test in filter(is_hypothesis_test, tests):  # the one place where hypothesis keeps what a test is run with
         asked = test._hypothesis_internal_use_settings
         test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 4))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder of the test session for the viewer's indexes."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rove.viewer.index_store.cache_folder", lambda: folder)
+        yield folder / "indexes"
 
 
 @pytest.fixture(scope="session")

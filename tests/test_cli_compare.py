@@ -137,7 +137,7 @@ def test_training_runs_are_compared_with_a_warning(rove: Rove):
     ("name", "text", "message"),
     [
         ("", "", "is not a run folder: it has no config.toml"),
-        ("config.toml", "model = 'x'\n", "is not a run folder: its config.toml is not one that rove wrote"),
+        ("config.toml", "model = 'x'\n", "is not a run folder: its config.toml cannot be read"),
         ("config.toml", "model = [", "is not a run folder: its config.toml cannot be read"),
     ],
 )

@@ -13,12 +13,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import made_run, record, scores
+from made import record, scores
 
 from rove.errors import ConfigError, RunError
+from rove.files import cache_folder
 from rove.record_lines import encode_record
 from rove.records import RolloutRecord, Scores
 from rove.viewer.index import NAMES, REMEMBERED, Index
+from rove.viewer.index_store import drop_indexes, index_folder
 from rove.viewer.queries import FEW, VALUES, choose, columns, facet, groups, histogram, page, steps
 
 
@@ -49,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_live_file_is_read_as_it_grows(file: Path):
     index = Index(file)
     assert index.catch_up() == (0, 0, True, 0, (0, 0))
-    assert not index.store.exists()  # nothing is written beside what does not exist
+    assert index.store is not None and not index.store.exists()  # no file, no index
     file.write_bytes(line(0, 0))
     assert index.catch_up().done and lines_of(index) == [0]
     torn = line(0, 1)
@@ -62,6 +64,7 @@ def test_a_live_file_is_read_as_it_grows(file: Path):
         stream.write(torn[50:])
     assert index.catch_up().done and lines_of(index) == [0, 1]
     assert index.store.exists()
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_line_that_is_no_rollout_is_counted_and_the_others_are_shown(file: Path):
@@ -107,7 +110,8 @@ def test_a_file_that_was_cut_and_written_on_is_read_anew(file: Path, end: int):
 
 def test_an_index_is_made_anew_where_it_is_broken_old_or_gone(file: Path):
     file.write_bytes(line(0, 0) + line(1, 0))
-    store = file.with_name("index.sqlite")
+    store = Index(file).store
+    assert store is not None
     store.write_bytes(b"this is no database" * 100)
     assert lines_of(read(file)) == [0, 1]
     index = read(file)
@@ -119,18 +123,29 @@ def test_an_index_is_made_anew_where_it_is_broken_old_or_gone(file: Path):
     assert index.catch_up().done and lines_of(index) == [0, 1] and store.exists()
 
 
-def test_somebody_elses_database_is_not_believed(file: Path):
+def test_an_index_with_other_tables_is_rebuilt(file: Path):
     file.write_bytes(line(0, 0))
-    with sqlite3.connect(file.with_name("index.sqlite")) as other:
+    store = Index(file).store
+    assert store is not None
+    with sqlite3.connect(store) as other:
         other.executescript("CREATE TABLE rollouts (x); CREATE VIEW seen AS SELECT 1; PRAGMA user_version = 1;")
     other.close()
     assert lines_of(read(file)) == [0]
 
 
-def test_a_folder_that_cannot_be_written_is_read_all_the_same(file: Path):
+@pytest.mark.parametrize("broken", ["no folder", "a folder in place of the database"])
+def test_an_index_that_cannot_be_written_is_kept_in_memory(file: Path, tmp_path: Path, broken: str):
     file.write_bytes(line(0, 0))
-    file.with_name("index.sqlite").mkdir()
-    index = read(file)
+    folder = tmp_path / "indexes"
+    store = Index(file, folder).store
+    assert store is not None
+    if broken == "no folder":
+        folder.rmdir()
+        folder.write_bytes(b"")
+    else:
+        store.mkdir()
+    index = Index(file, folder)
+    assert index.catch_up().done
     assert lines_of(index) == [0]
     with file.open("ab") as stream:
         stream.write(line(1, 0))
@@ -163,12 +178,59 @@ def test_more_names_than_columns_cost_the_names_only(file: Path):
     assert len(index.columns()) == NAMES and lines_of(index) == [0]
 
 
-def test_an_index_left_behind_is_not_a_run(tmp_path: Path):
-    run = made_run(tmp_path / "run", [record()], kind="eval")
-    read(run.path / "rollouts.jsonl")
-    with run:
-        run.start("eval", {}, {}, fresh=True)
-    assert not (run.path / "index.sqlite").exists()
+def test_a_file_replaced_by_one_with_the_same_ends_is_read_again(file: Path):
+    """The middle of the file is changed: its size stays, its time of change does not."""
+    wins = [line(i, 0, 1.0, completion=[{"role": "assistant", "content": "x" * 6000}]) for i in range(3)]
+    file.write_bytes(b"".join(wins))
+    found = page(read(file), choose({}, []))["rows"]
+    assert [row["reward"] for row in found] == [pytest.approx(1.2)] * 3
+    then = file.stat()
+    with file.open("rb+") as stream:
+        stream.seek(len(wins[0]))
+        stream.write(wins[1].replace(b'"reward":1.2', b'"reward":9.2'))
+    os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns + 1))
+    found = page(read(file), choose({}, []))["rows"]
+    assert [row["reward"] for row in found] == [pytest.approx(win) for win in (1.2, 9.2, 1.2)]
+
+
+def test_indexes_of_runs_that_are_gone_or_not_used_for_long_are_dropped(tmp_path: Path):
+    folder, stores = tmp_path / "indexes", []
+    for place in range(5):
+        file = tmp_path / str(place) / "rollouts.jsonl"
+        file.parent.mkdir()
+        file.write_bytes(line(place, 0))
+        index = Index(file, folder)
+        assert index.catch_up().done and index.store is not None
+        index.close()
+        os.utime(index.store, (place, place))
+        stores.append(index.store)
+    (tmp_path / "1/rollouts.jsonl").unlink()
+    (folder / "notes.txt").write_text("not an index")
+    drop_indexes(folder, keep=stores[0], most=3)
+    assert sorted(folder.glob("*.sqlite")) == sorted([stores[0], stores[3], stores[4]])
+    drop_indexes(folder, keep=stores[0], most_bytes=0)
+    assert list(folder.glob("*.sqlite")) == [stores[0]] and (folder / "notes.txt").exists()
+
+
+def test_a_new_index_takes_the_place_of_those_whose_runs_are_gone(tmp_path: Path):
+    folder = tmp_path / "indexes"
+    for place in range(3):
+        file = tmp_path / f"{place}.jsonl"
+        file.write_bytes(line(place, 0))
+        index = Index(file, folder)
+        index.catch_up()
+        index.close()
+        file.unlink()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_indexes_follow_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("rove.viewer.index_store.cache_folder", cache_folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert index_folder() == tmp_path / "rove/indexes"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert index_folder() == tmp_path / ".cache/rove/indexes"
 
 
 # Questions

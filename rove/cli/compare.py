@@ -26,12 +26,7 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
         RunError: it is no run folder, or has no scored rollout.
     """
     run = Run(path)
-    try:
-        config = run.config()
-    except (msgspec.MsgspecError, OSError) as error:
-        raise RunError(f"{path} is not a run folder: its config.toml cannot be read ({error})") from error
-    if not {"kind", "identity"} <= config.keys():
-        raise RunError(f"{path} is not a run folder: its config.toml is not one that rove wrote")
+    config = run.config()
     counted = {line.number for line in run.kept().values()}
     last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
     if not last:

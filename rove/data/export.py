@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -18,7 +17,7 @@ import msgspec
 
 from rove.data.rows import Row
 from rove.errors import ConfigError, InfraError
-from rove.files import put_in_place
+from rove.files import put_in_place, remove
 from rove.messages import text_of
 
 ROW_GROUP = 1000
@@ -104,16 +103,12 @@ def check_name(name: str) -> None:
 def _draft(path: Path) -> Iterator[Path]:
     """A name to write under, which becomes `path` when the block ends well and leaves nothing behind when it does not."""
     draft = path.with_name(f".{path.name}.draft")
-    _remove(draft)
+    remove(draft)
     try:
         yield draft
         put_in_place(draft, path) if draft.is_dir() else os.replace(draft, path)
     finally:
-        _remove(draft)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        remove(draft)
 
 
 def _hf(module: str, form: str) -> Any:
@@ -150,12 +145,13 @@ def _write_folder(rows: Iterable[Row], draft: Path) -> int:
     stream = draft.with_name(f"{draft.name}.arrow")
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
+    remove(stream)
     try:
         with pyarrow.OSFile(str(stream), "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
             count = _write_tables(rows, schema, writer)
         datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
     finally:
-        _remove(stream)
+        remove(stream)
         if not silent:
             datasets.enable_progress_bars()
     return count

@@ -16,11 +16,11 @@ from rove.runs import Run
 from rove.viewer import queries
 from rove.viewer.comparing import compared
 from rove.viewer.growing import GrowingLines
-from rove.viewer.html import cut
+from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import Chosen
 from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
-from rove.viewer.shelf import Shelf, described, status, why_stopped
+from rove.viewer.shelf import TROUBLE, Shelf, described, status, why_stopped
 
 SIBLINGS = 16
 """Siblings shown side by side at most."""
@@ -75,7 +75,7 @@ def runs(shelf: Shelf, asked: Asked) -> dict[str, Any]:
             found.append(shelf.card(name))
         except (ConfigError, OSError):  # gone by now
             continue
-    return {"folder": shelf.base.name, "annotate": shelf.annotate, "runs": found}
+    return {"folder": utf8_text(shelf.base.name), "annotate": shelf.annotate, "runs": found}
 
 
 def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
         "name": name,
         **_state(folder),
         **_settled(lambda: described(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
-        "versions": _settled(lambda: {"list": _versions(folder.path)}, {"list": []})["list"],
+        "versions": _settled(lambda: {"list": folder.versions()}, {"list": []})["list"],
         "summary": _settled(folder.summary, None),
         "progress": _progress(progress),
         "annotate": shelf.annotate,
@@ -113,13 +113,8 @@ def _settled(read: Callable[[], Any], otherwise: Any) -> Any:
     """What a file says; of one that cannot be read, why."""
     try:
         return read()
-    except (RunError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-        return otherwise if otherwise is None else {**otherwise, "trouble": str(error)[:300]}
-
-
-def _versions(path: Path) -> list[Any]:
-    file = path / "versions.json"
-    return msgspec.json.decode(file.read_bytes(), type=list) if file.exists() else []
+    except (RunError, OSError) as error:
+        return otherwise if otherwise is None else {**otherwise, "trouble": utf8_text(str(error))[:TROUBLE]}
 
 
 def _progress(progress: Progress) -> dict[str, Any]:
@@ -299,8 +294,12 @@ def speller(shelf: Shelf, name: str) -> Spell | None:
     if model:
         candidates.append(Path(model))
     for candidate in candidates:
-        file = (candidate / "tokenizer.json").resolve()
-        if file.is_relative_to(shelf.base) and file.is_file():
+        try:
+            file = (candidate / "tokenizer.json").resolve()
+            is_ours = file.is_relative_to(shelf.base) and file.is_file()
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have, links in a circle
+            continue
+        if is_ours:
             return _tokenizer(file, file.stat().st_mtime_ns)
     return None
 

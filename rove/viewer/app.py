@@ -21,6 +21,7 @@ from rove.errors import ConfigError, RunError
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
+from rove.viewer.html import utf8_text
 from rove.viewer.search import Query
 from rove.viewer.shelf import Shelf
 
@@ -209,7 +210,7 @@ def _check_token(request: web.Request, token: str) -> web.Response | None:
 def refusal(error: Exception) -> web.Response:
     """An error as an answer in JSON: {"error": why}."""
     status, message, headers = _told(error)
-    body = msgspec.json.encode({"error": message})
+    body = msgspec.json.encode({"error": utf8_text(message)})
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
@@ -229,6 +230,8 @@ def _told(error: Exception) -> tuple[int, str, dict[str, Any]]:
             str(error) if isinstance(error, RunError) else f"a file of the run cannot be read: {error.strerror}",
             {},
         )
+    if isinstance(error, (OverflowError, RecursionError, MemoryError)):
+        return 404, f"this run holds values that are too large or nested too deep to show ({type(error).__name__})", {}
     logger.error("a request failed", exc_info=error)
     return 500, f"{type(error).__name__}: {str(error)[:500]}", {}
 

@@ -58,5 +58,7 @@ def _weights(index: Index) -> dict[str, float]:
         return {}
     scores = decode_outcome(read_line(index.file, *found[0])).scores
     if scores is None:
-        raise RunError(f"{index.file} does not have what its index says; delete {index.store}, it is made anew")
+        raise RunError(
+            f"{index.file} does not have what its index says; delete its index {index.store}, which is rebuilt"
+        )
     return scores.weights

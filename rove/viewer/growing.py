@@ -8,7 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-import msgspec
+from rove.errors import RunError
+from rove.files import open_regular, read_lines
+from rove.run_schema import decoded_row
 
 SAMPLE = 4096
 """Bytes at either end of what has been read by which a file is recognised."""
@@ -33,7 +35,7 @@ class GrowingLines:
         self.file = file
         self.rows: list[dict[str, Any]] = []
         self.bad = 0
-        """Lines that are no JSON objects."""
+        """Lines that cannot be read."""
         self.life = 0
         """How often the file was cut, and read anew."""
         self._end = 0
@@ -42,10 +44,14 @@ class GrowingLines:
         self._lock = Lock()
 
     def catch_up(self) -> None:
-        """Read what is new; a last line without its end is waited for."""
+        """Read what is new; a last line without its end is waited for.
+
+        Raises:
+            RunError: the file is something other than a regular file.
+        """
         with self._lock:
             try:
-                with self.file.open("rb") as lines:
+                with open_regular(self.file) as lines:
                     found = os.fstat(lines.fileno())
                     now = (found.st_ino, found.st_size, found.st_mtime_ns)
                     if now != self._seen:
@@ -58,13 +64,13 @@ class GrowingLines:
         if mark(lines, self._end) != self._mark:
             self._start_over()
         lines.seek(self._end)
-        for line in lines:
+        for line in read_lines(lines):
             if not line.endswith(b"\n"):
                 break
             self._end += len(line)
             try:
-                self.rows.append(msgspec.json.decode(line, type=dict))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self.rows.append(decoded_row(line))
+            except RunError:
                 self.bad += 1
         self._mark = mark(lines, self._end)
 

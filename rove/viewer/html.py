@@ -51,6 +51,11 @@ def cut(value: str, limit: int) -> str:
     return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[len(value) - (limit - head) :]}"
 
 
+def utf8_text(value: str) -> str:
+    """Return a text that UTF-8 can encode: bytes of a file name that are not UTF-8 become "?"."""
+    return value.encode("utf-8", "replace").decode()
+
+
 def excerpt(value: str, limit: int) -> str:
     """The start of a text, on one line."""
     line = " ".join(value[: 4 * limit].split())

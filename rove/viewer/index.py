@@ -1,7 +1,7 @@
 """An index of a run's rollouts: where each line of rollouts.jsonl begins, and its scalars, in SQLite.
 
-It lies in the run folder, as `index.sqlite`, or in memory where that cannot be written. Nothing is lost with it: whenever it does
-not fit the file it is made anew.
+It is in the user's cache folder, never in the run folder, which may come from a stranger: a database found there is not
+opened. Where the cache cannot be written, the index is in memory. Whenever an index does not fit the file it is rebuilt.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from rove.annotations import Annotations
 from rove.errors import RunError
+from rove.files import open_regular, read_lines
 from rove.messages import text_of
 from rove.record_lines import Listed, decode_listed
 from rove.viewer.growing import mark
-from rove.viewer.html import excerpt
+from rove.viewer.html import excerpt, utf8_text
+from rove.viewer.index_store import drop_indexes, remove_index, store_of
 
 T = TypeVar("T")
 
-FILE = "index.sqlite"
-VERSION = 1
+VERSION = 2
 """Of the tables; an index of another one is made anew."""
 NAMES = 400
 """Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
@@ -64,8 +65,9 @@ CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items
 CREATE TABLE asked (line INTEGER PRIMARY KEY, words TEXT);
 CREATE TABLE bad (line INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, why TEXT);
 CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
-CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB);
-INSERT INTO seen VALUES (0, 0, x'');
+CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB, inode TEXT, size INTEGER, changed INTEGER);
+INSERT INTO seen VALUES (0, 0, x'', '', 0, 0);
+CREATE TABLE source (file BLOB);
 CREATE INDEX places ON rollouts (example_key, rollout, step);
 CREATE INDEX rewards ON rollouts (reward) WHERE superseded = 0;
 CREATE TRIGGER again BEFORE INSERT ON rollouts BEGIN
@@ -102,13 +104,14 @@ class Index:
 
     Args:
         file: a run's rollouts.jsonl; it may not be there yet.
+        folder: where the database is kept. Default: `index_folder()`.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, folder: Path | None = None):
         self.file = file
-        self.store = file.with_name(FILE)
+        self.store = store_of(file, folder)
         self._database: sqlite3.Connection | None = None
-        self._in_memory = False
+        self._in_memory = self.store is None
         self._checked: tuple[int, ...] = ()
         self._born = 0
         self._remembered: dict[Hashable, Any] = {}
@@ -129,7 +132,7 @@ class Index:
         with self._lock:
             try:
                 return self._catch_up(time.monotonic() + seconds)
-            except sqlite3.Error:  # a full disk, a folder nobody may write to, no database: go on without the file
+            except (sqlite3.Error, PermissionError):  # a full disk, a cache folder that cannot be written
                 self.close()
                 self._in_memory = True
                 return self._catch_up(time.monotonic() + seconds)
@@ -138,14 +141,16 @@ class Index:
         """The rows of a query.
 
         Raises:
-            RunError: the database cannot be read; what is in the folder is not one of ours.
+            RunError: the database cannot be read.
         """
         with self._lock:
             try:
                 return self._connected().execute(sql, values).fetchall()
             except (sqlite3.Error, OverflowError) as error:
                 self.close()
-                raise RunError(f"{self.store} cannot be read ({error}); delete it, it is made anew") from error
+                raise RunError(
+                    f"the index {self.store or 'in memory'} cannot be read ({error}); delete it, it is rebuilt"
+                ) from error
 
     def columns(self) -> dict[str, str]:
         """Scores by name → their columns in the table `rollouts`."""
@@ -170,7 +175,8 @@ class Index:
         return self._database
 
     def _connect(self) -> sqlite3.Connection:
-        where = ":memory:" if self._in_memory else str(self.store)
+        where = ":memory:" if self.store is None or self._in_memory else str(self.store)
+        is_new = where != ":memory:" and not os.path.exists(where)
         database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
             database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {SAID}")
@@ -179,20 +185,28 @@ class Index:
                 self._empty(database)
         except sqlite3.DatabaseError as error:
             database.close()
-            if self._in_memory or isinstance(error, sqlite3.OperationalError):
+            if self.store is None or self._in_memory or isinstance(error, sqlite3.OperationalError):
                 raise
-            self.store.unlink()  # no database at all, or a broken one
+            remove_index(self.store)  # no database at all, or a broken one
             return self._connect()
         self._born = self._inode()
+        if self.store is not None and self._born:
+            os.utime(self.store)  # the indexes that were not used for longest are dropped first
+            if is_new:
+                drop_indexes(self.store.parent, keep=self.store)
         return database
 
     def _inode(self) -> int:
-        return self.store.stat().st_ino if not self._in_memory and self.store.exists() else 0
+        try:
+            return 0 if self.store is None or self._in_memory else self.store.stat().st_ino
+        except FileNotFoundError:
+            return 0
 
     def _empty(self, database: sqlite3.Connection) -> None:
         found = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
+        database.execute("INSERT INTO source VALUES (?)", (os.fsencode(self.file.absolute()),))
         self._said = ()
 
     # reading
@@ -200,22 +214,22 @@ class Index:
     def _catch_up(self, deadline: float) -> Progress:
         self.annotations.catch_up()
         if not self._in_memory and self._database is not None and self._inode() != self._born:
-            self.close()  # `--fresh` has thrown it away
-        if self._database is None and not self.file.exists():
+            self.close()  # another process has dropped it
+        if self._database is None and not os.path.lexists(self.file):
             return Progress(0, 0, True, 0, (0, 0))
         database = self._connected()
-        with self.file.open("rb") if self.file.exists() else open(os.devnull, "rb") as lines:
+        with open_regular(self.file) if os.path.lexists(self.file) else open(os.devnull, "rb") as lines:
             found = os.fstat(lines.fileno())
             now = (found.st_ino, found.st_size, found.st_mtime_ns)
             done = now == self._checked
             if not done:
                 database.execute("BEGIN IMMEDIATE")
                 try:
-                    if not self._is_same(database, lines):
+                    if not self._is_same(database, lines, found):
                         database.execute("ROLLBACK")
                         self._empty(database)
                         database.execute("BEGIN IMMEDIATE")
-                    done = self._read(database, lines, deadline)
+                    done = self._read(database, lines, found, deadline)
                 finally:
                     if database.in_transaction:
                         database.execute("COMMIT")
@@ -233,25 +247,30 @@ class Index:
         database.executescript("BEGIN; DELETE FROM tagged; DELETE FROM noted;")
         lines = "SELECT line, ? FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ?"
         for (step, key, rollout), said in self.annotations.rollouts.items():
-            where = (_plain(key), rollout, step)
+            where = (utf8_text(key), rollout, step)
             for tag in said.tags:
                 database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *where))
             if said.note:
-                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (_plain(said.note), *where))
+                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (utf8_text(said.note), *where))
         database.execute("COMMIT")
         self._said = now
 
-    def _is_same(self, database: sqlite3.Connection, lines: BinaryIO) -> bool:
-        """Whether what has been read is still what the file begins with; resumed training cuts it and writes on."""
-        [(read, known)] = database.execute("SELECT bytes, mark FROM seen").fetchall()
-        return read == 0 or mark(lines, read) == known
+    def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result) -> bool:
+        """Whether the file begins with what was indexed: it is unchanged, or longer, and has the same bytes at both ends.
 
-    def _read(self, database: sqlite3.Connection, lines: BinaryIO, deadline: float) -> bool:
+        Resumed training cuts the file and writes on; another run may have taken its place.
+        """
+        [(read, known, *then)] = database.execute("SELECT bytes, mark, inode, size, changed FROM seen").fetchall()
+        now = [_inode_of(found), found.st_size, found.st_mtime_ns]
+        grown = then[0] == now[0] and found.st_size > then[1]
+        return read == 0 or ((grown or then == now) and mark(lines, read) == known)
+
+    def _read(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result, deadline: float) -> bool:
         [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         batch = _Batch(database)
         lines.seek(read)
         done = True
-        for line in lines:
+        for line in read_lines(lines):
             if not line.endswith(b"\n"):
                 break
             batch.add(number, read, line)
@@ -260,8 +279,13 @@ class Index:
                 done = False
                 break
         batch.store()
-        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?", (read, number, mark(lines, read)))
+        now = (read, number, mark(lines, read), _inode_of(found), found.st_size, found.st_mtime_ns)
+        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?, inode = ?, size = ?, changed = ?", now)
         return done
+
+
+def _inode_of(found: os.stat_result) -> str:
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 class _Batch:
@@ -279,7 +303,7 @@ class _Batch:
             listed = decode_listed(line[:-1])
             row = [number, offset, len(line), 0, *_scalars(listed)]
         except (RunError, ValueError, RecursionError) as error:
-            self.bad.append((number, offset, len(line), _plain(str(error))))
+            self.bad.append((number, offset, len(line), utf8_text(str(error))))
             return
         scores = listed.scores
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
@@ -294,7 +318,7 @@ class _Batch:
             self.store()
             place = len(self.places)
             self.places[name] = place
-            self.database.execute("INSERT INTO names VALUES (?, ?)", (place, _plain(name)))
+            self.database.execute("INSERT INTO names VALUES (?, ?)", (place, utf8_text(name)))
             self.database.execute(f"ALTER TABLE rollouts ADD COLUMN v{place} REAL")
 
     def store(self) -> None:
@@ -316,10 +340,16 @@ def _scalars(listed: Listed) -> Iterator[Any]:
         if abs(number) >= 1 << 53:
             raise ValueError(f"not a rollout record: {number} is too large to be a count")
     error = listed.error
-    yield from (_plain(listed.example_key), listed.example_id, listed.rollout_index, listed.step, _plain(listed.env_id))
+    yield from (
+        utf8_text(listed.example_key),
+        listed.example_id,
+        listed.rollout_index,
+        listed.step,
+        utf8_text(listed.env_id),
+    )
     yield listed.reward
-    yield None if error is None else _plain(f"{error.phase}: {error.type}")
-    yield None if listed.stop_condition is None else _plain(listed.stop_condition)
+    yield None if error is None else utf8_text(f"{error.phase}: {error.type}")
+    yield None if listed.stop_condition is None else utf8_text(listed.stop_condition)
     yield from (int(listed.is_truncated), len(listed.turn_seconds), *_tokens(listed))
     yield from (listed.timing.total, listed.timing.model, listed.retries, listed.temperature)
 
@@ -331,11 +361,6 @@ def _tokens(listed: Listed) -> tuple[int, int]:
 def _asked(listed: Listed) -> str:
     """What the example asks: its last message."""
     try:
-        return _plain(excerpt(text_of(listed.prompt[-1]), ASKED)) if listed.prompt else ""
+        return utf8_text(excerpt(text_of(listed.prompt[-1]), ASKED)) if listed.prompt else ""
     except (AttributeError, TypeError):  # a content that is neither text nor parts
         return ""
-
-
-def _plain(text: str) -> str:
-    """Text that SQLite takes: without halves of surrogate pairs."""
-    return text.encode("utf-8", "replace").decode()

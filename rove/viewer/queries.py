@@ -274,18 +274,26 @@ def _histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
         return {"name": name, "count": 0, "mean": None, "bars": []}
     mask = _mask(index, chosen)
     *counts, _ = known.coded.counts(mask)
-    count, total = sum(counts), math.fsum(compress(known.numbers, mask))
+    count, total = sum(counts), _sum(compress(known.numbers, mask))
     bars = [_bar(place, known.low, known.width, count) for place, count in enumerate(counts)]
     if known.single is not None:
         bars = [{**bars[place], "value": value} for place, value in sorted(known.single.items())]
     return {
         "name": name,
         "count": count,
-        "mean": total / count if count else None,
+        "mean": total / count if count and total is not None else None,
         "low": known.low,
         "high": known.high,
         "bars": bars,
     }
+
+
+def _sum(numbers: Iterable[float]) -> float | None:
+    """None where the sum is larger than any number."""
+    try:
+        return math.fsum(numbers)
+    except OverflowError:
+        return None
 
 
 class _Bars(NamedTuple):
@@ -325,8 +333,13 @@ def _bars(index: Index, column: str) -> _Bars | None:
 
 
 def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
-    bar: dict[str, Any] = {"from": low + place * width, "count": count}
-    return {**bar, "to": low + (place + 1) * width} if place < BARS - 1 else bar
+    bar: dict[str, Any] = {"from": _edge(place, low, width), "count": count}
+    return {**bar, "to": _edge(place + 1, low, width)} if place < BARS - 1 else bar
+
+
+def _edge(place: int, low: float, width: float) -> float:
+    edge = low + place * width
+    return edge if math.isfinite(edge) else 2 * (low / 2 + place * (width / 2))
 
 
 def steps(index: Index) -> list[dict[str, Any]]:

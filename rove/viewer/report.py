@@ -7,10 +7,9 @@ only the rollouts chosen to be shown are read.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
@@ -20,10 +19,12 @@ import msgspec
 import tomli_w
 
 from rove.errors import RunError
+from rove.files import write_whole
 from rove.runs import Run
 from rove.statistics import Price, Tally
 from rove.viewer import queries
-from rove.viewer.html import shown, whole_page
+from rove.viewer.growing import GrowingLines
+from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index
 from rove.viewer.queries import EVERY, SCANNED
 from rove.viewer.rollouts import read_line, told
@@ -43,6 +44,8 @@ KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
 HEAD = ("value", "mean", "± 95 %", "weight")
 GROUPS = 10
 """Steps whose groups are drawn."""
+CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
+"""Characters that act on a terminal or turn the direction of a text, for a regular expression."""
 UNSEEN = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
 """What a report leaves out of a rollout."""
 
@@ -59,23 +62,36 @@ class Findings:
         content = described(run)
         self.kind: str = content["kind"]
         self.config: dict[str, Any] = content["config"]
-        self.versions = _versions(run.path)
+        self.versions = _last_versions(run)
         finished = run.summary()
         self.complete = finished is not None
         self.kept = 0
         """Rollouts in the run folder, each counted once."""
+        self.summary: dict[str, Any] = finished or {}
         if self.kind == "eval":
-            tally = self._tally()
-            self.summary: dict[str, Any] = finished or tally.summary()
-        else:
-            self.summary = finished or {}
+            try:
+                tally = self._tally()
+                self.summary = finished or tally.summary()
+            except OverflowError as error:
+                raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
+
+    def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """The metrics and alarms of a training run; damaged lines are counted and left out."""
+        files = [GrowingLines(self.run.path / name) for name in ("metrics.jsonl", "alarms.jsonl")]
+        for lines in files:
+            lines.catch_up()
+        found = training(files[0].rows, files[1].rows, self.config.get("steps"), steps)
+        for lines in files:
+            found["counts"] += [f"{lines.bad:,} damaged lines of {lines.file.name} are left out"] * bool(lines.bad)
+        return found
 
     def _tally(self) -> Tally:
         price = self.config.get("price")
-        tally = Tally(
-            pass_threshold=self.config.get("pass_threshold", 1.0),
-            price=msgspec.convert(price, Price, strict=False) if price else None,
-        )
+        try:
+            known = msgspec.convert(price, Price, strict=False) if price else None
+        except msgspec.ValidationError as error:
+            raise RunError(f"{self.run.path}/config.toml: `price` is not one that rove wrote: {error}") from error
+        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=known)
         counted = {line.number for line in self.run.ledger()[0].values()}
         self.kept = len(counted)
         if not self.complete:
@@ -102,7 +118,8 @@ class Findings:
     def again(self) -> str:
         """The command that repeats the run."""
         model = "" if self.config.get("model", "?") else "-m FOLDER "  # measured in training, it may be nowhere
-        return f"rove {self.kind} @ {shlex.quote(str(self.run.path / 'config.toml'))} {model}--run-dir runs/again"
+        settings = shlex.quote(utf8_text(str(self.run.path / "config.toml")))
+        return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
 
 def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
@@ -129,12 +146,7 @@ def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
     finally:
         index.close()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, page.encode("utf-8", "replace"))
     return path
 
 
@@ -182,11 +194,9 @@ def _markdown(findings: Findings) -> str:
         rows, counts = list(_values(findings.summary)), list(_counts(findings))
         head = HEAD
     else:
-        measured = training(findings.run.metrics(), findings.run.alarms(), findings.config.get("steps"))
+        measured = findings.training()
         rows, counts, head = measured["values"], measured["counts"], measured["head"]
-    versions = ", ".join(
-        f"{name} {findings.versions[name]}" for name in ("rove", "python") if name in findings.versions
-    )
+    versions = [f"{name} {findings.versions[name]}" for name in ("rove", "python") if name in findings.versions]
     aligned = ["---", *["---:"] * (len(head) - 1)]
     lines = [
         f"### {_plain(findings.title)}",
@@ -195,14 +205,25 @@ def _markdown(findings: Findings) -> str:
         "",
         _plain("; ".join(counts)),
         "",
-        f"Repeat: `{findings.again}` ({versions}, {findings.when})",
+        f"Repeat: {_code(findings.again)} ({_plain(', '.join([*versions, findings.when]))})",
     ]
-    return "\n".join(lines) + "\n"
+    return utf8_text("\n".join(lines)) + "\n"
 
 
 def _plain(cell: str) -> str:
-    """Text that Markdown takes as text."""
-    return re.sub(r"([\\`*|<>\[\]])", r"\\\1", cell)
+    """Text that Markdown takes as text, on one line."""
+    return re.sub(r"([\\`*|<>\[\]&])", r"\\\1", _on_one_line(cell))
+
+
+def _code(text: str) -> str:
+    """Text as code in Markdown, in more backticks than are in the text."""
+    text = _on_one_line(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
+
+
+def _on_one_line(text: str) -> str:
+    return re.sub(rf"[\s{CONTROL}]+", " ", text)
 
 
 # What the summary of an evaluation says. Keys it does not have are left out: summaries of older versions have fewer.
@@ -300,7 +321,7 @@ def _evaluation(findings: Findings, index: Index) -> dict[str, Any]:
 
 def _training(findings: Findings, index: Index) -> dict[str, Any]:
     steps = queries.steps(index) if index.file.exists() else []
-    data = training(findings.run.metrics(), findings.run.alarms(), findings.config.get("steps"), steps)
+    data = findings.training(steps)
     if steps:
         last = steps[-1]["step"]
         data["training"]["groups"] = queries.groups(index, max(0, last - GROUPS + 1), last)
@@ -361,8 +382,9 @@ def _rollout(index: Index, number: int) -> dict[str, Any]:
     return {"line": number, "size": size, **{name: value for name, value in found.items() if name not in UNSEEN}}
 
 
-def _versions(path: Path) -> dict[str, str]:
-    """The versions that last wrote to the run; nothing where that is not known."""
-    file = path / "versions.json"
-    known = msgspec.json.decode(file.read_bytes(), type=list[dict[str, str]]) if file.exists() else []
-    return known[-1] if known else {}
+def _last_versions(run: Run) -> dict[str, str]:
+    """The versions that last wrote to the run; nothing where that cannot be read."""
+    try:
+        return (run.versions() or [{}])[-1]
+    except (RunError, OSError):
+        return {}

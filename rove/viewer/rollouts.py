@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rove.errors import RunError
+from rove.files import open_regular
 from rove.record_lines import decode_record
 from rove.records import RolloutRecord, TrajectoryStep
 from rove.trained_tokens import TrainedRollout
@@ -34,7 +35,7 @@ def read_line(file: Path, offset: int, size: int) -> bytes:
     Raises:
         RunError: it is not there any more.
     """
-    with file.open("rb") as lines:
+    with open_regular(file) as lines:
         lines.seek(offset)
         line = lines.read(size)
     if len(line) < size or not line.endswith(b"\n"):

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from rove.errors import ConfigError, RunError
+from rove.files import open_regular, read_lines
 from rove.messages import text_of
 from rove.record_lines import decode_record
 from rove.records import RolloutRecord
@@ -58,7 +59,7 @@ def found_in(lines: BinaryIO, query: Query) -> Iterator[dict[str, Any]]:
     """
     pattern, hits, seen, reported = query.pattern(), 0, 0, time.monotonic()
     might_have = _quick(query)
-    for number, line in enumerate(lines):
+    for number, line in enumerate(read_lines(lines)):
         if not line.endswith(b"\n") or hits >= query.most:
             break
         seen += len(line)
@@ -116,7 +117,7 @@ def _texts(record: RolloutRecord) -> Iterator[tuple[str, str]]:
 def main() -> None:
     """Read the query, print what is found."""
     query = msgspec.json.decode(sys.stdin.buffer.read(), type=Query)
-    with Path(sys.argv[1]).open("rb") as lines:
+    with open_regular(Path(sys.argv[1])) as lines:
         for told in found_in(lines, query):
             sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
             sys.stdout.buffer.flush()

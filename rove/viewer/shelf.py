@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from rove.annotations import FILE, Annotations
-from rove.errors import ConfigError, RunError, nearest
+from rove.errors import ConfigError, Error, RunError, nearest
+from rove.files import check_regular
 from rove.runs import Run
 from rove.statistics import clustered_mean
-from rove.trained_tokens import TrainedRollout, file_of, read_tokens
+from rove.trained_tokens import TrainedRollout, read_tokens
 from rove.viewer.growing import GrowingLines
+from rove.viewer.html import utf8_text
 from rove.viewer.index import Index, Progress
 from rove.viewer.queries import BARS, EVERY, SCANNED, choose, columns, histogram
 
@@ -29,9 +31,6 @@ POINTS = 48
 """Of a small curve."""
 NO_RUNS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that hold none."""
-
-TOKENS = 1 << 26
-"""Bytes of a file in tokens/ that is still read."""
 
 READ = (
     "config.toml",
@@ -45,6 +44,8 @@ READ = (
 )
 """Files of a run that are read; tags and notes are written, too, where that is allowed."""
 
+TROUBLE = 300
+"""Characters shown of what is wrong with a run."""
 WHY = 600
 """Characters of what is told of a run that was stopped; the end of a log may be among it."""
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
@@ -66,7 +67,8 @@ class Shelf:
         self.annotate = annotate
         if not folder.is_dir():
             raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs: rove view RUNS_DIR")
-        self.only = folder.resolve().name if (folder / "config.toml").is_file() else None
+        is_run = os.path.lexists(folder / "config.toml") and not (folder / "config.toml").is_dir()
+        self.only = folder.resolve().name if is_run else None
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, GrowingLines] = {}
@@ -83,10 +85,13 @@ class Shelf:
 
         Raises:
             ConfigError: there is none, or it lies elsewhere.
+            RunError: a file of it is a symbolic link, or no file at all.
         """
         path = self._path(name)
         if path is None:
             raise ConfigError(f"no run '{name[:200]}' here; {nearest(name[:200], self.names())}")
+        for file in READ:
+            check_regular(path / file)
         return Run(path)
 
     def _path(self, name: str) -> Path | None:
@@ -95,14 +100,10 @@ class Shelf:
             return None
         path = self.base.joinpath(*parts)
         try:
-            there = (path / "config.toml").is_file() and all(self._is_ours(path / name) for name in READ)
+            there = os.path.lexists(path / "config.toml") and path.resolve().is_relative_to(self.base)
         except (OSError, ValueError):  # a name too long, a folder that may not be entered
             return None
         return path if there else None
-
-    def _is_ours(self, file: Path) -> bool:
-        """Whether it is an ordinary file below the folder, or not there; a link may lead elsewhere, a pipe never end."""
-        return file.resolve().is_relative_to(self.base) and (file.is_file() or not file.exists())
 
     def index(self, name: str, seconds: float = 0.2) -> tuple[Index, Progress]:
         """The index of a run's rollouts, after reading what is new for about so long."""
@@ -124,12 +125,9 @@ class Shelf:
         run = self.run(name)
         if step is None:
             return []
-        file = file_of(run.path, step)
-        if not self._is_ours(file) or (file.exists() and file.stat().st_size > TOKENS):
-            return []
         try:
             return read_tokens(run.path, step)
-        except RunError:
+        except (RunError, OSError):
             return []
 
     def close(self) -> None:
@@ -140,7 +138,25 @@ class Shelf:
     # what is told of a run
 
     def card(self, name: str) -> dict[str, Any]:
-        """One row of the table of runs; `trouble` says what cannot be read of it."""
+        """One row of the table of runs; `trouble` says what cannot be read of it.
+
+        Raises:
+            ConfigError: there is no such run.
+        """
+        if utf8_text(name) != name:
+            return _unreadable(name, ConfigError("the name of its folder is not UTF-8; rename the folder"))
+        try:
+            card = self._known_card(name)
+            msgspec.json.encode(card)
+        except ConfigError:
+            raise
+        except (
+            Exception
+        ) as error:  # whatever the files of a damaged or hostile run hold: other runs are shown nevertheless
+            return _unreadable(name, error)
+        return card
+
+    def _known_card(self, name: str) -> dict[str, Any]:
         run = self.run(name)
         stats = [_stat(run.path / file) for file in READ]
         stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
@@ -153,12 +169,9 @@ class Shelf:
 
     def _card(self, name: str, run: Run, now: str) -> dict[str, Any]:
         card: dict[str, Any] = {"name": name, "status": now, "changed": changed(run.path)}
-        try:
-            content = described(run)
-            summary = run.summary()
-            card["why"] = why_stopped(run, now)
-        except (RunError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-            return {**card, "kind": "unreadable", "status": "unreadable", "trouble": str(error)[:300]}
+        content = described(run)
+        summary = run.summary()
+        card["why"] = why_stopped(run, now)
         card |= {key: content[key] for key in ("kind", "env", "model")}
         card["tags"] = Annotations(run.path).run.tags
         if content["kind"] in ("rl", "sft"):
@@ -193,12 +206,19 @@ class Shelf:
         return card
 
 
+def _unreadable(name: str, error: Exception) -> dict[str, Any]:
+    """The row of a run whose files cannot be read."""
+    told = str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
+    card = {"name": utf8_text(name), "kind": "unreadable", "status": "unreadable", "changed": 0.0}
+    return {**card, "trouble": utf8_text(told)[:TROUBLE]}
+
+
 def _runs_below(folder: Path, base: Path, depth: int) -> Iterator[str]:
     try:
         children = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return
-    if folder != base and any(entry.name == "config.toml" and entry.is_file() for entry in children):
+    if folder != base and any(entry.name == "config.toml" and not entry.is_dir() for entry in children):
         yield folder.relative_to(base).as_posix()
     for entry in children:
         if depth and entry.is_dir(follow_symlinks=False) and entry.name not in NO_RUNS and entry.name[0] != ".":
@@ -212,8 +232,6 @@ def described(run: Run) -> dict[str, Any]:
         RunError: its config.toml is not one that rove wrote.
     """
     content = run.config()
-    if not isinstance(content.get("kind"), str) or not isinstance(content.get("config"), dict):
-        raise RunError(f"{run.path}/config.toml is not one that rove wrote")
     config = _masked(content["config"])
     env = config.get("env") or _first_of(config.get("data")) or ""
     return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
@@ -235,15 +253,18 @@ def _masked(value: Any) -> Any:
 def reward_of(index: Index) -> dict[str, float]:
     """Mean reward with its interval, clustered by example, of a run that has no summary yet."""
     sql = f"SELECT example_key, AVG(reward) FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL GROUP BY example_key"
-    return clustered_mean(index.ask(sql))._asdict()  # pyright: ignore[reportArgumentType]  rows of two
+    try:
+        return clustered_mean(index.ask(sql))._asdict()  # pyright: ignore[reportArgumentType]  rows of two
+    except OverflowError as error:
+        raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 
 
 def slots(drawn: Mapping[str, Any]) -> list[int]:
     """The counts of a histogram at equal distances, empty ones included."""
     counts = [0] * BARS
-    width = (drawn["high"] - drawn["low"]) / BARS if drawn["bars"] else 0.0
-    for bar in drawn["bars"]:
-        counts[min(BARS - 1, round((bar["from"] - drawn["low"]) / width) if width else 0)] += bar["count"]
+    width = drawn["high"] / BARS - drawn["low"] / BARS if drawn["bars"] else 0.0
+    for bar in drawn["bars"]:  # divided first: a difference may be larger than any number
+        counts[min(BARS - 1, round(bar["from"] / width - drawn["low"] / width) if width else 0)] += bar["count"]
     return counts if drawn["bars"] else []
 
 

@@ -46,9 +46,9 @@ def _parser(version: Version) -> Parser:
 class MathRubric(Rubric):
     """Rewards answers that mean the same as the right one (`correct_answer`, weight 1); see `rove.MathRubric`.
 
-    A comparison that fails or takes too long is a 0 (with ROVE_COMPAT=fixed an error, if it is due to the right answer). For a package whose requirement on
-    `verifiers` allows no newer release, the parser and the name of the function are those of that release; until 0.1.2.post0
-    the tags are `<think>` and `<answer>`, and their format counts 0.2.
+    A comparison that fails or takes too long is a 0 (with ROVE_COMPAT=fixed an error, if it is due to the right answer).
+    For a package whose requirement on `verifiers` allows no newer release, the parser and the name of the function are those
+    of that release; until 0.1.2.post0 the tags are `<think>` and `<answer>`, and their format counts 0.2.
 
     Raises:
         ConfigError: math-verify is not installed.

@@ -19,7 +19,7 @@ from packages import put_wheel, wheel_files, with_record
 from rove.errors import ConfigError, HubError, PackageError, TrustError
 from rove.hub.client import installing, known_keys
 from rove.hub.client.hub import Hub
-from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place
+from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
 from rove.hub.client.lock import Locked
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
@@ -282,3 +282,20 @@ def test_rove_answers_for_verifiers_to_dependencies_too(
 def test_no_such_environment(hub: Path) -> None:
     with pytest.raises(HubError, match="no environment alice/doublin"):
         got(hub, "alice/doublin")
+
+
+def test_nothing_of_this_interpreter_is_replaced(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer, wheel = got(hub)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "doubling.py").write_text("factor = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    ran: list[str] = []
+    monkeypatch.setattr(installing, "run_pip", lambda python, words, failed: ran.extend(words))
+    with pytest.raises(
+        ConfigError, match=r"doubling\.py, which is not an environment; install it without --into-current"
+    ):
+        place_here(offer, wheel)
+    assert ran == []
+    (tmp_path / "site" / "doubling.py").write_bytes(code())
+    place_here(offer, wheel)
+    assert str(wheel) in ran

@@ -57,3 +57,11 @@ def test_what_verifiers_brought_along(tmp_path: Path) -> None:
     ]:
         module = {"my_sums.py": code + b"def load_environment(): pass\n"}
         assert brought_along(put_wheel(tmp_path, with_record(wheel_files(modules=module)))) == wanted
+
+
+@pytest.mark.parametrize("one", ["a; " + "(" * 2_000, "a; os_name ~= 'posix'"])
+def test_dependencies_that_cannot_be_read_end_in_words(one: str) -> None:
+    with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
+        needed([one], "it")
+    with pytest.raises(ConfigError, match="it needs Python .* which cannot be read"):
+        check_python(">=" + "(" * 2_000, "it")

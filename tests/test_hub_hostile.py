@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import hashlib
@@ -17,12 +18,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hubs import InThread, add, form, listing, package
-from packages import source_files, tarred, wheel_files, with_record, zipped
+from hubs import InThread, add, form, list_again, listing, package
+from packages import MODULE, source_files, tarred, wheel_files, with_record, zipped
 from tiers import some_quick
 from yarl import URL
 
+from rove.errors import HubError, PackageError
+from rove.hub.client.hub import Hub
+from rove.hub.client.installing import fetch, look_up
 from rove.hub.package.manifest import canonical
+from rove.hub.package.names import Reference
 from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import app
 from rove.hub.server.store import Store
@@ -31,6 +36,7 @@ from rove.hub.server.uploads import LARGEST, Pace
 
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
+INFO = "bad_sums-1.0.dist-info"
 NEW = f"/api/environments/acme/{NAME}/1.0"
 Parts = dict[str, bytes]
 
@@ -124,6 +130,44 @@ def renamed(name: str) -> bytes:
     return content.replace(b"x" * len(name), name.encode())
 
 
+def top(*paths: str) -> Callable[[Parts], Parts]:
+    """A wheel with more files, each of which is a module that works."""
+    return wheel(dict.fromkeys(paths, MODULE))
+
+
+def points(text: str) -> Callable[[Parts], Parts]:
+    """A wheel with entry points."""
+    return wheel({f"{INFO}/entry_points.txt": text.encode()})
+
+
+def own(*paths: str) -> Callable[[Parts], Parts]:
+    """A wheel with these files instead of its module."""
+    return archive("wheel", lambda: zipped(with_record(wheel_files(NAME, modules=dict.fromkeys(paths, MODULE)))))
+
+
+def recorded(old: bytes, new: bytes) -> Callable[[Parts], Parts]:
+    """A wheel with a RECORD that lies."""
+
+    def made() -> bytes:
+        files = with_record(wheel_files(NAME))
+        return zipped({**files, f"{INFO}/RECORD": files[f"{INFO}/RECORD"].replace(old, new)})
+
+    return archive("wheel", made)
+
+
+def tar(change: Callable[[bytes], bytes], form: int = tarfile.USTAR_FORMAT) -> Callable[[Parts], Parts]:
+    """A source archive whose bytes, unpacked, are changed."""
+    return archive("source", lambda: gzip.compress(change(gzip.decompress(tarred(source_files(NAME), form=form)))))
+
+
+def header(**fields: Any) -> bytes:
+    """A tar header with other fields, and a right checksum."""
+    info = tarfile.TarInfo("bad_sums-1.0/evil")
+    for name, value in fields.items():
+        setattr(info, name, value)
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
 def bomb(size: int = 100 << 20) -> bytes:
     """A wheel of few bytes that unpacks to many."""
     stream = io.BytesIO()
@@ -141,6 +185,18 @@ def text(**fields: Any) -> tuple[Callable[[Parts], Parts], int, str]:
         r"browser would act on|not one|cannot be|not normalised|requires Python|expected https",
     )
 
+
+def marker(depth: int) -> str:
+    """A dependency with nested parentheses."""
+    return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
+
+
+OURS = "[rove.environments]\nbad-sums = bad_sums\n"
+PKG_INFO = b"Metadata-Version: 2.3\nName: bad-sums\nVersion: 1.0\n"
+UNPACKED = ("wheel", "start", "hides", "compiled", "path", "points", "record", "nested")
+"""Beginnings of the cases that a client meets as well: it takes wheels and manifests."""
+PARTS = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(1_500))
+"""Parts in parts of a message, for the parser of e-mail that reads metadata."""
 
 PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "wheel: path leads out": (wheel({"../evil.py": b""}), 422, "leads out of the archive"),
@@ -160,7 +216,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "wheel: commands": (
         wheel({"bad_sums-1.0.dist-info/entry_points.txt": b"[console_scripts]\npip = bad_sums:f\n"}),
         422,
-        "install commands",
+        r"the group \[console_scripts\]",
     ),
     "wheel: files outside of modules": (wheel({"bad_sums-1.0.data/scripts/pip": b""}), 422, "outside of the modules"),
     "wheel: something after its end": (lambda p: archive("wheel", lambda: p["wheel"] + b"PK")(p), 422, "end"),
@@ -198,6 +254,137 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         "plain files|kind|device",
     ),
     "source: bomb": (archive("source", lambda: gzip.compress(bytes(100 << 20))), 422, "more than|out of|unpacks"),
+    "start: _distutils_hack": (top("_distutils_hack/__init__.py"), 422, "not named like the package"),
+    "start: usercustomize": (top("usercustomize.py"), 422, "would hide"),
+    "start: sitecustomize, a package": (top("sitecustomize/__init__.py"), 422, "would hide"),
+    "start: a .pth of another case": (top("evil.PTH"), 422, "whenever Python starts"),
+    "start: a .pth in purelib": (top("bad_sums-1.0.data/purelib/evil.pth"), 422, "outside of the modules"),
+    "start: a .pth in platlib": (top("bad_sums-1.0.data/platlib/evil.pth"), 422, "outside of the modules"),
+    "start: a .pth in data": (top("bad_sums-1.0.data/data/evil.pth"), 422, "outside of the modules"),
+    "start: headers": (top("bad_sums-1.0.data/headers/evil.h"), 422, "outside of the modules"),
+    "start: .data of another case": (top("bad_sums-1.0.DATA/scripts/pip"), 422, "outside of the modules"),
+    "start: .egg-link": (top("bad_sums.egg-link"), 422, "whenever Python starts"),
+    "start: .start": (top("evil.start"), 422, "whenever Python starts"),
+    "start: an editable finder": (top("__editable___bad_sums_finder.py"), 422, "not named like the package"),
+    "start: .egg-info": (top("evil.egg-info/PKG-INFO"), 422, "cannot be a module's name"),
+    "start: a zip of modules": (top("python311.zip"), 422, "does not belong beside the module"),
+    "start: metadata of another package": (top("pip-99.dist-info/METADATA"), 422, "2 folders"),
+    "start: provenance": (top(f"{INFO}/direct_url.json"), 422, "not part of a wheel's metadata"),
+    "start: entry points of another case": (top(f"{INFO}/Entry_Points.txt"), 422, "not part of a wheel's metadata"),
+    "start: modules of others": (wheel({f"{INFO}/top_level.txt": b"bad_sums\nrove\n"}), 422, "its only module is"),
+    "start: two roots": (
+        wheel(
+            {f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nRoot-Is-Purelib: true\nTag: py3-none-any"}
+        ),
+        422,
+        "more than once",
+    ),
+    **{
+        f"hides: {module}": (top(f"{module}/__init__.py"), 422, "would hide")
+        for module in ("yarl", "multidict", "markdown_it", "typing_extensions", "cryptography", "openai", "google")
+    },
+    "hides: a second module": (top("bad_sums_helpers.py"), 422, "not named like the package"),
+    "hides: a module and a package": (top("bad_sums/__init__.py"), 422, "are both its module"),
+    "hides: only a folder without modules": (own("bad_sums/part.py"), 422, "__init__.py has none"),
+    "hides: another name": (own("good_sums.py"), 422, "'good_sums' is not named like the package"),
+    "hides: a private name": (own("_bad_sums.py"), 422, "not named like the package"),
+    "hides: a data folder": (wheel({"data/rows.json": b""}), 422, "not named like the package"),
+    "compiled: a versioned library": (top("lib.so.1"), 422, "compiled code"),
+    "compiled: in the package": (own("bad_sums/__init__.py", "bad_sums/lib.so.1.2"), 422, "compiled code"),
+    "compiled: stable ABI": (top("bad_sums.abi3.so"), 422, "compiled code"),
+    "compiled: of Windows": (top("bad_sums.PYD"), 422, "compiled code"),
+    "compiled: bytecode": (top("__pycache__/bad_sums.cpython-311.pyc"), 422, "compiled code"),
+    "path: device of Windows": (own("bad_sums/__init__.py", "bad_sums/CON.py"), 422, "device on Windows"),
+    "path: device with a suffix": (own("bad_sums/__init__.py", "bad_sums/aux.txt"), 422, "device on Windows"),
+    "path: folder named like a device": (own("bad_sums/__init__.py", "bad_sums/com1/a.py"), 422, "device on Windows"),
+    "path: ends with a dot": (own("bad_sums/__init__.py", "bad_sums/a.py."), 422, "ends with a dot"),
+    "path: ends with a space": (own("bad_sums/__init__.py", "bad_sums/a.py "), 422, "ends with a space"),
+    "path: wildcard": (own("bad_sums/__init__.py", "bad_sums/*.py"), 422, "Windows does not allow"),
+    "path: stream of NTFS": (own("bad_sums/__init__.py", "bad_sums/a.py:b"), 422, "absolute"),
+    "path: folders that differ by case": (own("bad_sums/__init__.py", "Bad_Sums/a.py"), 422, "are both its module"),
+    "points: plugin of pytest": (points("[pytest11]\nevil = bad_sums\n"), 422, r"the group \[pytest11\]"),
+    "points: command of distutils": (points("[distutils.commands]\nbuild = bad_sums:B\n"), 422, "the group"),
+    "points: commands, with spaces": (points("[ console_scripts ]\npip = bad_sums:f\n"), 422, "the group"),
+    "points: commands, in other case": (points("[Console_Scripts]\npip = bad_sums:f\n"), 422, "the group"),
+    "points: commands, in two brackets": (points("[[console_scripts]]\npip = bad_sums:f\n"), 422, "has the line"),
+    "points: an indented group": (points(f"{OURS} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
+    "points: a group after a line end": (points(f"{OURS.strip()}\r[pytest11]\revil = bad_sums\n"), 422, "has the line"),
+    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{OURS}"), 422, "the group"),
+    "points: a group twice": (points(OURS + OURS), 422, "cannot be read"),
+    "points: an environment twice": (points(f"{OURS}bad-sums = bad_sums:load_environment\n"), 422, "cannot be read"),
+    "points: another delimiter": (points("[rove.environments]\nbad-sums : bad_sums\n"), 422, "has the line"),
+    "points: another's environment": (
+        points("[rove.environments]\nmy-sums = bad_sums\n"),
+        422,
+        "environment 'my-sums'",
+    ),
+    "points: another's module": (points("[rove.environments]\nbad-sums = my_sums\n"), 422, "names 'my_sums'"),
+    "points: another's attribute": (points("[rove.environments]\nbad-sums = bad_sums:f\n"), 422, "names 'bad_sums:f'"),
+    "points: not in ASCII": (points(f"\ufeff{OURS}"), 422, "cannot be read"),
+    "record: a file that is not there": (recorded(b"bad_sums.py,", b"../../evil.py,"), 422, "RECORD"),
+    "record: another hash": (recorded(b"sha256=", b"sha256=A"), 422, "is not the file that its RECORD lists"),
+    "record: no hash": (recorded(b",sha256=", b",md5="), 422, "is not the file that its RECORD lists"),
+    "nested: marker in METADATA": (wheel({}, extra=f"Requires-Dist: {marker(2_000)}\n"), 422, "cannot be read"),
+    "nested: short marker in METADATA": (wheel({}, extra=f"Requires-Dist: {marker(200)}\n"), 422, "200 parentheses"),
+    "nested: marker in the manifest": (lambda p: manifest(p, dependencies=[marker(2_000)]), 422, "length <= 500"),
+    "nested: short marker in the manifest": (lambda p: manifest(p, dependencies=[marker(200)]), 422, "200 parentheses"),
+    "nested: Requires-Python": (wheel({}, extra="Requires-Python: " + ">=3," * 9_999 + "\n"), 422, "metadata"),
+    "nested: parts of METADATA": (
+        archive("wheel", lambda: zipped(with_record({**wheel_files(NAME), f"{INFO}/METADATA": PKG_INFO + PARTS}))),
+        422,
+        "metadata cannot be read",
+    ),
+    "nested: authors": (wheel({}, extra=f"Author-email: {'(' * 5_000}\n"), 422, "nests too deep"),
+    "tar: marker": (
+        source({"bad_sums-1.0/PKG-INFO": PKG_INFO + b"Requires-Dist: " + marker(2_000).encode()}),
+        422,
+        "cannot be read",
+    ),
+    "tar: extended header": (tar(lambda t: header(type=tarfile.XHDTYPE) + t), 422, "of type b'x'"),
+    "tar: global header": (tar(lambda t: header(type=tarfile.XGLTYPE) + t), 422, "of type b'g'"),
+    "tar: long name": (tar(lambda t: header(type=tarfile.GNUTYPE_LONGNAME) + t), 422, "of type b'L'"),
+    "tar: long link": (tar(lambda t: header(type=tarfile.GNUTYPE_LONGLINK) + t), 422, "of type b'K'"),
+    "tar: sparse": (tar(lambda t: header(type=tarfile.GNUTYPE_SPARSE) + t), 422, "of type b'S'"),
+    "tar: contiguous": (tar(lambda t: header(type=tarfile.CONTTYPE) + t), 422, "of type b'7'"),
+    "tar: pipe": (tar(lambda t: header(type=tarfile.FIFOTYPE) + t), 422, "of type b'6'"),
+    "tar: block device": (tar(lambda t: header(type=tarfile.BLKTYPE) + t), 422, "device"),
+    "tar: format of GNU": (tar(bytes, tarfile.GNU_FORMAT), 422, "another format than ustar"),
+    "tar: folder with content": (tar(lambda t: header(type=tarfile.DIRTYPE, size=512) + t), 422, "has 512 bytes"),
+    "tar: file larger than the archive": (tar(lambda t: header(size=1 << 25) + t), 422, "is cut off"),
+    "tar: file larger than allowed": (tar(lambda t: header(size=7 << 30) + t), 422, "expected at most 67,108,864"),
+    "tar: prefix leads out": (tar(lambda t: header(name="a/" * 60 + "../../" + "b" * 20) + t), 422, "leads out"),
+    "tar: absolute path": (tar(lambda t: header(name="/etc/evil") + t), 422, "absolute"),
+    "tar: other folder": (tar(lambda t: header(name="good_sums-1.0/evil") + t), 422, "outside of the folder"),
+    "tar: file twice": (tar(lambda t: header(name="bad_sums-1.0/pyproject.toml") + t), 422, "same file"),
+    "tar: file of another case": (tar(lambda t: header(name="bad_sums-1.0/PyProject.toml") + t), 422, "same file"),
+    "tar: file that is a folder": (
+        tar(lambda t: header(name="bad_sums-1.0/my_sums.py/a") + t),
+        422,
+        "a file and a folder",
+    ),
+    "tar: file called like a folder": (source({"bad_sums-1.0/data/": b"evil"}), 422, "ends with a slash"),
+    "tar: device of Windows": (tar(lambda t: header(name="bad_sums-1.0/nul.py") + t), 422, "device on Windows"),
+    "tar: backslash": (tar(lambda t: header(name="bad_sums-1.0/..\\evil") + t), 422, "backslash"),
+    "tar: wrong checksum": (tar(lambda t: t[:148] + b"0000000\0" + t[156:]), 422, "broken tar"),
+    "tar: something after its end": (tar(lambda t: t + b"evil"), 422, "after its end"),
+    "tar: a second tar": (tar(lambda t: t + t), 422, "after its end"),
+    "tar: a second gzip": (archive("source", lambda: tarred(source_files(NAME)) * 2), 422, "after its end"),
+    "tar: cut off": (tar(lambda t: t[:700]), 422, "cut off"),
+    "tar: no metadata": (
+        archive("source", lambda: tarred({"bad_sums-1.0/pyproject.toml": b""})),
+        422,
+        "no bad_sums-1.0/PKG",
+    ),
+    "tar: no pyproject.toml": (
+        archive("source", lambda: tarred({"bad_sums-1.0/PKG-INFO": PKG_INFO})),
+        422,
+        "no bad_sums-1.0/py",
+    ),
+    "tar: other version within": (
+        source({"bad_sums-1.0/PKG-INFO": PKG_INFO.replace(b"1.0", b"2.0")}),
+        422,
+        "PKG-INFO says",
+    ),
     "manifest: not JSON": (lambda p: {**p, "manifest": b"{"}, 422, "cannot be read as JSON"),
     "manifest: nested too deep": (lambda p: {**p, "manifest": b"[" * 200_000}, 422, "cannot be read as JSON"),
     "manifest: huge": (lambda p: manifest(p, description="a" * (300 << 10)), 413, "more than 262,144 bytes"),
@@ -274,6 +461,37 @@ def test_a_hostile_package_is_refused(room: Room, case: str):
     assert answer.status == status, answer.text
     assert re.search(words, answer.error), answer.error
     unharmed(room)
+
+
+@pytest.mark.parametrize("case", some_quick([case for case in PACKAGES if case.partition(":")[0] in UNPACKED], 6))
+def test_a_hostile_package_of_a_hub_is_not_taken_by_a_client(room: Room, tmp_path: Path, case: str):
+    """A hub is not trusted: what it would refuse in an upload is refused in a download, too."""
+    parts = PACKAGES[case][0](room.parts)
+    with pytest.raises((PackageError, HubError)) as error:
+        asyncio.run(download(hub_of(tmp_path / "hub", parts), tmp_path))
+    assert "source" in case or re.search(PACKAGES[case][2], str(error.value))
+
+
+def test_the_client_takes_the_right_package(room: Room, tmp_path: Path):
+    """The control of the test above."""
+    assert asyncio.run(download(hub_of(tmp_path / "hub", room.parts), tmp_path)).name == WHEEL
+
+
+def hub_of(folder: Path, parts: Parts) -> Path:
+    """A hub in a folder that has an upload as it is, with an index of the right hashes."""
+    place = folder / "acme" / NAME / "1.0"
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_bytes(parts["manifest"])
+    (place / WHEEL).write_bytes(parts["wheel"])
+    list_again(folder)
+    return folder
+
+
+async def download(hub: Path, folder: Path) -> Path:
+    """As an install does, up to where the wheel lies here."""
+    async with Hub(str(hub)) as client:
+        offer = await look_up(client, Reference("acme", NAME))
+        return await fetch(client, offer, folder)
 
 
 # Requests
@@ -526,3 +744,8 @@ def test_after_all_of_that_the_hub_answers(room: Room):
     """Runs last: what was refused has cost the hub nothing it needs."""
     assert room.hub.run(room.hub.asking.get("/index.json"))["environments"][0]["name"] == "my-sums"
     assert len(PACKAGES) + len(REQUESTS) + len(BYTES) > 150
+
+
+def test_the_version_of_the_refused_uploads_is_free(room: Room):
+    """The control of the first table, and so the last test: without its attack an upload to the same place is taken."""
+    assert room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", room.parts)).status == 201

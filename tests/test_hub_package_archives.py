@@ -34,9 +34,14 @@ from packages import (
 
 from rove.errors import PackageError
 from rove.hub.package import limits
-from rove.hub.package.archives import check_package, check_source, check_wheel, digest_content, has_load_environment
+from rove.hub.package.archives import check_package, check_source, check_wheel, digest_content
+from rove.hub.package.contents import has_load_environment
 
 ZEROS = bytes(6 << 20)
+METADATA = b"Metadata-Version: 2.1\nName: my-sums\nVersion: 1.0\n"
+WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+PARTS = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(1_500))
+"""Parts in parts of a message, for the parser of e-mail that reads metadata."""
 
 
 def test_a_wheel_is_read_without_being_run(tmp_path: Path):
@@ -114,6 +119,16 @@ def nested(depth: int) -> bytes:
         ({"my_sums.py ": b""}, "space"),
         ({"a./b": b""}, "ends with a dot"),
         ({"x" * 241: b""}, "more than 240 characters"),
+        ({"my_sums/CON.py": b""}, "the name of a device on Windows"),
+        ({"my_sums/nul": b""}, "the name of a device on Windows"),
+        ({"my_sums/aux.tar.txt": b""}, "the name of a device on Windows"),
+        ({"my_sums/COM1 .txt": b""}, "the name of a device on Windows"),
+        ({"my_sums/lpt\u00b9.txt": b""}, "the name of a device on Windows"),
+        ({"con/__init__.py": b""}, "the name of a device on Windows"),
+        ({"my_sums/what?.txt": b""}, "a character that Windows does not allow"),
+        ({"my_sums/a.txt|b": b""}, "a character that Windows does not allow"),
+        ({"my_sums/a.txt:stream": b""}, "is absolute"),
+        ({"my_sums/Data/a": b"", "my_sums/data/A": b""}, "the same file on some systems"),
         ({"MY_SUMS.py": MODULE}, "the same file on some systems"),
         ({"my_sum\u017f.py": b""}, "the same file on some systems"),
         ({"data": b"", "data/a": b""}, "both a file and a folder"),
@@ -134,20 +149,34 @@ def nested(depth: int) -> bytes:
         ({"evil.cpython-311-x86_64-linux-gnu.so": b""}, "compiled code"),
         ({"data/__init__.pyc": b""}, "compiled code"),
         ({"my_sums-1.0.data/scripts/pip": b""}, "outside of the modules"),
-        ({"my_sums-1.0.dist-info/entry_points.txt": b"[console_scripts]\npip = evil:main\n"}, "would install commands"),
+        (
+            {"my_sums-1.0.dist-info/entry_points.txt": b"[console_scripts]\npip = evil:main\n"},
+            r"the group \[console_scripts\]",
+        ),
         ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments]\nmy-sums = good_two\n"}, "names 'good_two'"),
-        ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments\n"}, "cannot be read"),
+        ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments\n"}, "has the line"),
         ({"other-1.0.dist-info/METADATA": b""}, "2 folders"),
-        ({"other.py": MODULE}, "the modules my_sums, other have one each"),
-        ({"bad.py": b"def (:"}, "bad.py is no Python"),
-        ({"bad.py": b"\0"}, "bad.py is no Python"),
-        ({"bad.py": b"(" * 10_000}, "bad.py is no Python"),
-        ({"my_sums.py": b"x = 1\n"}, "no module at its top has one"),
+        ({"other.py": MODULE}, "'other' is not named like the package 'my-sums'"),
+        ({"my_sums.py": b"def (:"}, "my_sums.py is no Python"),
+        ({"my_sums.py": b"\0"}, "my_sums.py is no Python"),
+        ({"my_sums.py": b"(" * 10_000}, "my_sums.py is no Python"),
+        ({"my_sums.py": b"x = 1\n"}, "my_sums.py has none"),
         (
             {"my_sums-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux\n"},
             "pure Python",
         ),
         ({"my_sums-1.0.dist-info/WHEEL": b"Wheel-Version: 2.0\n"}, "expected 1.0"),
+        (
+            {"my_sums-1.0.dist-info/WHEEL": WHEEL.replace(b"true", b"false") + b"Root-Is-Purelib: true\n"},
+            "more than once",
+        ),
+        ({"my_sums-1.0.dist-info/WHEEL": WHEEL.replace(b"true", b"true\n\nRoot-Is-Purelib: false")}, "the line ''"),
+        ({"my_sums-1.0.dist-info/WHEEL": WHEEL.replace(b"true", b"true\n false")}, "the line ' false'"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 2_000}, "at most 500"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 100}, "100 parentheses"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Python: " + b">=3," * 200}, "requires Python"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + PARTS}, "metadata cannot be read: maximum recursion"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Author-email: " + b"(" * 5_000}, "nests too deep"),
         ({"my_sums-1.0.dist-info/METADATA": b"\xff\xfe"}, "metadata"),
         (
             {"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: a\nName: b\nVersion: 1\n"},
@@ -342,6 +371,15 @@ def test_a_source_archive_is_read(tmp_path: Path):
         ({"my_sums-1.0/a": b"my_sums-1.0/my_sums.py"}, {"my_sums-1.0/a": tarfile.LNKTYPE}, "is a link"),
         ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.CHRTYPE}, "a device"),
         ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.FIFOTYPE}, "an entry of type"),
+        ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.CONTTYPE}, "an entry of type"),
+        ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.GNUTYPE_SPARSE}, "an entry of type"),
+        ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.GNUTYPE_LONGNAME}, "an entry of type"),
+        ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.XGLTYPE}, "an entry of type"),
+        ({"my_sums-1.0/data/": b"1"}, {}, "whose name ends with a slash"),
+        ({"my_sums-1.0/nul.txt": b""}, {}, "the name of a device on Windows"),
+        ({"my_sums-1.0/a ": b""}, {}, "ends with a space"),
+        ({"my_sums-1.0": b""}, {}, "both a file and a folder"),
+        ({"my_sums-1.0/PKG-INFO": METADATA + b"Requires-Dist: a; " + b"(" * 2_000}, {}, "at most 500"),
         ({"my_sums-1.0/a": ZEROS}, {}, "it is a bomb"),
         ({"my_sums-1.0/a.gz": gzip.compress(ZEROS)}, {}, "it is a bomb"),
         ({"my_sums-1.0/PKG-INFO": b"Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"}, {}, "PKG-INFO says other"),
@@ -403,7 +441,7 @@ def test_a_package_is_what_its_manifest_says(tmp_path: Path):
     assert check_package(alone, wheel).readme == README
     with pytest.raises(PackageError, match="is not in the manifest"):
         check_package(alone, wheel, source)
-    wheel.write_bytes(zipped(with_record({**wheel_files(), "more.py": b""})))
+    wheel.write_bytes(zipped(with_record({**wheel_files(), "more.json": b""})))
     with pytest.raises(PackageError, match="is not the file that was promised"):
         check_package(manifest, wheel, source)
     with pytest.raises(PackageError, match="its content is"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -133,3 +136,27 @@ def test_modules_that_would_hide_others_are_refused():
     ):
         with pytest.raises(ConfigError):
             names.check_module(bad)
+
+
+def test_no_module_may_hide_what_rove_depends_on():
+    """Every module of the dependencies of rove and of its extras that are installed here, and of what the core needs in turn."""
+    modules: dict[str, list[str]] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in owners:
+            modules.setdefault(canonicalize_name(owner), []).append(module)
+
+    def needed(name: str, extras: Iterable[str]) -> Iterator[str]:
+        for one in map(Requirement, metadata.requires(name) or []):
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                yield canonicalize_name(one.name)
+
+    extras = {*(metadata.metadata("rove").get_all("Provides-Extra") or [])} - {"dev"}
+    names_of_needed, core = {*needed("rove", extras)}, [*needed("rove", [])]
+    for name in core:
+        core.extend(more for more in needed(name, []) if more not in core)
+    found = {module for name in {*core, *names_of_needed} for module in modules.get(name, [])}
+    assert {"yarl", "multidict", "markdown_it", "typing_extensions", "cryptography"} <= found
+    for module in found:
+        with pytest.raises(ConfigError):
+            names.check_module(module.lower())
+            names.normalise_name(module)  # a module that begins with "_" cannot have a package's name

@@ -18,7 +18,7 @@ from packages import source_files, tarred, wheel_files, with_record
 from rove.hub.package.archives import check_source, check_wheel
 from rove.hub.package.packing import DATE, SECONDS, pack_source, pack_wheel, unpack_source
 
-CONTENTS = st.dictionaries(st.from_regex(r"data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5)
+CONTENTS = st.dictionaries(st.from_regex(r"my_sums/data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
@@ -26,7 +26,7 @@ CONTENTS = st.dictionaries(st.from_regex(r"data/[a-d]{1,3}\.txt", fullmatch=True
 def test_a_wheel_is_the_same_in_whatever_order_its_files_came(
     tmp_path: Path, data: dict[str, bytes], rng: random.Random
 ):
-    files = wheel_files(modules={"my_sums.py": b"load_environment = 1\n", **data})
+    files = wheel_files(modules={"my_sums/__init__.py": b"load_environment = 1\n", **data})
     paths = list(files)
     rng.shuffle(paths)
     first = pack_wheel(files, "my-sums", "1.0")

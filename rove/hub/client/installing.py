@@ -20,6 +20,7 @@ import msgspec
 from rove.errors import ConfigError, HubError, TrustError
 from rove.files import write_whole
 from rove.hub.client import installed, known_keys
+from rove.hub.client.conflicts import check_current
 from rove.hub.client.hub import Hub
 from rove.hub.client.installed import LOCAL, RECORD, Installed, being_changed, home
 from rove.hub.client.listings import HubFile, Release
@@ -205,8 +206,9 @@ def place_here(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     """Put a package into the interpreter that runs this, where its dependencies may clash with others.
 
     Raises:
-        ConfigError: as `place`.
+        ConfigError: as `place`, or it would replace or hide something else that is installed.
     """
+    check_current(offer.manifest.name, offer.manifest.module)
     is_v0 = offer.manifest.compatibility == V0
     wanted = needed(offer.manifest.dependencies, str(offer.reference))
     _install(sys.executable, [*wanted, *(brought_along(wheel) if is_v0 else [])], wheel, allow_source)

@@ -10,12 +10,12 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import rove
 from rove.compat import STAND_INS
 from rove.errors import ConfigError
+from rove.hub.package.dependencies import applies, parse_requirement, parse_specifiers
 
 VERIFIERS = "verifiers"
 ANSWERED_FOR = {"rove": (rove.__version__,), **STAND_INS}
@@ -31,13 +31,17 @@ def needed(dependencies: Iterable[str], who: str) -> list[str]:
         who: needs them.
 
     Raises:
-        ConfigError: it needs another rove than this one.
+        ConfigError: it needs another rove than this one, or a dependency cannot be read.
     """
     found: list[str] = []
     for text in dependencies:
-        requirement = Requirement(text)
+        try:
+            requirement = parse_requirement(text)
+            is_needed = applies(requirement)
+        except ValueError as error:
+            raise ConfigError(f"{who} has the dependency {text[:200]!r}, which cannot be read: {error}") from None
         name = canonicalize_name(requirement.name)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if not is_needed:
             continue
         if name == "rove":
             here = rove.__version__
@@ -67,10 +71,14 @@ def check_python(requires: str, who: str) -> None:
     """See that a package runs on this Python.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not, or `requires` cannot be read.
     """
     here = ".".join(map(str, sys.version_info[:3]))
-    if requires and not SpecifierSet(requires).contains(here, prereleases=True):
+    try:
+        is_met = parse_specifiers(requires).contains(here, prereleases=True)
+    except ValueError as error:
+        raise ConfigError(f"{who} needs Python {requires[:200]!r}, which cannot be read: {error}") from None
+    if not is_met:
         raise ConfigError(f"{who} needs Python {requires}; this is {here}")
 
 

@@ -6,15 +6,12 @@ manifest tells the truth about both. Everything that is refused raises PackageEr
 
 from __future__ import annotations
 
-import ast
 import base64
 import binascii
-import configparser
 import csv
 import hashlib
 import io
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import getaddresses
@@ -22,15 +19,12 @@ from pathlib import Path
 
 from packaging.metadata import Metadata, parse_email
 
-from rove.envs.loading import GROUP
 from rove.errors import PackageError
 from rove.hub.package import limits
+from rove.hub.package.contents import check_contents, within_limit
 from rove.hub.package.manifest import Manifest, check_requirements, filename
-from rove.hub.package.names import check_module, normalise_name, normalise_version
+from rove.hub.package.names import normalise_name, normalise_version
 from rove.hub.package.unpacking import Members, tar_members, zip_members
-
-LOAD = "load_environment"
-COMPILED = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo")
 
 
 @dataclass(frozen=True)
@@ -88,21 +82,18 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
         raise PackageError(
             f"{name}: its metadata lies in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
         )
-    dependencies = raw.get("requires_dist", [])
-    requires_python = raw.get("requires_python", "")
-    check_requirements(requires_python, dependencies, name)
     return Wheel(
         name=project,
         version=version,
         summary=metadata.summary or "",
-        requires_python=requires_python,
-        dependencies=dependencies,
+        requires_python=raw.get("requires_python", ""),
+        dependencies=raw.get("requires_dist", []),
         licence=metadata.license_expression or metadata.license or "",
-        authors=[author for author in _authors(metadata) if author],
+        authors=_authors(metadata, name),
         keywords=metadata.keywords or [],
         urls=metadata.project_urls or {},
         readme=metadata.description or "",
-        module=_module(members, info, name),
+        module=check_contents(members, info, project, name),
         content=digest_content(hashes),
         files=hashes,
         sha256=sha256,
@@ -181,34 +172,6 @@ def digest_content(hashes: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def has_load_environment(source: bytes) -> bool:
-    """Whether a module binds `load_environment` at its top level: defines, imports or assigns it. It is read, not run.
-
-    Raises:
-        ValueError: it is no Python that can be read.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(source)
-        return any(_binds(node) for node in tree.body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
-
-
-def _binds(node: ast.stmt) -> bool:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return node.name == LOAD
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return any((alias.asname or alias.name) == LOAD for alias in node.names)
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return any(isinstance(target, ast.Name) and target.id == LOAD for target in targets)
-    if isinstance(node, (ast.If, ast.Try)):
-        inside = [*node.body, *node.orelse, *(handled for h in getattr(node, "handlers", []) for handled in h.body)]
-        return any(_binds(each) for each in inside)
-    return False
-
-
 def _measured(file: Path, name: str) -> tuple[int, str]:
     """Size and SHA-256 of a file, read once it is known to be of a possible size."""
     size = file.stat().st_size
@@ -219,19 +182,11 @@ def _measured(file: Path, name: str) -> tuple[int, str]:
 
 
 def _dist_info(members: Members, name: str) -> str:
-    """The folder of the wheel's metadata; only it may lie beside the modules."""
+    """The folder of the wheel's metadata."""
     folders = {path.split("/")[0] for path in members if "/" in path}
     found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
     if len(found) != 1:
         raise PackageError(f"{name}: it has {len(found)} folders *.dist-info; expected one")
-    for folder in sorted(folders - set(found)):
-        if folder.endswith(".data"):
-            raise PackageError(
-                f"{name}: {folder}/ would write outside of the modules; keep data files in the package itself"
-            )
-    for path in members:
-        if path.count("/") == 0 and path.endswith(".pth"):
-            raise PackageError(f"{name}: {path} would run whenever Python starts; leave it out")
     for needed in ("METADATA", "WHEEL", "RECORD"):
         if f"{found[0]}/{needed}" not in members:
             raise PackageError(f"{name}: it has no {found[0]}/{needed}")
@@ -242,7 +197,7 @@ def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: 
     """RECORD lists every file with its hash and size, and nothing else."""
     rows: dict[str, tuple[str, str]] = {}
     try:
-        text = _small(members[f"{info}/RECORD"], name, "RECORD").decode()
+        text = within_limit(members[f"{info}/RECORD"], name, "RECORD").decode()
         for path, digest, size in csv.reader(io.StringIO(text, newline=""), strict=True):
             if path in rows:
                 raise PackageError(f"{name}: its RECORD lists {path!r} twice")
@@ -266,19 +221,24 @@ def record_hash(sha256: str) -> str:
 
 def _check_tags(members: Members, info: str, name: str) -> None:
     """The wheel is pure Python, and installs nothing but modules."""
-    lines = _small(members[f"{info}/WHEEL"], name, "WHEEL").decode("utf-8", "replace").splitlines()
-    fields = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    if not fields.get("wheel-version", "").startswith("1."):
-        raise PackageError(f"{name}: its WHEEL has version {fields.get('wheel-version')!r}; expected 1.0")
-    tags = sorted(line.partition(":")[2].strip() for line in lines if line.lower().startswith("tag:"))
-    if fields.get("root-is-purelib", "").lower() != "true" or "py3-none-any" not in tags:
-        raise PackageError(f"{name}: it is for {', '.join(tags) or 'nothing'}; expected pure Python (py3-none-any)")
-    points = _small(members.get(f"{info}/entry_points.txt", b""), name, "entry_points.txt").decode("utf-8", "replace")
-    for line in points.splitlines():
-        if line.strip().lower() in ("[console_scripts]", "[gui_scripts]"):
-            raise PackageError(
-                f"{name}: it would install commands ({line.strip()}); an environment is run by rove, leave them out"
-            )
+    text = within_limit(members[f"{info}/WHEEL"], name, "WHEEL").decode("utf-8", "replace")
+    fields: dict[str, list[str]] = {}
+    for line in text.strip("\r\n").split("\n"):
+        key, colon, value = line.partition(":")
+        if not colon or not key.replace("-", "").isalnum():
+            raise PackageError(f"{name}: its WHEEL has the line {line[:80]!r}; expected KEY: VALUE")
+        fields.setdefault(key.lower(), []).append(value.strip())
+    twice = next((key for key, values in fields.items() if len(values) > 1 and key != "tag"), None)
+    if twice is not None:
+        raise PackageError(f"{name}: its WHEEL has '{twice}' more than once")
+    [version], [pure] = fields.get("wheel-version", [""]), fields.get("root-is-purelib", [""])
+    if not version.startswith("1."):
+        raise PackageError(f"{name}: its WHEEL has version {version!r}; expected 1.0")
+    tags = fields.get("tag", [])
+    if pure.lower() != "true" or "py3-none-any" not in tags:
+        raise PackageError(
+            f"{name}: it is for {', '.join(sorted(tags)) or 'nothing'}; expected pure Python (py3-none-any)"
+        )
 
 
 def project_of(metadata: Metadata) -> tuple[str, str]:
@@ -293,11 +253,13 @@ def read_metadata(content: bytes, name: str) -> Metadata:
         PackageError: it cannot be read.
     """
     try:
-        metadata = Metadata.from_email(_small(content, name, "metadata"), validate=True)
+        raw, _ = parse_email(within_limit(content, name, "metadata"))
+        check_requirements(raw.get("requires_python", ""), raw.get("requires_dist", []), name)
+        metadata = Metadata.from_email(content, validate=True)
     except ExceptionGroup as errors:
         told = "; ".join(str(error) for error in errors.exceptions[:3])
         raise PackageError(f"{name}: its metadata cannot be used: {told}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise PackageError(f"{name}: its metadata cannot be read: {error}") from None
     try:
         project_of(metadata)
@@ -306,61 +268,11 @@ def read_metadata(content: bytes, name: str) -> Metadata:
     return metadata
 
 
-def _authors(metadata: Metadata) -> list[str]:
+def _authors(metadata: Metadata, name: str) -> list[str]:
     """Names, and addresses where there is no name."""
-    known = getaddresses([metadata.author_email or ""])
-    return [*(metadata.author or "").split(", "), *(name or address for name, address in known)]
-
-
-def _small(content: bytes, name: str, what: str) -> bytes:
-    if len(content) > limits.METADATA:
-        raise PackageError(f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.METADATA:,}")
-    return content
-
-
-def _module(members: Members, info: str, name: str) -> str:
-    """The one top-level module that has a `load_environment`; what lies beside it must hide nothing, either."""
-    compiled = next((path for path in members if path.lower().endswith(COMPILED)), None)
-    if compiled is not None:
-        raise PackageError(f"{name}: {compiled} is compiled code, which nobody can read; put it into a dependency")
-    found = []
-    for top in sorted({path.split("/")[0] for path in members} - {info}):
-        is_folder = top not in members
-        if not is_folder and not top.endswith(".py"):
-            continue  # packages of verifiers v0 have their pyproject.toml there
-        try:
-            module = check_module(top.removesuffix(".py"))
-        except ValueError as error:
-            raise PackageError(f"{name}: {error}") from None
-        file = f"{top}/__init__.py" if is_folder else top
-        if _loads(members.get(file, b""), file, name):
-            found.append(module)
-    if len(found) != 1:
-        what = f"the modules {', '.join(found)} have one each" if found else "no module at its top has one"
-        raise PackageError(f"{name}: expected exactly one module with a {LOAD}(); {what}")
-    points = members.get(f"{info}/entry_points.txt", b"")
-    for point in _points(_small(points, name, "entry_points.txt").decode("utf-8", "replace"), name):
-        if point.partition(":")[0].partition(".")[0].strip() != found[0]:
-            raise PackageError(
-                f"{name}: its entry point of the group '{GROUP}' names {point[:80]!r}; the module with a {LOAD}() is {found[0]}"
-            )
-    return found[0]
-
-
-def _points(text: str, name: str) -> list[str]:
-    """What the entry points of environments name."""
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     try:
-        parser.read_string(text)
-    except configparser.Error as error:
-        raise PackageError(f"{name}: its entry_points.txt cannot be read: {str(error)[:200]}") from None
-    return list(parser[GROUP].values()) if parser.has_section(GROUP) else []
-
-
-def _loads(source: bytes, file: str, name: str) -> bool:
-    if len(source) > limits.SOURCE_TEXT:
-        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.SOURCE_TEXT:,}")
-    try:
-        return has_load_environment(source)
-    except ValueError as error:
-        raise PackageError(f"{name}: {file} is no Python that can be read: {error}") from None
+        known = getaddresses([metadata.author_email or ""])
+    except RecursionError:
+        raise PackageError(f"{name}: its Author-email nests too deep; write NAME <ADDRESS>") from None
+    authors = [*(metadata.author or "").split(", "), *(name or address for name, address in known)]
+    return [author for author in authors if author]

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.requirements import Requirement
-
 from rove.errors import ConfigError, PackageError
 from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata
-from rove.hub.package.manifest import File, filename
+from rove.hub.package.dependencies import applies, parse_requirement
+from rove.hub.package.manifest import File, filename, one_line
 from rove.hub.package.packing import SECONDS, pack_source, pack_wheel, unpack_source, unpack_wheel
 from rove.hub.package.unpacking import Members, zip_members
 
@@ -153,9 +152,12 @@ def _run_hook(cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping
 
 def _is_installed(text: str) -> bool:
     """Whether what a backend requires is installed here."""
-    requirement = Requirement(text)
-    if requirement.marker is not None and not requirement.marker.evaluate():
-        return True
+    try:
+        requirement = parse_requirement(text)
+        if not applies(requirement):
+            return True
+    except ValueError as error:
+        raise PackageError(f"[build-system] requires {one_line(text)!r}, which cannot be read: {error}") from None
     try:
         return requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
     except importlib.metadata.PackageNotFoundError:

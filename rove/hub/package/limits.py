@@ -35,3 +35,5 @@ DESCRIPTION = 500
 TAG = 32
 ITEMS = 200
 """How many authors, dependencies, metrics, tools, players, arguments there may be, of each."""
+PARENTHESES = 20
+"""Opening parentheses of a dependency: its parser calls itself for each."""

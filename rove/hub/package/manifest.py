@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from rove.errors import PackageError
 from rove.hub.package import limits
+from rove.hub.package.dependencies import parse_requirement, parse_specifiers
 from rove.hub.package.names import check_module, check_name, check_version
 
 SCHEMA = 1
@@ -224,14 +223,18 @@ def check_requirements(requires_python: str, dependencies: Iterable[str], whose:
         PackageError: one cannot be read, or names a URL or a path: it would run or fetch what nobody has checked.
     """
     try:
-        SpecifierSet(requires_python)
-    except InvalidSpecifier:
-        raise PackageError(f"{whose} requires Python {requires_python!r}; expected something like >=3.11") from None
+        parse_specifiers(requires_python)
+    except ValueError as error:
+        raise PackageError(
+            f"{whose} requires Python {one_line(requires_python)!r}; expected something like >=3.11 ({one_line(str(error))})"
+        ) from None
     for text in dependencies:
         try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
-            raise PackageError(f"{whose} has the dependency {text!r}, which cannot be read: {error}") from None
+            requirement = parse_requirement(text)
+        except ValueError as error:
+            raise PackageError(
+                f"{whose} has the dependency {one_line(text)!r}, which cannot be read: {error}"
+            ) from None
         if requirement.url:
             raise PackageError(
                 f"{whose} depends on {requirement.name} from {requirement.url}; name a version of it that an index has"

@@ -15,11 +15,26 @@ from rove.hub.package import limits
 RESERVED = frozenset({"simple", "static", "api", "index", "files"})
 """What a hub calls pages of its own; neither an owner nor an environment may be called so."""
 
-OURS = frozenset(
-    {"aiohttp", "click", "msgspec", "packaging", "pip", "rich", "rove", "setuptools", "simpleeval", "sitecustomize"}
-    | {"datasets", "numpy", "tomli_w", "torch", "transformers", "usercustomize", "uv", "verifiers"}
+_LIBRARIES = """
+    accelerate aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anthropic anyio attr attrs bm25s build
+    certifi cffi click cryptography datasets dateutil dill fastapi filelock frozenlist fsspec functorch gymnasium h11
+    hatchling hf_xet httpcore httpx huggingface_hub hypothesis idna jinja2 jsonschema jwt llguidance markdown_it markupsafe
+    math_verify matplotlib mcp mdurl mpmath msgspec multidict multipart multiprocess networkx numpy openai packaging pandas
+    pathspec peft pil playwright pluggy propcache psutil py pyarrow pycparser pydantic pydantic_core pygments pylab pyparsing
+    pyproject_hooks pytest python_multipart pytz ray reasoning_gym referencing regex requests rich rove rpds safetensors scipy
+    shellingham simpleeval six smolagents sniffio sse_starlette starlette sympy tensorboard textarena textual tokenizers
+    tomli tomli_w tomlkit torch torchgen tqdm trackio transformers triton trove_classifiers typer typing_extensions
+    typing_inspection tzdata urllib3 uvicorn verifiers vllm wandb websockets xxhash yaml yarl
+"""
+"""Modules of libraries that rove, its extras or most packages import."""
+_TOOLS = (
+    "conftest distutils easy_install imp pip pkg_resources setuptools sitecustomize usercustomize uv virtualenv wheel"
 )
-"""Modules that an environment must not bring, besides those of Python itself: it would stand in for them."""
+"""Modules that Python, packaging tools or pytest import by themselves."""
+_NAMESPACES = "azure backports google mpl_toolkits nvidia opentelemetry ruamel sphinxcontrib zope"
+"""Namespaces that several distributions share."""
+OURS = frozenset(f"{_LIBRARIES} {_TOOLS} {_NAMESPACES}".split())
+"""Modules that an environment must not bring, besides those of Python itself, in lower case: it would stand in for them."""
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -140,7 +155,7 @@ def check_module(module: str) -> str:
     """
     if not module.isascii() or not module.isidentifier() or len(module) > limits.NAME:
         raise ConfigError(f"{_short(module)} cannot be a module's name; expected letters, digits and '_'")
-    if module.lower() in OURS or module in sys.stdlib_module_names:
+    if module.lower() in OURS or module.lower() in {name.lower() for name in sys.stdlib_module_names}:
         raise ConfigError(f"a module '{module}' would hide the one that Python or rove needs; choose another name")
     return module
 

@@ -12,7 +12,7 @@ from rove.check.reading import Reading, read
 from rove.check.rules import OTHER_API, V1, generation
 from rove.config import convert
 from rove.errors import PackageError
-from rove.hub.package.archives import LOAD
+from rove.hub.package.contents import LOAD
 from rove.hub.package.manifest import ROVE, V0, Argument, Needs, one_line
 from rove.hub.package.unpacking import Members
 

@@ -25,6 +25,11 @@ from rove.hub.package import limits
 Members = dict[str, bytes]
 """The files of an archive, by path."""
 CHUNK = 1 << 16
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$", *(f"{d}{n}" for d in ("com", "lpt") for n in "0123456789¹²³")}
+)
+"""File names that Windows reads as devices, whatever suffix follows."""
+_NOT_ON_WINDOWS = frozenset('<>"|?*')
 _END = struct.Struct("<4s4H2LH")
 """The last record of a zip: signature, two disk numbers, two counts, size and place of the index, length of a comment."""
 _LOCATOR = 20
@@ -121,6 +126,8 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
             }
             what = kinds.get(info.type, f"an entry of type {info.type!r}")
             raise PackageError(f"{name}: {info.name!r} is {what}; only plain files and folders may be in it")
+        if not info.isdir() and info.name.endswith("/"):
+            raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, which is a folder")
         paths.append(info.name + "/" * info.isdir())
         if len(paths) > limits.FILES:
             raise PackageError(f"{name} has more than {limits.FILES:,} files")
@@ -172,6 +179,14 @@ def _path_fault(path: str) -> str:
         return "has characters that cannot be seen"
     if any(part != part.strip(" ") or part.endswith(".") for part in parts):
         return "has a part that begins or ends with a space, or ends with a dot, which some systems drop"
+    return _windows_fault(parts)
+
+
+def _windows_fault(parts: list[str]) -> str:
+    if any(part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts):
+        return "has a part that is the name of a device on Windows"
+    if any(_NOT_ON_WINDOWS & set(part) for part in parts):
+        return "has a character that Windows does not allow"
     return ""
 
 

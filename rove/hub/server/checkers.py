@@ -17,6 +17,7 @@ MEMORY = 1 << 30
 """What one check may take."""
 MOST = 2
 """At once: each can take a core."""
+TOO_MUCH = "this package cannot be checked: looking at it took too much time or memory"
 
 
 class Checkers:
@@ -42,9 +43,11 @@ class Checkers:
                 raise Refused(422, said) from error
             if error.type == ConfigError.__name__:
                 raise Refused(501, f"this hub cannot check it: {said}") from error
+            if error.type in (RecursionError.__name__, MemoryError.__name__):
+                raise Refused(422, TOO_MUCH) from error
             raise
         except WorkerError as error:
-            raise Refused(422, "this package cannot be checked: looking at it took too much time or memory") from error
+            raise Refused(422, TOO_MUCH) from error
         return msgspec.convert(kept, list[Kept])
 
     async def close(self) -> None:

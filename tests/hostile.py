@@ -32,6 +32,7 @@ REFUSED, MISSING, READ_ONLY = (
     "FileNotFoundError",
     "OSError: Read-only file system",
 )
+DENIED = "PermissionError: Permission denied"
 NUMBER_REFUSED = "runs: (-1, 'EPERM')"
 
 
@@ -110,6 +111,7 @@ MEMORY = [
     Snippet("allocates 10 GB", "bytearray(10 << 30)", "MemoryError", "limits"),
     Snippet("allocates 10 GB piece by piece", "a = []\nwhile True: a.append(bytearray(1 << 25))", "MemoryError", "limits", seconds=8),
     Snippet("four processes with 120 MB each", "import os, time\npids = []\nfor _ in range(4):\n    pid = os.fork()\n    if not pid:\n        a = b'x' * (120 << 20)\n        time.sleep(0.3)\n        os._exit(0)\n    pids.append(pid)\nany(os.waitpid(pid, 0)[1] == 9 for pid in pids)", "runs: True", "memory group", seconds=8),
+    Snippet("makes itself the last to be ended when memory runs out", "import os; os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1')", DENIED, "own user"),
     Snippet("anonymous file in memory", "import os; os.memfd_create('a')", REFUSED, "system calls"),
     Snippet("System V shared memory", called("shmget(0, 1 << 30, 0o1600)"), NUMBER_REFUSED, "system calls"),
     Snippet("gives itself more memory", "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "ValueError", "own user"),
@@ -162,6 +164,11 @@ KERNEL = [
     Snippet("turns reboot keys off", syscall(169, "0xfee1dead", "672274793", "0", "0"), NUMBER_REFUSED, "system calls"),
     Snippet("loads a BPF program", syscall(321, "5", "0", "0"), NUMBER_REFUSED, "system calls"),
     Snippet("io_uring", syscall(425, "8", "0"), NUMBER_REFUSED, "system calls"),
+    Snippet("takes the machine's asynchronous I/O", syscall(206, "65536", "ctypes.byref(ctypes.c_ulong())"), NUMBER_REFUSED, "system calls"),
+    Snippet("locks a file that all can read", "import fcntl; fcntl.flock(open('/bin/sh', 'rb'), fcntl.LOCK_EX)", REFUSED, "system calls"),
+    Snippet("leases a file that all can read", "import fcntl; fcntl.fcntl(open('/bin/sh', 'rb'), fcntl.F_SETLEASE, fcntl.F_RDLCK)", REFUSED, "system calls"),
+    Snippet("watches a file that all can read", called("inotify_init1(0)"), NUMBER_REFUSED, "system calls"),
+    Snippet("watches a folder that all can read", "import fcntl, os; fcntl.fcntl(os.open('/usr', os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS)", REFUSED, "system calls"),
     Snippet("keys of the kernel", syscall(250, "0", "-3", "1"), NUMBER_REFUSED, "system calls"),
     Snippet("sets the clock", "import time; time.clock_settime(time.CLOCK_REALTIME, 0)", REFUSED, "system calls"),
     Snippet("becomes root", "import os; os.setuid(0)", f"{REFUSED} or OSError: Invalid argument", "own user"),
@@ -220,12 +227,12 @@ WITHOUT = [
     (("network", "system calls"), "TCP to the host", "runs: nothing"),
     (("system calls",), "System V shared memory", "runs: (0, None)"),
     (("system calls",), "mounts", NUMBER_REFUSED),
+    (("system calls",), "locks a file that all can read", "runs: nothing"),
     (("memory group",), "four processes with 120 MB each", "runs: False"),
 ]
 """Features turned off, an attack that harms nobody even so, what becomes of it."""
 
 
-DENIED = "PermissionError: Permission denied"
 IN_CONTAINERS = {
     "fills the disk": "OSError: No space left on device or Python was ended by signal SIGKILL",
     "a million small files": f"OSError: No space left on device or {WALL}",

@@ -10,7 +10,7 @@ import pytest
 from commands import environment
 from fakes import tiny_model
 
-from rove.doctor.findings import FAIL, SKIP, Finding, failed
+from rove.doctor.findings import FAIL, SKIP, WARN, Finding, failed
 from rove.doctor.training import check_training
 from rove.train.rl import RLConfig
 
@@ -52,6 +52,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def found(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
     settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
     return {finding.name: finding async for finding in check_training(RLConfig(**settings), groups)}
+
+
+BOXED = """
+import rove as vf
+from rove.sandbox import LocalBackend
+
+def load_environment(without=(), unsafe=False):
+    backend = LocalBackend(without=without, unsafe=unsafe)
+    return vf.SandboxEnv(backend, dataset=[{"question": "q"}], rubric=vf.Rubric([lambda: 0.0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "seen", "advice"),
+    [
+        (
+            {"without": ["memory group"], "unsafe": True},
+            WARN,
+            "memory_bytes bounds each process by itself",
+            "run as root",
+        ),
+        ({"without": ["network"]}, FAIL, "code reaches whatever the machine reaches", "unsafe=True"),
+    ],
+)
+async def test_what_a_sandbox_lacks_is_found(folder: Path, args: Any, status: str, seen: str, advice: str):
+    environment(folder, "boxed", BOXED)
+    one = (await found(folder, 0, env="boxed", env_args=args))["sandbox"]
+    assert one.status == status and seen in one.seen and advice in one.advice
 
 
 async def test_all_of_it(folder: Path):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import errno
 import gc
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +32,7 @@ from rove.sandbox.cgroups import Groups
 from rove.sandbox.inside import seccomp
 from rove.sandbox.inside.clip import Clipped
 from rove.sandbox.inside.frames import read_frame, write_frame
+from rove.sandbox.inside.polling import readable
 from rove.sandbox.inside.repl import answer
 from rove.sandbox.parent import users
 
@@ -580,6 +586,79 @@ def test_filter_is_a_program_of_the_kernels_kind(machine: str) -> None:
     assert len(code) // 8 < 4096
     with pytest.raises(OSError, match="no table"):
         seccomp.program("sparc")
+
+
+async def test_sandboxes_start_in_a_process_with_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    held: list[int] = []
+    try:
+        while not held or held[-1] < 1100:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        async with LocalBackend(LIMITS, unsafe=True) as backend, await backend.open() as session:
+            assert (await session.run_python("6 * 7")).value == "42"
+            assert (await session.bash("echo here")).output == "here\n"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_that_are_ready() -> None:
+    reader, writer = os.pipe()
+    assert readable([reader], 0.0, [writer]) == {writer}
+    os.write(writer, b"x")
+    assert readable([reader], None, [writer]) == {reader, writer}
+    os.close(reader)
+    assert readable([], None, [writer]) == {writer}, "whose other end is closed"
+    os.close(writer)
+
+
+@pytest.mark.slow
+async def test_256_sandboxes_start_at_once() -> None:
+    """Without control groups requests come faster than the zygote reads them, and the socket to it is full."""
+    without = ["memory group", "pids group"]
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=256, without=without) as backend:
+        sessions = await asyncio.gather(*(backend.open() for _ in range(256)))
+        assert len(sessions) == 256
+
+
+async def test_a_start_waits_until_the_zygote_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is cancelled meanwhile gives its slot back."""
+    full = [True]
+
+    def send_fds(*words: Any) -> int:
+        if full[0]:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return send(*words)
+
+    send = socket.send_fds
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=2) as backend:
+        await backend.describe()
+        monkeypatch.setattr(socket, "send_fds", send_fds)
+        for cancelled in (True, True, False):
+            opening = asyncio.create_task(backend.open())
+            await asyncio.sleep(0.03)
+            assert not opening.done()
+            if cancelled:
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+        full[0] = False
+        session = await opening
+        assert (await session.run_python("6 * 7")).value == "42"
+        assert (await (await backend.open()).run_python("6 * 7")).value == "42"
+
+
+async def test_missing_control_groups_are_said_once_with_what_to_do() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        async with LocalBackend(LIMITS, unsafe=True, without=["memory group", "pids group"]) as backend:
+            for _ in range(3):
+                await (await backend.open()).close()
+    (said,) = [str(one.message) for one in caught if "sandboxes run without control groups" in str(one.message)]
+    assert "memory_bytes bounds each process by itself" in said
+    assert "processes are counted by the limit of the session's user only" in said
+    assert "run as root, or in a control group" in said
 
 
 def test_users_come_from_the_end_of_what_there_is(tmp_path: Path) -> None:

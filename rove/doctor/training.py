@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from rove.clients.scripted import ScriptedClient
-from rove.doctor.findings import FAIL, SKIP, Finding
+from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 from rove.doctor.machine import (
     Trial,
     check_disk,
@@ -34,6 +34,9 @@ from rove.protocols import Client, Sampling
 from rove.record_lines import encode_record
 from rove.records import RolloutRecord
 from rove.rollout import Job
+from rove.sandbox import LocalBackend
+from rove.sandbox.containment import ESSENTIAL
+from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
 from rove.train.lora import adapted
 from rove.train.playing import step_groups
@@ -73,6 +76,9 @@ async def check_training(
         env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
         for finding in check_environment(config, env):
             yield finding
+        sandbox = await check_sandbox(env)
+        if sandbox is not None:
+            yield sandbox
     except Exception as error:  # an environment is somebody's code
         yield Finding(FAIL, "environment", _said(error), "rove eval shows more")
         return
@@ -101,6 +107,18 @@ async def check_training(
             yield finding
     finally:
         await env.tear_down()
+
+
+async def check_sandbox(env: Environment) -> Finding | None:
+    """What this machine enforces of the sandboxes of an environment; None where it has none on this machine."""
+    backend = getattr(env, "backend", None)
+    if not isinstance(backend, LocalBackend):
+        return None
+    missing = (await backend.describe()).missing
+    if not missing:
+        return Finding(OK, "sandbox", "namespaces, control groups and a filter of system calls are in force")
+    refused = not backend.unsafe and any(line.split(":")[0] in ESSENTIAL for line in missing)
+    return Finding(FAIL if refused else WARN, "sandbox", "; ".join(missing), REMEDY if refused else CONTROL_GROUPS)
 
 
 async def _tried(

@@ -48,6 +48,9 @@ FEATURES = {
 ESSENTIAL = ("own user", "files", "processes", "network", "ipc", "system calls")
 """What a session takes; without one of them a backend refuses, unless told `unsafe`."""
 
+LIMITING = ("memory group", "pids group")
+"""What limits a session as a whole; without one of them a backend warns."""
+
 ALWAYS = (
     "a call is stopped after its wall time, with every process of its session",
     "limits of each process: memory, CPU time, size of a file, open files, no core dumps",

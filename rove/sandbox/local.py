@@ -7,13 +7,14 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rove.config import check_positive
 from rove.errors import ConfigError, SandboxError, nearest
 from rove.sandbox.backend import Description, SandboxLimits
-from rove.sandbox.containment import ESSENTIAL, FEATURES, describe
+from rove.sandbox.containment import ESSENTIAL, FEATURES, LIMITING, describe
 from rove.sandbox.parent import Parent, python_folders
 from rove.sandbox.session import Streams, SupervisedSession
 
@@ -97,6 +98,9 @@ class LocalBackend:
         if lacking and not self.unsafe:
             words = "\n".join(f"- {line}" for line in describe({name: missing[name] for name in lacking}).missing)
             raise ConfigError(f"this machine cannot contain code as it should:\n{words}\n{REMEDY}")
+        unlimited = {name: missing[name] for name in LIMITING if name in missing}
+        if unlimited:
+            warnings.warn(f"{unlimited_words(unlimited)}; {CONTROL_GROUPS}", stacklevel=2)
         return parent
 
     async def close(self) -> None:
@@ -140,6 +144,12 @@ class LocalBackend:
         return parent.missing | groups
 
 
+def unlimited_words(missing: Mapping[str, str]) -> str:
+    """Say that sessions have no limits as a whole, from those features of `LIMITING` that are missing, with the reasons."""
+    return f"sandboxes run without control groups on this machine: {'; '.join(describe(missing).missing)}"
+
+
+CONTROL_GROUPS = "run as root, or in a control group (version 2) that is delegated to this user, to have these limits"
 REMEDY = "run as root, where user namespaces are allowed, or pass unsafe=True and trust the code"
 ELSEWHERE = (
     "other systems have no namespaces and no filter of system calls, so that code could read your files, reach the network"

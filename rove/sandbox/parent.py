@@ -21,6 +21,8 @@ from rove.sandbox.cgroups import Groups
 START_SECONDS = 60.0
 """For the zygote, with all it imports."""
 END_SECONDS = 5.0
+RETRY_SECONDS = 0.01
+"""Until a message is sent again that did not fit into the socket to the zygote."""
 USERS_FROM, USERS = 1_000_000_000, 1_000_000_000
 """User ids that sessions get one of where rove runs as root: far from those that anybody has."""
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main(int(sys.argv[2]))"
@@ -42,6 +44,7 @@ class Parent:
         self.is_gone = False
         self._control, self._process, self._groups = control, process, groups
         self._room = asyncio.Semaphore(slots)
+        self._sending = asyncio.Lock()
         self._free = list(range(slots))
         self._first_user = users(slots)
         self._count = 0
@@ -98,22 +101,42 @@ class Parent:
         number = self._count
         self._slots[number] = slot
         self._ends[number] = self.loop.create_future()
+        user = None if self._first_user is None else self._first_user + slot
+        message = {"open": number, "uid": user, "limits": msgspec.to_builtins(limits)}
+        try:
+            async with (
+                self._sending
+            ):  # one at a time: files that wait to be sent count against this process's open files
+                return number, await self._send_open(msgspec.json.encode(message), slot, limits)
+        except BaseException as error:
+            self._ended(number, str(error))
+            if isinstance(error, OSError):
+                raise SandboxError(f"a sandbox could not be started: {error}") from error
+            raise
+
+    async def _send_open(self, message: bytes, slot: int, limits: SandboxLimits) -> socket.socket:
+        """Ask for a session; returns our end of its socket. Waits while the zygote has too many messages to read.
+
+        Raises:
+            OSError: control groups or files are refused, or the zygote is gone.
+        """
         ours, theirs = socket.socketpair()
         files = [theirs.fileno()]
         try:
             files += self._groups.enter(slot, limits)
-            user = None if self._first_user is None else self._first_user + slot
-            message = {"open": number, "uid": user, "limits": msgspec.to_builtins(limits)}
-            socket.send_fds(self._control, [msgspec.json.encode(message)], files)
-        except OSError as error:
+            while True:
+                try:
+                    socket.send_fds(self._control, [message], files)
+                    return ours
+                except BlockingIOError:
+                    await asyncio.sleep(RETRY_SECONDS)
+        except BaseException:
             ours.close()
-            self._ended(number, str(error))
-            raise SandboxError(f"a sandbox could not be started: {error}") from error
+            raise
         finally:
             theirs.close()
             for file in files[1:]:
                 os.close(file)
-        return number, ours
 
     def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
         """End every process of a session. What is returned is done when they are gone, with a reason where they never were.
@@ -130,7 +153,7 @@ class Parent:
                 if not hard:
                     self.loop.call_later(END_SECONDS, self.kill, number, True)
             except BlockingIOError:
-                self.loop.call_later(0.01, self.kill, number, hard)
+                self.loop.call_later(RETRY_SECONDS, self.kill, number, hard)
             except OSError:
                 self._lose()
         return end

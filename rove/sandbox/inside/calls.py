@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from .asking import ANSWER, ASKED, FAILED, REQUEST
 from .clip import Clipped
 from .frames import read_frame, write_frame
+from .polling import readable
 
 ASKING_SECONDS = 0.001
 """What a question to the host takes of the time of a call at least; how long the host takes beyond that does not count."""
@@ -110,11 +110,12 @@ class Call:
                     self._read_answer()
                 self.outcome = self.outcome or ("ended" if ended else "late")
                 break
-            ready, writable, _ = select.select(list(reading), [self.child.ours[1]] if self.question else [], [], left)
-            for fd in ready:
+            writing = [self.child.ours[1]] if self.question else []
+            ready = readable(list(reading), left, writing)
+            for fd in ready & reading.keys():
                 if not reading[fd]():
                     del reading[fd]
-            if writable:
+            if ready.intersection(writing):
                 self._write()
         self._drain()
 
@@ -125,7 +126,7 @@ class Call:
         write_frame(answers, {"asked": self.asked, "left": max(0.0, self.deadline - began)})
         self.asked = None
         read_answer = reading.pop(self.child.ours[2])  # one question at a time
-        while requests not in (ready := select.select([requests, *reading], [], [])[0]):
+        while requests not in (ready := readable([requests, *reading])):
             for fd in ready:
                 if not reading[fd]():
                     del reading[fd]

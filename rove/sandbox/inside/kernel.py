@@ -71,12 +71,15 @@ def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
     _checked(libc.prctl(option, *full), f"prctl({option})")
 
 
-def go_first(score: str) -> None:
-    """Where the machine runs out of memory: more than 0 ends this process before others, less after them. Children likewise."""
+def set_oom_score(score: int) -> None:
+    """Set how early the kernel ends this process and its children when memory runs out (-1000 to 1000; higher is earlier).
+
+    With CAP_SYS_RESOURCE this is also the least that they can set later without it.
+    """
     with contextlib.suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, score.encode())
+            os.write(fd, str(score).encode())
         finally:
             os.close(fd)
 

@@ -2,7 +2,8 @@
 
 It is a list of what is refused, not of what is allowed: libraries that nobody here has seen have to run. What it takes
 away is what reaches beyond the process (other processes' memory, mounts, namespaces, the clock, the kernel itself), the
-network, and memory that no limit counts (anonymous files, System V and POSIX queues and segments).
+network, memory that no limit counts (anonymous files, System V and POSIX queues and segments), and what sessions and the
+host would share through files that all can read: locks, leases, watches, and the machine's asynchronous I/O.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "flock": (73, 32),
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
     "swapon": (167, 224),
@@ -54,6 +58,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    "io_setup": (206, 0),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -95,8 +100,12 @@ NAMESPACES = 0x7E020080
 """Flags of clone(2) that ask for new namespaces."""
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+FCNTL = (72, 25)
+SHARED_FCNTL = (1024, 1026)
+"""F_SETLEASE, F_NOTIFY: commands of fcntl(2) that reach others through a file that all can read."""
+
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 X32 = 0x40000000
 
 
@@ -132,6 +141,12 @@ def program(machine: str) -> bytes:
         (EQUAL, 0, 3, CLONE[column]),
         (LOAD, 0, 0, FIRST_ARGUMENT),
         (ANY_BIT, 0, 1, NAMESPACES),
+        (RETURN, 0, 0, REFUSE | errno.EPERM),
+        (LOAD, 0, 0, NUMBER),
+        (EQUAL, 0, 4, FCNTL[column]),
+        (LOAD, 0, 0, SECOND_ARGUMENT),
+        (EQUAL, 1, 0, SHARED_FCNTL[0]),
+        (EQUAL, 0, 1, SHARED_FCNTL[1]),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
         (RETURN, 0, 0, ALLOW),
     ]

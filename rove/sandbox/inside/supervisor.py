@@ -257,7 +257,7 @@ def restrict(limits: dict[str, Any]) -> None:
         more = 1 if kind == resource.RLIMIT_CPU and most != hard else 0
         resource.setrlimit(kind, (most, most + more))
     kernel.prctl(kernel.SET_DUMPABLE, 1)
-    kernel.go_first("500")
+    kernel.set_oom_score(500)
 
 
 def _lives(group: int) -> bool:

@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -26,6 +25,7 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .frames import write_frame
+from .polling import readable
 from .room import FOLDER, Room
 from .supervisor import Supervisor
 
@@ -82,12 +82,12 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
         while True:
-            ready, _, _ = select.select([self.host, wake], [], [])
+            ready = readable([self.host.fileno(), wake])
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
                 self._reap()
-            if self.host in ready:
+            if self.host.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self.host, 1 << 16, 8)
                 if not data:
                     break
@@ -127,7 +127,7 @@ class Zygote:
                 os.close(group)
             os.setsid()
             kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
-            kernel.go_first("-500")  # what it starts takes that back for itself
+            kernel.set_oom_score(0)  # as root also the least that this process and its children can set
             self.room.furnish(limits, uid)
             self.room.lock(uid)
             alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)

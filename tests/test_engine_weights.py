@@ -62,6 +62,26 @@ async def test_weights_of_another_model_are_refused_and_change_nothing():
     assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters())
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+async def test_a_tied_model_takes_the_state_dict_of_another(arch: str):
+    loaded, other = tiny_model(arch, seed=1), tiny_model(arch, seed=2)
+    weights = other.model.state_dict()
+    assert "lm_head.weight" in weights and "lm_head.weight" not in dict(other.model.named_parameters())
+    engine = engine_of(loaded)
+    engine.update_weights(1, {name: weight.clone() for name, weight in weights.items()})
+    assert_same(await engine.generate([5, 6], Sampling(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
+    engine.update_weights(2, weights)
+
+
+@pytest.mark.parametrize("head", [torch.zeros(320, 32), torch.zeros(1)])
+async def test_a_tied_model_refuses_another_output_matrix_and_changes_nothing(head: torch.Tensor):
+    loaded = tiny_model()
+    before = {name: p.clone() for name, p in loaded.model.named_parameters()}
+    with pytest.raises(ConfigError, match=r"'lm_head.weight' and 'model.embed_tokens.weight' differ"):
+        engine_of(loaded).update_weights(1, {**tiny_model(seed=2).model.state_dict(), "lm_head.weight": head})
+    assert all(torch.equal(p, before[name]) for name, p in loaded.model.named_parameters())
+
+
 async def test_weights_come_from_a_checkpoint_too(tmp_path: Path):
     loaded, other = tiny_model(seed=1), tiny_model(seed=2)
     other.save(tmp_path)

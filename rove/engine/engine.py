@@ -186,8 +186,8 @@ class Engine:
 
         Args:
             version: written on every token sampled from now on.
-            weights: parameter name → tensor, or a checkpoint's folder; copied in place. None when they were changed in place
-                already.
+            weights: parameter name → tensor (a `state_dict()` of a tied model, too), or a checkpoint's folder; copied in
+                place. None when they were changed in place already.
 
         Raises:
             ConfigError: names or shapes do not match the model's, or requests are under way and the engine is not to take

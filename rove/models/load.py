@@ -230,10 +230,13 @@ def switch_off(model: Any) -> None:
 def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy parameter name → tensor into a model's own parameters: into all, or into those alone that are `trained`.
 
+    A tied parameter may come under each of its names, as in a `state_dict()`, if the tensors are equal.
+
     Raises:
-        ConfigError: names or shapes do not match; nothing was copied then.
+        ConfigError: names or shapes do not match, or tensors of a tied parameter differ; nothing was copied then.
     """
     parameters = dict(model.named_parameters())
+    weights = _without_tied(model, weights)
     if weights.keys() == trained(model).keys():
         parameters = {name: parameters[name] for name in weights}
     if parameters.keys() != weights.keys():
@@ -244,6 +247,28 @@ def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+
+
+def _without_tied(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights without further names of tied parameters, such as `lm_head.weight` beside the embeddings.
+
+    Raises:
+        ConfigError: the tensors of a tied parameter differ.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    tied = {name: names[id(parameter)] for name, parameter in every if names[id(parameter)] != name}
+    for name, first in tied.items():
+        if name in weights and first in weights and not _are_equal(weights[name], weights[first]):
+            raise ConfigError(
+                f"weights '{name}' and '{first}' differ, but the model ties them: expected equal tensors; leave '{name}' out, "
+                "or load a model with tie_word_embeddings=False"
+            )
+    return {name: weight for name, weight in weights.items() if tied.get(name) not in weights}
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or (a.shape == b.shape and torch.equal(a, b.to(a)))
 
 
 def load_for_sampling(path: str | Path, trust_remote_code: bool = False) -> LoadedModel:

@@ -26,8 +26,8 @@ def test_files_and_functions_stay_readable() -> None:
     too_long = []
     for file in MODULES:
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
-        if text.count("\n") > 400:
-            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most 400")
+        if text.count("\n") > 600:
+            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most 600")
         for node in functions(ast.parse(text)):
             if (node.end_lineno or 0) - node.lineno >= 65:
                 too_long.append(f"{name}:{node.lineno}: {node.name} has 65 lines or more")
@@ -49,7 +49,7 @@ def test_every_module_has_a_test_file() -> None:
     tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
     for file in MODULES:
         parts = file.relative_to(ROOT / "rove").with_suffix("").parts
-        if parts[-1] == "__init__" or parts[0] in ("cli", "protocols"):
+        if parts[-1] in ("__init__", "__main__") or parts[0] in ("cli", "protocols"):
             continue
         names = {parts[-1], "_".join(parts), parts[0]}
         assert names & tested, f"no test file for {file}"

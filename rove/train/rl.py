@@ -312,9 +312,7 @@ async def train_rl(
     on_progress: OnProgress = ignore,
     ranks: Ranks = ALONE,
 ) -> Path:
-    """Train `loaded` in `env`, continuing at the run's last checkpoint if it has one.
-
-    The weights that are saved in the end are the last ones, or the best by `keep_best`.
+    """Train `loaded` in `env`, resuming at the run's last checkpoint; save the last weights, or the best by `keep_best`.
 
     Args:
         config: settings.
@@ -334,8 +332,8 @@ async def train_rl(
     loaded = adapted(config, loaded)
     team = Team(ranks, Learner(config, config.objective, loaded, ranks, on_progress))
     pipeline = Pipeline(config, env, loaded, team, run, on_progress)
-    places = (config.env_dir, config.seed, config.isolation)
-    held_out = HeldOut(config.evaluation, pipeline.client, run, *places, on_progress)
+    options = (config.env_dir, config.seed, config.isolation, on_progress)
+    held_out = HeldOut(config.evaluation, pipeline.client, run, *options)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)

@@ -21,11 +21,12 @@ The folder may come from a stranger: only regular files are opened, never throug
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import tomli_w
@@ -38,6 +39,7 @@ from rove.files import (
     heal,
     open_regular,
     put_in_place,
+    read_regular,
     recover_folders,
     remove,
     write_whole,
@@ -45,6 +47,7 @@ from rove.files import (
 from rove.record_lines import decode_outcome, decode_place, decode_record, encode_record
 from rove.records import Outcome, RolloutRecord, Usage
 from rove.run_files import RunFiles
+from rove.run_schema import decoded, decoded_row
 from rove.unfinished import NO_RESULTS, end_early
 from rove.versions import versions_here
 
@@ -99,9 +102,9 @@ def in_one_piece(lines: Sequence[Line]) -> bool:
 class Progress(msgspec.Struct, frozen=True):
     """How far a training run had come at a checkpoint; resuming cuts both files back to these sizes."""
 
-    step: int
-    rollouts_bytes: int
-    metrics_bytes: int
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
     state: dict[str, Any] = {}
 
 
@@ -343,29 +346,42 @@ class Run(RunFiles):
         return Progress(step, rollouts, metrics, dict(state))
 
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
-        """The newest checkpoint that training can be resumed from."""
-        folder = self.path / "checkpoints"
-        found = [p for p in folder.glob("*") if p.name.isdigit() and (p / "progress.json").exists()]
-        if not found:
-            return None
-        newest = max(found, key=lambda p: int(p.name))
-        return newest, msgspec.json.decode((newest / "progress.json").read_bytes(), type=Progress)
+        """The newest checkpoint that training can be resumed from.
+
+        Raises:
+            RunError: see `progress_of`.
+        """
+        newest = next((path for path in self.checkpoints() if (path / "progress.json").exists()), None)
+        return None if newest is None else (newest, self.progress_of(newest))
+
+    def checkpoints(self) -> list[Path]:
+        """The numbered checkpoints, the newest first."""
+        found = [path for path in (self.path / "checkpoints").glob("*") if path.name.isdecimal()]
+        return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+    def progress_of(self, checkpoint: Path) -> Progress:
+        """How far the run had come at a checkpoint.
+
+        Raises:
+            RunError: progress.json is missing or damaged.
+        """
+        file = checkpoint / "progress.json"
+        if not file.exists():
+            raise RunError(f"{file.name} is missing")
+        return msgspec.convert(decoded(file, read_regular(file), Progress), Progress)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all numbered checkpoints but the `keep` newest."""
-        folder = self.path / "checkpoints"
-        numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
-        for path in numbered[: max(0, len(numbered) - keep)]:
+        for path in self.checkpoints()[keep:]:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
         """Drop the rollouts, metrics, alarms, tokens and evaluations newer than `progress` (all of them when None)."""
         step = progress.step if progress is not None else 0
-        if alarms := self.alarms():
-            left = [msgspec.json.encode(alarm) + b"\n" for alarm in alarms if alarm["step"] <= step]
-            self.write_bytes("alarms.jsonl", b"".join(left))
+        if alarms := list(self.lines_of("alarms.jsonl")):
+            self.write_bytes("alarms.jsonl", b"".join(line + b"\n" for line in alarms if _step_of(line) <= step))
         for path in [*self.path.glob("evaluations/*/*"), *self.path.glob("tokens/*.json")]:
-            if path.stem.isdigit() and int(path.stem) > step:
+            if path.stem.isdecimal() and int(path.stem) > step:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
@@ -377,3 +393,11 @@ class Run(RunFiles):
             file = self.path / name
             if file.exists() and file.stat().st_size > size:
                 os.truncate(file, size)
+
+
+def _step_of(line: bytes) -> float:
+    """The step of an alarm; infinite where the line is damaged."""
+    try:
+        return decoded_row(line).get("step", math.inf)
+    except RunError:
+        return math.inf

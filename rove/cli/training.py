@@ -48,6 +48,7 @@ def begin(
         warnings: of a run that begins, told where it does.
     """
     from rove.models.load import check_model, load_model
+    from rove.train.recovery import recover
 
     check_model(config.model)  # before there is a run folder
     run.resume_command = (
@@ -60,6 +61,7 @@ def begin(
         console.print(f"{run.path} is complete; --fresh to train again")
         ranks.agree(False)
         return None
+    print_warnings(console, recover(run))
     last = run.last_checkpoint()
     if last is not None:
         console.print(f"continuing {run.path} after step {last[1].step}")

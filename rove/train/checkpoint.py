@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rove.errors import RunError
@@ -18,6 +20,8 @@ from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, shar
 from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
+ERROR_CHARACTERS = 200
+"""Length limit of what another library says of a file that it cannot read."""
 
 
 def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
@@ -44,19 +48,43 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     if (path / FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
         return
-    if not (path / STATE).exists():
-        raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
+    state = read_state(path, loaded.model.device)
     restore_weights(path, loaded)
-    state = torch.load(path / STATE, map_location=loaded.model.device, weights_only=True)
     if reference is not None and "reference" not in state:
         raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
     if is_sharded(trainer.model):
         share_out(trained(loaded.model), trainer.model)
         share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
     else:
-        trainer.optimizer.load_state_dict(state["optimizer"])
+        try:
+            trainer.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path / STATE} is of another optimizer: {type(error).__name__}: {error}") from error
     if reference is not None:
         (share_out if is_sharded(reference) else _copy)(state["reference"], reference)
+
+
+def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
+    """Read what a checkpoint has beside the weights; code in the file is never run.
+
+    Args:
+        path: of the checkpoint.
+        device: where its tensors are put.
+        mmap: map the tensors into memory instead of reading them; for "cpu".
+
+    Raises:
+        RunError: it is missing, damaged, or holds something other than tensors and plain values.
+    """
+    if not (path / STATE).exists():
+        raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
+    try:
+        state = torch.load(path / STATE, map_location=device, weights_only=True, mmap=mmap)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
+        why = str(error).splitlines()[:1] or [type(error).__name__]
+        raise RunError(f"{STATE} cannot be read ({why[0][:ERROR_CHARACTERS]})") from error
+    if not isinstance(state, dict) or "optimizer" not in state:
+        raise RunError(f"{STATE} has no state of an optimizer")
+    return state
 
 
 def _copy(weights: Mapping[str, torch.Tensor], model: Any) -> None:
@@ -67,11 +95,14 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     """Copy a checkpoint's weights into the model in place.
 
     Raises:
-        RunError: they are another model's.
+        RunError: they are another model's, or a file is damaged.
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
-        weights.update(load_file(file, device=str(loaded.model.device)))
+        try:
+            weights.update(load_file(file, device=str(loaded.model.device)))
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{file} cannot be read ({error})") from error
     own = loaded.tensors()
     written = {own[name].data_ptr() for name in weights if name in own}  # of tied weights the file holds one
     wrong = [name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in written]

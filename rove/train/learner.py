@@ -5,6 +5,7 @@ Where several train it, each has a learner of its own, and all are told the same
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ from rove.train.lora import dropping
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.ranks import ALONE, Ranks, Team
+from rove.train.recovery import recover
 from rove.train.samples import Sample
 from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
@@ -30,6 +32,8 @@ from rove.trained_tokens import TrainedRollout
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
     from rove.train.sft import SFTConfig
+
+logger = logging.getLogger(__name__)
 
 AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
 """Measures of how far sampler and trainer are apart."""
@@ -158,11 +162,13 @@ class Learner:
 
 
 def resume(team: Team, run: Run) -> int:
-    """Put everything back to where the run's last checkpoint was; how many steps that is, 0 where there is none.
+    """Put everything back to where the run's last intact checkpoint was; how many steps that is, 0 where there is none.
 
     Raises:
-        RunError: see `Learner.restore`.
+        RunError: see `recover` and `Learner.restore`.
     """
+    for line in recover(run):
+        logger.warning(line)
     last = run.last_checkpoint()
     if last is not None:
         team.do("restore", last[0])

@@ -7,11 +7,11 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any, Protocol, TypedDict
 
 from rove.errors import ConfigError, nearest
+from rove.files import read_regular
+from rove.run_schema import decoded
 from rove.runs import Run
 
 PROJECT = "rove"
@@ -141,4 +141,8 @@ def _id(run: Run) -> str:
     file = run.path / FILE
     if not file.exists():
         run.write_json(FILE, {"id": uuid.uuid4().hex[:8]})
-    return msgspec.json.decode(file.read_bytes())["id"]
+    return decoded(file, read_regular(file), _Kept)["id"]
+
+
+class _Kept(TypedDict):
+    id: str

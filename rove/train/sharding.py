@@ -6,12 +6,16 @@ it is computed, and its gradients summed after that.
 
 from __future__ import annotations
 
+import io
+import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -23,12 +27,34 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rove.errors import RunError
+from rove.files import open_regular
 from rove.models.load import trained
 from rove.models.recompute import layers_of
 from rove.train.ranks import Ranks
 
 FOLDER = "shards"
 """Where a checkpoint has its parts."""
+METADATA = ".metadata"
+"""The file there that says which part is where, a pickle."""
+METADATA_NAMES: Mapping[str, Sequence[str]] = {
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "pathlib._local": ("PosixPath", "WindowsPath"),  # Python 3.13
+}
+"""Module → what that pickle may name."""
 
 
 def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
@@ -103,11 +129,61 @@ def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) 
 
 
 def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
-    """Put back what any number of processes has written, into a model in any number of parts, or a whole one."""
+    """Put back what any number of processes has written, into a model in any number of parts, or a whole one.
+
+    Raises:
+        RunError: a file is damaged, holds code, or is of another model.
+    """
+    check_shards(path)
     state = _state(model, optimizer, reference)
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
-    load(state, checkpoint_id=path / FOLDER, no_dist=not is_sharded(model))
+    try:
+        load(state, checkpoint_id=path / FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
+    except CheckpointException as error:  # in every process alike
+        why = "; ".join(str(one[0]).splitlines()[0] for one in error.failures.values())
+        raise RunError(f"{path / FOLDER} cannot be read: {why}") from error
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+class _PlainPlanner(DefaultLoadPlanner):
+    """Reads plain values, which PyTorch reads with `weights_only=False`, only after they were read without running code."""
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads the metadata of a checkpoint in parts, and refuses every class and function that it does not need."""
+
+    def find_class(self, module_name: str, name: str, /) -> Any:
+        is_dtype = module_name == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in METADATA_NAMES.get(module_name, ()):
+            raise pickle.UnpicklingError(f"{module_name}.{name} does not belong into a checkpoint")
+        return super().find_class(module_name, name)
+
+
+def check_shards(path: Path) -> None:
+    """Refuse a checkpoint in parts whose files are missing, cut off or hold code.
+
+    Raises:
+        RunError: which file, and why.
+    """
+    folder = path / FOLDER
+    try:
+        with open_regular(folder / METADATA) as stream:
+            found = _PlainUnpickler(stream).load()
+        ends: dict[str, int] = {}
+        for part in found.storage_data.values():
+            ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise RunError(f"{FOLDER}/{METADATA} cannot be read ({error})") from error
+    for name, end in ends.items():
+        file = folder / name
+        size = file.stat().st_size if Path(name).name == name and file.is_file() and not file.is_symlink() else 0
+        if size < end:
+            raise RunError(f"{FOLDER}/{name} has {size:,} bytes; expected {end:,}")
 
 
 def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:

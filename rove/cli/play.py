@@ -282,13 +282,8 @@ def command(
             "--isolated and from its folder (--env-dir) or installed with pip"
         )
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    client_of = partial(
-        make_client,
-        env=env,
-        base_url=base_url,
-        api_key_var=api_key_var,
-        trust_remote_code=bool(trust_remote_code),
-    )
+    trusted = {"trust_remote_code": bool(trust_remote_code)}
+    client_of = partial(make_client, env=env, base_url=base_url, api_key_var=api_key_var, **trusted)
     if model is None and watch:
         raise ConfigError("--watch needs a model to watch: -m MODEL")
     if cases is not None:

@@ -104,17 +104,6 @@ def test_help_lists_the_commands(rove: Rove):
         assert "Usage: rove " + name in rove(name, "--help").out
 
 
-@pytest.mark.broad
-def test_rove_runs_as_a_module():
-    for words, status, said in (
-        (["--version"], 0, "rove "),
-        (["eval", "--no-such", "1"], 2, "unknown setting 'no_such'"),
-    ):
-        done = subprocess.run([sys.executable, "-m", "rove", *words], capture_output=True, text=True, timeout=60)
-        assert done.returncode == status
-        assert said in done.stdout + done.stderr
-
-
 def test_version(rove: Rove):
     assert rove("--version").out == "rove 0.1.0\n"
 

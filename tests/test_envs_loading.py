@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 import rove as vf
-from rove.envs.loading import environment_defaults, environment_file, example_environments, load_environment
+from rove.envs.loading import (
+    environment_defaults,
+    environment_file,
+    environment_module,
+    example_environments,
+    load_environment,
+)
 from rove.errors import ConfigError
 
 MODULE = """
@@ -315,3 +321,16 @@ def test_an_entry_point_without_its_module_is_told(workplace):
         load_environment("toy")
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         load_environment("tooy")
+
+
+def test_an_environment_may_be_called_like_a_module_of_the_standard_library(tmp_path: Path) -> None:
+    import math
+
+    source = "import math\nimport rove\n\ndef load_environment():\n    assert math.ceil(0.5) == 1\n"
+    source += "    return rove.SingleTurnEnv(dataset=[{'question': '?', 'answer': ''}], rubric=rove.Rubric())\n"
+    (tmp_path / "math.py").write_text(source)
+    assert load_environment("math", tmp_path).env_id == "math"
+    assert environment_module("math", tmp_path).__name__ == "math_environment"
+    assert sys.modules["math"] is math
+    with pytest.raises(ConfigError, match="no environment 'random'"):
+        load_environment("random", tmp_path)

@@ -58,6 +58,19 @@ def test_people_get_the_verdict_the_numbers_and_what_differs(rove: Rove):
     assert max(map(len, said)) <= 100
 
 
+def test_markdown_is_all_that_is_printed(rove: Rove):
+    keep("old", [record(i, 0.0) for i in range(20)])
+    keep("new", [record(i, float(i > 4)) for i in range(20)], temperature="@all\n|")
+    done = rove("compare", "old", "new", "--markdown")
+    assert done.status == 0
+    said = done.out.splitlines()
+    assert said[0].startswith("**new is better than old")
+    assert said[2] == "| value | `old` | `new` | difference | ± 95 % |  |"
+    assert [line for line in said if line.startswith("- `temperature`: `0.0` → `")]
+    done = rove("compare", "old", "new", "--markdown", "--json")
+    assert done.status == 2 and "--json and --markdown were given" in done.err
+
+
 def test_no_difference_says_how_to_get_one(rove: Rove):
     keep("a", [record(i, i % 2) for i in range(10)])
     keep("b", [record(i, i % 3 / 2) for i in range(10)])

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
-from rove.errors import RunError
+from rove.errors import ConfigError, RunError
 from rove.records import Outcome
 from rove.runs import Run
 from rove.statistics import Comparison, compare
+from rove.viewer.markdown import comparison_markdown
 from rove.viewer.tables import comparison_table, movers_table
 
 
@@ -91,13 +92,16 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
 @click.argument("run_b")
 @click.option("--value", default="reward", show_default=True, help="The reward, a reward function or a metric.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(run_a: str, run_b: str, value: str, as_json: bool) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
+def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool) -> None:
     """Say whether RUN_B is better than RUN_A, both run folders, example by example.
 
     Only examples that both runs have scored count; the interval is of the difference between the runs. Of a rollout that
     was repeated the last one counts, of one that failed none.
     """
-    console = console_for(as_json)
+    if as_json and as_markdown:
+        raise ConfigError("--json and --markdown were given; choose one of them")
+    console = console_for(as_json or as_markdown)
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
     (settings_a, a), (settings_b, b) = read_run(run_a), read_run(run_b)
     comparison = compare(a, b, value, names=run_names(run_a, run_b))
@@ -105,7 +109,10 @@ def command(run_a: str, run_b: str, value: str, as_json: bool) -> None:
     if as_json:
         print_json({**msgspec.to_builtins(comparison), "runs": [run_a, run_b], "settings": settings})
         return
-    print_comparison(comparison, settings, console)
+    if as_markdown:
+        click.echo(comparison_markdown(comparison, settings), nl=False)
+    else:
+        print_comparison(comparison, settings, console)
     kinds = {settings_a["kind"], settings_b["kind"]}
     if "rl" in kinds:
         console.print("rollouts of RL are of a model that changes while it runs: compare evaluations instead")

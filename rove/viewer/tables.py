@@ -153,14 +153,14 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_column("± 95 %", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in (comparison.main, *comparison.others):
-        table.add_row(
-            one.name, number(one.a), number(one.b), signed(one.difference), number(one.half_width), _told(one)
-        )
+        table.add_row(*comparison_row(one))
     return table
 
 
-def _told(one: Difference) -> str:
-    return {1: "higher", 0: "", -1: "lower"}[one.direction]
+def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
+    """Name, both means, difference, half-width and direction ("higher", "lower" or "") of a value of two runs."""
+    direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
+    return one.name, number(one.a), number(one.b), signed(one.difference), number(one.half_width), direction
 
 
 def signed(value: float | None) -> str:

@@ -33,6 +33,7 @@ async def run_groups(
     step: int | None = None,
     seats: SeatClients | None = None,
     keep: Callable[[RolloutRecord], None] = lambda record: None,
+    for_training: bool = False,
 ) -> AsyncGenerator[RolloutRecord, None]:
     """Run every job of every group and yield each record as soon as it is final.
 
@@ -50,6 +51,8 @@ async def run_groups(
         seats: who answers in other seats instead of whom the environment asks there itself.
         keep: called with each record the moment it is final, the siblings of a group one right after the other;
             records that nobody takes from the generator any more are kept all the same.
+        for_training: fail rollouts whose agent samples with parameters that the loss does not know; see
+            `rove.rollout.check_trainable`.
 
     Raises:
         RolloutError: a rollout failed and `fail_fast` is set.
@@ -60,7 +63,7 @@ async def run_groups(
     scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
 
     async def play(unit: _Unit, position: int, place: _Place) -> None:
-        turn = make_turn(client, model, sampling, allowance, place.give_up)
+        turn = make_turn(client, model, sampling, allowance, place.give_up, for_training)
         state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, seats)
         async with scoring:
             records = await unit.add(position, env, state, sampling.temperature, step)

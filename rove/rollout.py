@@ -17,6 +17,7 @@ from rove.digest import derive_seed
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.errors import (
+    ConfigError,
     Error,
     InfraError,
     LimitReachedError,
@@ -151,14 +152,63 @@ def over(sampling: Sampling, asked: Sampling) -> Sampling:
     return msgspec.structs.replace(sampling, **given)
 
 
+_OFF: dict[str, tuple[Any, ...]] = {
+    "temperature": (None,),
+    "top_p": (None, 1),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "min_tokens": (None, 0),
+    "response_format": (None,),
+    "structured_outputs": (None,),
+    "extra": ({},),
+}
+"""Sampling parameters that change the distribution of the tokens, and the values with which each does not."""
+
+
+def check_trainable(sampling: Sampling, asked: Sampling) -> None:
+    """Refuse sampling parameters of an agent that change the distribution of the tokens that are trained.
+
+    Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
+    wrong importance ratios.
+
+    Args:
+        sampling: parameters of the run.
+        asked: those that a request is to be sampled with.
+
+    Raises:
+        ConfigError: they differ in a parameter other than those that end an answer, such as `max_tokens` and `stop`.
+    """
+    for name, off in _OFF.items():
+        own, given = getattr(sampling, name), getattr(asked, name)
+        if given != own and not (given in off and own in off):
+            raise ConfigError(
+                f"the agent asks for {name} = {given!r}, but this training run samples with {name} = {own!r} and computes "
+                f"log-probabilities with it: remove '{name}' from agent_sampling of the environment, or let the agent send "
+                "the value of the run"
+            )
+
+
 def make_turn(
     client: Client,
     model: str,
     sampling: Sampling,
     allowance: Allowance = Allowance(),  # noqa: B008  frozen
     on_request: Callable[[], None] = lambda: None,
+    for_training: bool = False,
 ) -> Turn:
-    """The function an environment calls for every model turn; `on_request` is called before each."""
+    """Make the function that an environment calls for every model turn.
+
+    Args:
+        client, model: what answers.
+        sampling: parameters of the run.
+        allowance: what the rollout may use.
+        on_request: called before each request.
+        for_training: refuse what `check_trainable` refuses.
+    """
 
     own = model
 
@@ -173,16 +223,19 @@ def make_turn(
     ) -> Message:
         shown = state.get("tools")
         if seat is not None:
-            how = sampling if sampling_args is None else sampling_args
+            args = sampling if sampling_args is None else sampling_args
             tools = shown if asked is None else asked.tools
-            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=how, tools=tools)
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=args, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, state.get("conversations"), turns.under_way)
+        how = sampling if asked is None else over(sampling, asked.sampling)
+        if for_training:
+            check_trainable(sampling, how)
         before, known = _continued(trajectory, messages)
         request = Request(
             messages=[*known, *messages[len(known) :]],
-            sampling=sampling if asked is None else over(sampling, asked.sampling),
+            sampling=how,
             model=own,
             tools=shown if asked is None else asked.tools,
             previous=before.tokens if before else None,

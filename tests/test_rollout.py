@@ -13,6 +13,7 @@ from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 
 import rove as vf
 from rove.digest import derive_seed
+from rove.errors import ConfigError
 from rove.groups import RolloutError, run_groups
 from rove.protocols import Request, Response, Sampling
 from rove.record_lines import encode_record
@@ -646,3 +647,33 @@ async def test_what_an_agent_asks_with_goes_over_the_run():
     ]
     assert [step.tools for step in state["trajectory"]] == [None, []]
     assert [request.tools for request in client.asked] == [tools, None]
+
+
+async def test_training_refuses_what_changes_the_distribution_and_nothing_else():
+    client, state = Counted(), rollout_state()
+    turn = make_turn(client, "", Sampling(temperature=1.0, max_tokens=5), for_training=True)
+    same = Sampling(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
+    await turn(state, [user("a")], asked=Request([], same))
+    refused = [
+        {"temperature": 0.2},
+        {"temperature": 0.0},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {3: -100.0}},
+        {"min_tokens": 4},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"extra": {"typical_p": 0.9}},
+    ]
+    for asked in refused:
+        [name] = asked
+        with pytest.raises(ConfigError, match=f"the agent asks for {name} = .*remove '{name}' from agent_sampling"):
+            await turn(state, [user("a")], asked=Request([], Sampling(**asked)))
+    assert len(client.asked) == len(state["trajectory"]) == 1
+    assert set(Sampling.__struct_fields__) - {name for asked in refused for name in asked} == {
+        *("max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
+    }  # a new parameter has to be sorted into one of the two

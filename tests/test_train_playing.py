@@ -4,13 +4,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from fakes import record_of
 from test_train_rl import Killed, letters, metrics_of, rollouts_of, settings, train, weights_of
 
 import rove as vf
-from rove.errors import ConfigError
+from rove.errors import ConfigError, RunError
 from rove.records import Scores
+from rove.server.proxy import Access
 from rove.train.playing import rollout_metrics
 
 LEVELS = [3, 1, 2, 0] * 4
@@ -72,6 +74,26 @@ def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
     train(tmp_path, settings(steps=1, resample_zero_spread=2), env)
     [m] = metrics_of(tmp_path)
     assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps: int):
+    async def agent(access: Access, state: vf.State) -> None:
+        async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as sdk:
+            await sdk.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "say"}], temperature=0.25
+            )
+
+    rubric = vf.Rubric([letters])
+    rows = [{"question": f"say {n}"} for n in range(4)]
+    own = vf.AgentEnv(agent, dataset=rows, rubric=rubric, agent_sampling=["temperature"])
+    with pytest.raises(RunError, match=r"the agent asks for temperature = 0.25, .* samples with temperature = 1.0"):
+        train(tmp_path / "own", settings(steps=1, max_off_policy_steps=steps), own)
+    train(
+        tmp_path / "run", settings(steps=1, max_off_policy_steps=steps), vf.AgentEnv(agent, dataset=rows, rubric=rubric)
+    )
+    assert {record.temperature for record in rollouts_of(tmp_path / "run")} == {1.0}
 
 
 def test_examples_that_never_or_always_succeed_are_skipped(tmp_path: Path):

@@ -184,7 +184,8 @@ async def _sampled(config: RLConfig, env: Environment, client: Client, groups: i
         if not part or (records and all(record.error is not None for record in records)):
             break
         started = time.perf_counter()
-        async for record in run_groups(env, client, part, sampling=sampling, max_concurrent=config.batch_size):
+        rollouts = run_groups(env, client, part, sampling=sampling, max_concurrent=config.batch_size, for_training=True)
+        async for record in rollouts:
             records.append(record)
             watch("sampling", len(records), total)
         seconds = (time.perf_counter() - started) / sum(map(len, part))

@@ -60,7 +60,8 @@ class AgentEnv(Environment):
             `Access.environment`, and the task in `ROVE_TASK` and on stdin.
         max_turns: most answers of the model; -1 = no limit.
         timeout_seconds: wall-clock limit of a rollout; None = no limit. A rollout that meets it is scored as it stands.
-        agent_sampling: names of sampling arguments in which the agent has its way.
+        agent_sampling: names of sampling arguments in which the agent has its way. In RL a rollout fails whose agent asks for
+            another temperature, or another parameter that changes the distribution of the tokens, than the run.
         grace_seconds: how long an agent may go on when it gets no further answers.
         cwd: folder of the command.
         environment_vars: further variables of the command.

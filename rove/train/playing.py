@@ -112,7 +112,13 @@ class Player:
         config = self.config
         sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         rollouts = run_groups(
-            self.env, self.client, groups, sampling=sampling, max_concurrent=config.batch_size, step=step + 1
+            self.env,
+            self.client,
+            groups,
+            sampling=sampling,
+            max_concurrent=config.batch_size,
+            step=step + 1,
+            for_training=True,
         )
         total = sum(map(len, groups))
         records: list[RolloutRecord] = []

@@ -153,7 +153,13 @@ class Stream:
         jobs = [Job(player.examples[planned.example], planned.key, index, seed) for index in range(count)]
         sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         rollouts = run_groups(
-            player.env, player.client, [jobs], sampling=sampling, max_concurrent=count, keep=partial(self._keep, group)
+            player.env,
+            player.client,
+            [jobs],
+            sampling=sampling,
+            max_concurrent=count,
+            keep=partial(self._keep, group),
+            for_training=True,
         )
         async for _ in rollouts:
             pass

@@ -18,7 +18,9 @@ from packages import source_files, tarred, wheel_files, with_record
 from rove.hub.package.archives import check_source, check_wheel
 from rove.hub.package.packing import DATE, SECONDS, pack_source, pack_wheel, unpack_source
 
-CONTENTS = st.dictionaries(st.from_regex(r"my_sums/data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5)
+CONTENTS = st.dictionaries(
+    st.from_regex(r"my_sums/data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -91,7 +92,7 @@ def load_model(path: str | Path, device: str = "auto", dtype: torch.dtype = torc
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")

@@ -90,7 +90,10 @@ async def rescore(
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; expected 1 or more")
     recorded = _Recorded(source)
-    told = msgspec.convert(recorded.config, _Told)
+    try:
+        told = msgspec.convert(recorded.config, _Told)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{source.path}/config.toml has settings that rove cannot use: {error}") from error
     passes_at = told.pass_threshold if pass_threshold is None else pass_threshold
     tally = Tally(price=price or told.price, pass_threshold=passes_at)
 

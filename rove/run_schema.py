@@ -76,6 +76,9 @@ Summary = TypedDict(
 class Settings(TypedDict, total=False):
     """What rove reads of the settings in config.toml, beside names that are shown as text."""
 
+    env: str
+    env_args: dict[str, Any]
+    env_dir: str
     num_examples: int
     rollouts_per_example: int
     pass_threshold: float

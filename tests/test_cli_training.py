@@ -425,3 +425,31 @@ def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):
     out = io.StringIO()
     print_rl(RLConfig(env="tictactoe", model="models/x"), tmp_path / "final", run, Console(file=out, width=100))
     assert "nothing was learnt: in no step had a group any spread of rewards" in out.getvalue()
+
+
+@pytest.mark.broad
+def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, made: Path):
+    words = rl(made, "--run-dir", "runs/rl")
+    assert rove(*words).status == 0
+    Path("runs/rl/summary.json").unlink()
+    os.truncate("runs/rl/checkpoints/2/trainer.pt", 1000)
+    done = rove(*words)
+    assert done.status == 0, done.err
+    assert "warning: checkpoint runs/rl/checkpoints/2 is damaged: trainer.pt cannot be read" in done.out
+    assert "It was renamed to 2.damaged; training resumes after step 1" in done.out
+    assert "continuing runs/rl after step 1" in done.out
+    assert len(Run("runs/rl").metrics()) == 2
+
+
+@pytest.mark.broad
+def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, made: Path):
+    words = sft(made, "--run-dir", "runs/sft")
+    assert rove(*words).status == 0
+    Path("runs/sft/summary.json").unlink()
+    [checkpoint] = Run("runs/sft").checkpoints()
+    os.truncate(checkpoint / "progress.json", 5)
+    done = rove(*words)
+    assert done.status == 1
+    assert done.err.startswith("error: no checkpoint of runs/sft is intact:")
+    assert "progress.json is damaged" in done.err and "--fresh" in done.err
+    assert rove(*words, "--fresh").status == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from fakes import tiny_model
 
 from rove.errors import ConfigError
 from rove.models.linear import FastLinear
@@ -52,3 +54,10 @@ def test_a_model_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_device_and_threads() -> None:
     assert pick_device("cpu").type == "cpu"
     assert default_threads() >= 1
+
+
+def test_a_model_whose_weights_are_cut_off_is_an_error(tmp_path: Path):
+    tiny_model().save(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 5000)
+    with pytest.raises(ConfigError, match=f"cannot load a model from '{tmp_path}': .*incomplete metadata"):
+        load_model(tmp_path)

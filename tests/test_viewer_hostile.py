@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -21,8 +22,9 @@ from rove.annotations import Change, annotate
 from rove.cli.compare import read_run
 from rove.data.export import write_rows
 from rove.data.rows import RunRows
+from rove.envs.single_turn import SingleTurnEnv
 from rove.errors import Error, RunError
-from rove.rescore import settings_of
+from rove.rescore import rescore, settings_of
 from rove.runs import Run
 from rove.trained_tokens import read_tokens, write_tokens
 from rove.viewer.api import ENDPOINTS, Asked
@@ -59,6 +61,7 @@ CONFIGS: dict[str, str] = {
     "config is a list": 'kind = "eval"\nconfig = []\n[identity]',
     "numbers are texts": 'kind = "eval"\n[identity]\n[config]\nnum_examples = "a"\nrollouts_per_example = 9999999999',
     "threshold is a table": 'kind = "eval"\n[identity]\n[config.pass_threshold]\nx = 1',
+    "price is negative": 'kind = "eval"\n[identity]\n[config]\nseed = 0\nprice = {input = -1.0, output = 1.0}',
     "price is a list": 'kind = "eval"\n[identity]\n[config]\nprice = [1, 2]',
     "price has other names": 'kind = "eval"\n[identity]\n[config.price]\nx = 1.0',
     "steps is a list": 'kind = "rl"\n[identity]\n[config]\nsteps = [1]',
@@ -123,6 +126,7 @@ def look(path: Path, output: Path) -> list[str]:
     attempt(lambda: read_run(str(path)))
     attempt(lambda: write_rows(RunRows(run), output / "rows.jsonl", "jsonl"))
     attempt(lambda: settings_of(run))
+    attempt(lambda: asyncio.run(rescore(SingleTurnEnv(dataset=[{"question": "?"}]), run, into=output / "rescored")))
     shelf.close()
     return errors
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -102,7 +103,7 @@ def load_model(
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the model '{path}' needs Python code that comes with it ({', '.join(remote_code(path))}); rove does not run "

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-ray test-mcp test-integrations check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -56,6 +56,11 @@ test-integrations: $(STAMP)  ## other libraries' environments, the slow tests to
 	test -d build/tasksets || $(PYTHON) -m venv build/tasksets
 	build/tasksets/bin/python -m pip install --quiet "verifiers>=0.4,<0.5"
 	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/test_taskset.py
+
+test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environment of their own
+	test -d build/clients || $(PYTHON) -m venv build/clients
+	$(BIN)/uv pip install --quiet --python build/clients/bin/python -c constraints.txt -r tests/server_clients.txt
+	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/test_server_clients.py
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

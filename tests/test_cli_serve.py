@@ -53,6 +53,7 @@ def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[st
     process = in_its_own(folder, "serve", *words, "--port", "0")
     assert process.stdout is not None and process.stderr is not None
     try:
+        assert process.stdout.readline().startswith("loading ")
         line = process.stdout.readline()
         found = re.search(r"http://\S+/v1", line)
         assert found, line + process.stderr.read()
@@ -81,6 +82,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model().save(folder)
     return folder
+
+
+def test_loading_is_announced_before_the_model_is_read(rove: Rove, tmp_path: Path):
+    (tmp_path / "models/broken").mkdir(parents=True)
+    done = rove("serve", "models/broken")
+    assert done.status != 0
+    assert done.out.startswith("loading models/broken …")
 
 
 @pytest.mark.slow

@@ -281,7 +281,8 @@ def started(command: str, folder: Path, stack: ExitStack, said: str = "serving t
     stack.callback(process.wait)
     stack.callback(process.terminate)
     assert process.stdout is not None
-    assert said in process.stdout.readline()
+    line = process.stdout.readline()
+    assert said in (process.stdout.readline() if line.startswith("loading ") else line)
     stack.callback(process.stdout.close)
 
 

@@ -288,7 +288,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("completions", {"prompt": [[]]}, "prompt is"),
     ("completions", {"prompt": ["a", 1]}, "prompt is"),
     ("completions", {"prompt": [-1]}, "prompt is"),
-    ("completions", {"prompt": "a", "echo": True}, "echo"),
     ("completions", {"prompt": "a", "suffix": "b"}, "suffix"),
     ("completions", {"prompt": "a", "n": 2, "best_of": 4}, "best_of"),
     ("completions", {"prompt": ["a"] * 100, "n": 2}, "128 answers"),

@@ -212,6 +212,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
     from rove.server import is_loopback, make_app, serve
 
     key = api_key_of(config)
+    console.print(f"loading {config.model} …", markup=False, soft_wrap=True)
     client = served_client(config)
     if config.adapters and not hasattr(client, "engine"):
         raise ConfigError("only a model folder has adapters; leave --adapter out, or serve the folder itself")

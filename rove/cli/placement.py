@@ -76,6 +76,7 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
     text = placement_text(model, policies)
     found = {
         "env": place.env,
+        "env_args": place.env_args,
         "text": text,
         "learned_only_format": learned_only_format(model, policies),
         "rows": msgspec.to_builtins(rows),

@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sft(made: Path, *more: str) -> list[str]:
     words = f"sft --data {made}/games -m {made}/model --epochs 2 --batch-size 16 --validate_every 2 --threads 1"
-    return [*words.split(), *more]
+    return [*words.split(), "--final-eval-rollouts", "0", *more]
 
 
 def rl(made: Path, *more: str) -> list[str]:
@@ -136,6 +136,23 @@ def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     good = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
     assert summary["conversations"] + summary["held_out_samples"] == good < 40
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
+
+
+@pytest.mark.broad
+def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Path):
+    done = rove(*sft(made, "--final-eval-rollouts", "4", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    placement = json.loads(Path("runs/mine/summary.json").read_text())["placement"]
+    names = [row["name"] for row in placement["rows"]]
+    assert names == ["the trained model", "scripted:optimal", "scripted:random", "scripted:teacher"]
+    assert {row["scored"] for row in placement["rows"]} == {4}
+    assert placement["env"] == "tictactoe"
+    assert placement["text"] in done.out
+    assert "evaluate it: rove eval tictactoe -m runs/mine/final" in done.out
+    failed = rove(*sft(made, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
+    assert failed.status == 0, failed.err
+    assert "not evaluated: no environment 'nowhere'" in failed.out
+    assert "placement" not in json.loads(Path("runs/other/summary.json").read_text())
 
 
 @pytest.mark.broad

@@ -134,6 +134,11 @@ def column(name: str) -> Seen:
     return lambda ran: ran.column(name)
 
 
+def placement(key: str) -> Callable[[Ran], Any]:
+    """What the summary has of the evaluation after SFT; None where there was none."""
+    return lambda ran: (Run(ran.path).summary() or {}).get("placement", {}).get(key)
+
+
 def names(folder: str) -> Seen:
     return lambda ran: ran.names(folder)
 
@@ -248,6 +253,9 @@ SFT: dict[str, Case] = {
     "keep_best": Case("eval/let/reward/mean", MEASURED, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
     "alarms": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alarms),
+    "env": Case("opt_letters", {}, placement("env")),
+    "env_args": Case({"word": "hello"}, {"env": "opt_letters"}, placement("env_args")),
+    "final_eval_rollouts": Case(0, {"env": "opt_letters"}, placement("env")),
     "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, column("eval/let/reward/mean")),
     "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
     "lora_rank": Case(2, {}, names("final")),

@@ -139,7 +139,7 @@ class Demo:
         """Settings of SFT."""
         from rove.train.sft import SFTConfig
 
-        given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed}
+        given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:

@@ -17,6 +17,7 @@ from rove.cli.common import (
     alarm_printer,
     console_for,
     hint,
+    json_object,
     print_json,
     progress,
     run_folder,
@@ -25,6 +26,7 @@ from rove.cli.common import (
     trust_option,
 )
 from rove.cli.fields import all_settings
+from rove.cli.placement import place_model
 from rove.cli.training import begin, draw, identity_of
 from rove.runs import Run
 from rove.viewer.tables import curves_table
@@ -33,7 +35,17 @@ if TYPE_CHECKING:
     from rove.train.ranks import Ranks
     from rove.train.sft import SFTConfig
 
-BOOKKEEPING = {"trust_remote_code", "threads", "env_dir", "run_dir", "loggers", "alarms"}
+BOOKKEEPING = {
+    "trust_remote_code",
+    "threads",
+    "env",
+    "env_args",
+    "env_dir",
+    "final_eval_rollouts",
+    "run_dir",
+    "loggers",
+    "alarms",
+}
 
 
 def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
@@ -69,6 +81,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
                 ranks=ranks,
             )
         draw(run)
+        place_model(config, final, data, run, console)
     return final, run
 
 
@@ -100,11 +113,12 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     summary = run.summary() or {}
     console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
     tell_goal(run, console)
+    env = summary.get("placement", {}).get("env", "ENV")
     hint(
         console,
         f"curves: {run.path / CURVES}",
-        f"evaluate it: rove eval ENV -m {final}",
-        f"train it further: rove rl ENV -m {final}",
+        f"evaluate it: rove eval {env} -m {final}",
+        f"train it further: rove rl {env} -m {final}",
     )
 
 
@@ -120,12 +134,21 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 @click.option("--epochs", type=int, help="Most passes over the data.  [default: 10]")
 @click.option("--batch-size", type=int, help="Conversations per step.  [default: 32]")
 @click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.001]")
+@click.option("--env", help="Evaluate the trained model in this environment.  [default: that of --data]")
+@click.option("-a", "--env-args", help="Arguments of this environment as JSON, over those of --data.")
+@click.option(
+    "--final-eval-rollouts",
+    type=int,
+    help="Rollouts of the trained model, and of each scripted policy, after training; 0 = none.  [default: 64]",
+)
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
 @click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, fresh: bool, **named: Any) -> None:
+def command(ctx: click.Context, as_json: bool, fresh: bool, env_args: str | None, **named: Any) -> None:
     """Fine-tune MODEL on the rollouts of a run that pass the filter, to the minimum of the validation loss.
+
+    Then compare it with the scripted policies of the environment.
 
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
     """
@@ -134,7 +157,7 @@ def command(ctx: click.Context, as_json: bool, fresh: bool, **named: Any) -> Non
         from rove.train.ranks import join
         from rove.train.sft import SFTConfig, follow_sft
     console = console_for(as_json)
-    config, ranks = settings(SFTConfig, ctx, **named), join()
+    config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join()
     if not ranks.is_first:
         if ranks.agree():
             follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,12 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
     alarms: AlarmLimits = AlarmLimits()
     """From where on something is alarming: the `[alarms]` table."""
+    env: str | None = None
+    """Environment that the trained model is evaluated in; that of `data` when not given."""
+    env_args: dict[str, Any] = {}
+    """Arguments of this environment, over those of `data`."""
+    final_eval_rollouts: int = 64
+    """Rollouts of the trained model, and of each scripted policy, after training; 0 skips this evaluation."""
     env_dir: str | None = None
     """Where the environments of evaluations are looked for first."""
     run_dir: str | None = None
@@ -135,6 +141,10 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
+        if self.final_eval_rollouts < 0:
+            raise ConfigError(
+                f"final_eval_rollouts is {self.final_eval_rollouts}; expected a number of rollouts, or 0 to skip the evaluation"
+            )
         check_lora(self)
         check_loggers(self.loggers)
         self.alarms.check()

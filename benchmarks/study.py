@@ -255,7 +255,8 @@ def difference(base: History, run: History, metric: str) -> str:
     """How a run's last measurements differ from those of `base`, game by game, with the 95 % interval."""
     _, opponent, _, name = metric.split("/")
     found = compare(base.games(opponent), run.games(opponent), name)
-    return f"{100 * found.main.difference:+.1f} ± {100 * found.main.half_width:.1f}"
+    main = found.main
+    return f"{100 * main.difference:+.1f} [{100 * main.low:+.1f}, {100 * main.high:+.1f}]"
 
 
 def held_out(run: History, metric: str) -> float:

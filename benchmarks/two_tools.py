@@ -81,7 +81,7 @@ class Stages(NamedTuple):
         """How often it is right in games that nothing was trained on."""
         values = {**HELD_OUT, **(SMOKE["held-out"] if self.smoke else {}), "temperature": temperature}
         reward = self.eval(f"{name}-{temperature:g}", values, model)["reward"]
-        return {"mean": reward["mean"], "half_width": reward["half_width"]}
+        return {"mean": reward["mean"], "low": reward["low"], "high": reward["high"]}
 
     def new_model(self) -> Path:
         """Random weights; short convolutions learn soonest to copy."""
@@ -148,11 +148,13 @@ def draw(found: Sequence[Learnt], path: Path) -> None:
 
 
 def table(found: Sequence[Learnt]) -> str:
-    """A row per seed in Markdown: right answers, % ± half of the 95 % interval, and CPU minutes."""
+    """A row per seed in Markdown: right answers, % with the 95 % interval, and CPU minutes."""
     titles = ["seed", *COLUMNS, "CPU-minutes: SFT", "RL"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for learnt in found:
-        cells = [f"{100 * one['mean']:.1f} ± {100 * one['half_width']:.1f}" for one in learnt.measured]
+        cells = [
+            f"{100 * one['mean']:.1f} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]" for one in learnt.measured
+        ]
         cells += [f"{minutes:.1f}" for minutes in learnt.minutes]
         lines.append(f"| {learnt.seed} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -26,6 +26,10 @@ class Estimate(TypedDict, total=False):
 
     mean: float | None
     half_width: float | None
+    """In summaries of older versions, instead of `low` and `high`."""
+    low: float | None
+    high: float | None
+    caveat: str | None
     weight: float | None
 
 

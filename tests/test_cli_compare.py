@@ -43,7 +43,7 @@ def test_people_get_the_verdict_the_numbers_and_what_differs(rove: Rove):
     assert (done.status, done.err) == (0, "")
     said = done.out.splitlines()
     assert said[:3] == [
-        "new is better than old: reward +0.722 ± 0.229 on 18 shared examples",
+        "new is better than old: reward +0.722 [+0.399, +0.901] on 18 shared examples",
         "new: higher on 13, equal on 5, lower on 0",
         "left out, as the other run has not scored them: 2 of old, 0 of new",
     ]
@@ -109,7 +109,8 @@ def test_json_is_alone_on_stdout(rove: Rove):
     found = json.loads(done.out)
     assert found["runs"] == found["names"] == ["a", "b"]
     assert found["settings"] == {"temperature": [0.0, 0.5]}
-    assert found["main"]["half_width"] is None
+    assert found["main"]["low"] is found["main"]["high"] is None
+    assert found["main"]["caveat"] == "no interval: fewer than 2 examples"
     assert [one["name"] for one in found["others"]] == ["win", "turns"]
     assert "–" in rove("compare", "a", "b").out
 
@@ -130,12 +131,21 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(rove: Rove):
 
 
 def test_runs_without_common_examples(rove: Rove):
-    keep("a", [record(i, i / 10) for i in range(10)])
-    keep("b", [record(i, i / 10) for i in range(10, 20)])
+    keep("a", [record(i, i % 10 / 10) for i in range(30)])
+    keep("b", [record(i, 1 + i % 10 / 10) for i in range(30, 60)])
     said = rove("compare", "a", "b").out
-    assert "b is better than a: reward +1.000 ± 0.284 between 10 and 10 different examples" in said
+    assert "b is better than a: reward +1.000 [+0.846, +1.154] between 30 and 30 different examples" in said
     assert "no example is in both runs" in said
     assert "higher on" not in said
+
+
+def test_a_few_examples_with_a_caveat_fit_the_terminal(rove: Rove):
+    keep("a", [record(i, i / 100) for i in range(8)])
+    keep("b", [record(i, 0.5 + i / 50) for i in range(8)])
+    done = rove("compare", "a", "b")
+    assert "too few examples to tell a direction: reward +0.535 [+0.515, +0.555] on 8 shared examples" in done.out
+    assert "* interval may be too narrow: fewer than 30 examples; no interval: all values are equal" in done.out
+    assert max(map(len, done.out.splitlines()[1:])) <= 100
 
 
 def test_training_runs_are_compared_with_a_warning(rove: Rove):
@@ -174,10 +184,10 @@ def test_a_run_without_scored_rollouts_is_refused(rove: Rove):
 
 def test_evaluations_of_the_same_games_are_paired(rove: Rove):
     runs = [
-        json.loads(rove("eval", "tictactoe", "-m", f"scripted:{name}", "-n", "8", "-r", "2", "--json").out)["run"]
+        json.loads(rove("eval", "tictactoe", "-m", f"scripted:{name}", "-n", "30", "-r", "2", "--json").out)["run"]
         for name in ("random", "teacher")
     ]
     done = rove("compare", *runs)
     assert f"{Path(runs[1]).name} is better than {Path(runs[0]).name}: reward +" in done.out
-    assert "on 8 shared examples" in done.out
+    assert "on 30 shared examples" in done.out
     assert "model: 'scripted:random' → 'scripted:teacher'" in done.out

@@ -229,10 +229,10 @@ def test_people_get_one_table(rove: Rove):
     assert (done.status, done.err) == (0, "")
     said = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.out.splitlines() if "│" in line]
     first, second, third = said[:3]
-    assert first[:5] == ["tictactoe", "scripted:teacher", "num_examples=3", "6", "0.200"]
-    assert first[6:] == ["0", "0"]
+    assert first[:5] == ["tictactoe", "scripted:teacher", "num_examples=3", "6", "0.200 [-0.297, 0.697]*"]
+    assert first[5:] == ["0", "0"]
     assert [second[2], third[2]] == ["env_args.max_turns=2", "temperature=0.0"]
-    assert said[-1][:5] == ["reverse_text", "scripted:oracle", "num_examples=2", "4", "1.200"]
+    assert said[-1][:5] == ["reverse_text", "scripted:oracle", "num_examples=2", "4", "1.200 –*"]
     assert "rove compare runs/tictactoe--scripted-teacher--" in done.out
     assert "failed" in done.out
     assert max(map(len, done.out.splitlines())) <= 200

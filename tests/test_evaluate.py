@@ -67,7 +67,13 @@ def test_errors_are_counted_apart_from_rewards():
     summary = asyncio.run(vf.evaluate(Quiz(4), says(Flaky(1)), max_concurrent=1))
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (4, 3, 1)
     assert summary["reward"]["mean"] == 1.0
-    assert summary["functions"]["correct"] == {"mean": 1.0, "half_width": 0.0, "weight": 1.0}
+    assert summary["functions"]["correct"] == {
+        "mean": 1.0,
+        "low": pytest.approx(0.2924017738212865),  # three of three
+        "high": 1.0,
+        "caveat": None,
+        "weight": 1.0,
+    }
     assert summary["errors"] == {"model: InfraError": 1}
     assert summary["stops"] == {"answered": 3}
 

@@ -130,7 +130,7 @@ def test_from_the_list_to_a_run_and_back_with_the_keyboard(browser: Any, address
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="acme/my-sums").wait_for()
     first = page.locator(".board").first.locator("tbody tr").first
-    assert [cell.inner_text() for cell in first.locator("td").all()][:3] == ["1", "lab/large", "1.050 ± 0.030"]
+    assert [cell.inner_text() for cell in first.locator("td").all()][:3] == ["1", "lab/large", "1.050 [1.020, 1.080]"]
     assert first.get_by_role("img", name="reward 1.050, 95 % interval 1.020 to 1.080").is_visible()
     first.get_by_role("link").focus()
     page.keyboard.press("Enter")

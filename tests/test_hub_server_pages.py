@@ -20,7 +20,7 @@ from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages import front
 from rove.hub.server.pages.frame import POLICY
-from rove.hub.server.pages.leaderboard import rows_of, scale_of
+from rove.hub.server.pages.leaderboard import measured, rows_of, scale_of
 from rove.hub.server.pages.readme import LONGEST, readme_html
 from rove.hub.server.pages.run import examples_html
 from rove.hub.server.pages.site import Site
@@ -175,7 +175,11 @@ JSON = st.recursive(
     | st.sampled_from(["", "m", EVIL]),
     lambda one: (
         st.lists(one, max_size=4)
-        | st.dictionaries(st.sampled_from(["mean", "half_width", "weight", "role", "content", "type"]), one, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["mean", "half_width", "low", "high", "caveat", "weight", "role", "content", "type"]),
+            one,
+            max_size=4,
+        )
     ),
     max_leaves=8,
 )
@@ -218,6 +222,13 @@ def test_a_summary_without_an_interval():
 
 
 # What pages tell
+
+
+def test_intervals_of_new_and_old_summaries_are_shown():
+    assert measured(Estimate(0.5, low=0.25, high=0.625, caveat="few")) == "0.500 [0.250, 0.625]*"
+    assert measured(Estimate(0.5, half_width=0.25)) == "0.500 [0.250, 0.750]"
+    assert measured(Estimate(0.5)) == "0.500"
+    assert Estimate(low=0.1).limits is Estimate(half_width=0.1).limits is None
 
 
 def test_the_list_has_what_is_public(site: Site):

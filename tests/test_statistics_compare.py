@@ -15,7 +15,7 @@ from test_record_lines import make_record
 
 from rove.errors import ConfigError
 from rove.records import ErrorInfo, Outcome, Scores
-from rove.statistics import Comparison, clustered_mean, compare
+from rove.statistics import Comparison, compare, mean_estimate
 
 WEIGHTS = {"win": 1.0, "format": 0.2, "cost": -0.1}
 
@@ -42,21 +42,22 @@ def test_the_paired_difference_computed_by_hand():
     b = run([[1.0, 1.0], [1.0, 0.0, 0.5], 1.0, 0.25])
     found = compare(a, b)
     gaps = [0.5, 0.5, 0.0, -0.25]
-    expected = clustered_mean((str(i), gap) for i, gap in enumerate(gaps))
+    expected = mean_estimate(gaps)
     assert (found.main.a, found.main.b, found.main.difference) == (0.5, 0.6875, 0.1875)
-    assert found.main.half_width == pytest.approx(expected.half_width)
+    assert (found.main.low, found.main.high) == pytest.approx((expected.low, expected.high))
+    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
     assert (found.wins, found.ties, found.losses) == (2, 1, 1)
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (True, 4, 0, 0)
     assert found.main.direction == 0
 
 
 def test_only_what_both_have_scored_counts():
-    a = [*run([0.0] * 10), failed("10"), outcome("50", 1.0)]
-    b = [*run([1.0, 0.9] * 5), outcome("10", 0.0), failed("11"), outcome("60", 0.0), outcome("61", 0.0)]
+    a = [*run([0.0] * 30), failed("30"), outcome("50", 1.0)]
+    b = [*run([1.0, 0.9] * 15), outcome("30", 0.0), failed("31"), outcome("60", 0.0), outcome("61", 0.0)]
     found = compare(a, b)
-    assert (found.main.examples, found.only_a, found.only_b) == (10, 1, 3)
+    assert (found.main.examples, found.only_a, found.only_b) == (30, 1, 3)
     assert found.main.difference == pytest.approx(0.95)
-    assert found.verdict == "B is better than A: reward +0.950 ± 0.038 on 10 shared examples"
+    assert found.verdict == "B is better than A: reward +0.950 [+0.931, +0.969] on 30 shared examples"
     assert found.notes == ["left out, as the other run has not scored them: 1 of A, 3 of B"]
 
 
@@ -73,7 +74,7 @@ rewards = st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=3), min_size=
 def test_the_other_way_round_is_the_other_way_round(a, b, rng):
     there, back = compare(run(a), run(b)), compare(run(b), run(a))
     assert there.main.difference == pytest.approx(-back.main.difference)
-    assert there.main.half_width == pytest.approx(back.main.half_width, nan_ok=True)
+    assert (there.main.low, there.main.high) == pytest.approx((-back.main.high, -back.main.low), nan_ok=True)
     assert (there.main.direction, there.wins, there.ties) == (-back.main.direction, back.losses, back.ties)
     assert [mover.example_key for mover in there.up] == [mover.example_key for mover in back.down]
     shuffled = compare(rng.sample(run(a), len(run(a))), rng.sample(run(b), len(run(b))))
@@ -100,20 +101,42 @@ def test_rounding_is_no_difference():
 
 def test_a_handful_that_agrees_is_not_enough():
     few, enough = (compare(run([0.0] * n), run([1.0] * n)) for n in (5, 6))
-    assert few.main.half_width == enough.main.half_width == 0.0
     assert (few.main.direction, enough.main.direction) == (0, 1)
     assert few.verdict == (
-        "no difference can be told: reward +1.000 ± 0.000 on 5 shared examples, but only 5 of them differ and chance alone "
-        "could do that; about 145 more examples would be needed to tell a true one of 0.02"
+        "too few examples to tell a direction: reward +1.000 [+0.196, +1.000] on 5 shared examples; "
+        "at least 30 examples are needed"
     )
+
+
+def test_a_few_graded_differences_state_no_direction():
+    gaps = [0.1, 0.2, 0.15, 0.3, 0.25, 0.1, 0.2, 0.2, 0.15, 0.3]
+    few, enough = (compare(run([0.5] * n), run([0.5 + gap for gap in gaps[:10] * (n // 10)])) for n in (10, 30))
+    assert few.main.low > 0.0
+    assert (few.main.direction, enough.main.direction) == (0, 1)
+    assert few.verdict.startswith("too few examples to tell a direction: reward +0.195 [+0.143, +0.247] on 10")
+    assert enough.main.caveat is None
+
+
+def test_skewed_differences_state_no_direction():
+    gaps = [0.1, 0.12] * 49 + [3.0, 2.0]
+    found = compare(run([0.0] * 100), run(gaps))
+    assert found.main.low > 0.0
+    assert (found.main.direction, found.main.caveat) == (0, "interval may be too narrow: skewed values")
+    assert found.verdict.endswith("on 100 shared examples; interval may be too narrow: skewed values")
+
+
+def test_large_differences_of_a_known_range_are_a_direction_in_spite_of_a_caveat():
+    found = compare(run([0.0, 0.1] * 8), run([1.0, 0.9] * 8))
+    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
+    assert found.main.direction == 1
 
 
 def test_one_shared_example_tells_nothing():
     found = compare(run([0.0]), run([1.0]))
-    assert math.isnan(found.main.half_width)
+    assert math.isnan(found.main.low)
     assert found.needed_examples is None
     assert found.verdict == (
-        "no difference can be told: reward +1.000 on 1 shared example; an interval takes two examples at least"
+        "too few examples: reward +1.000 on 1 shared example; an interval needs at least 2 examples"
     )
 
 
@@ -138,11 +161,10 @@ def test_without_common_examples_the_difference_is_unpaired_and_says_so():
     rng = np.random.default_rng(2)
     a, b = rng.normal(0.0, 1.0, 20), rng.normal(2.0, 3.0, 12)
     found = compare(run(a.tolist()), run(b.tolist(), start=100))
-    va, vb = a.var(ddof=1) / 20, b.var(ddof=1) / 12
-    freedom = int((va + vb) ** 2 / (va**2 / 19 + vb**2 / 11))
-    assert freedom == 11
-    assert found.main.difference == pytest.approx(b.mean() - a.mean())
-    assert found.main.half_width == pytest.approx(2.200985160082949 * math.sqrt(va + vb))  # t of 11 degrees
+    difference = b.mean() - a.mean()
+    reach = math.hypot(2.093024054408263 * a.std(ddof=1) / 20**0.5, 2.200985160082949 * b.std(ddof=1) / 12**0.5)
+    assert found.main.difference == pytest.approx(difference)
+    assert (found.main.low, found.main.high) == pytest.approx((difference - reach, difference + reach))
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (False, 0, 20, 12)
     assert (found.wins, found.ties, found.losses, found.up, found.down) == (0, 0, 0, [], [])
     assert "between 20 and 12 different examples" in found.verdict
@@ -154,11 +176,10 @@ def test_without_common_examples_the_difference_is_unpaired_and_says_so():
 def test_unpaired_needs_four_examples_each():
     few, enough = (compare(run([0.0] * n), run([1.0] * n, start=50)) for n in (3, 4))
     assert (few.main.direction, enough.main.direction) == (0, 1)
-    assert "but that is too few and chance alone could do that" in few.verdict
-    assert "147 more examples in each run would be needed" in few.verdict
+    assert few.verdict.startswith("no difference can be told: reward +1.000 [-0.001, +1.000] between 3 and 3")
     one = compare(run([0.0]), run([1.0, 2.0], start=50))
-    assert math.isnan(one.main.half_width)
-    assert one.verdict.endswith("an interval takes two examples at least")
+    assert math.isnan(one.main.low)
+    assert one.verdict.endswith("an interval needs at least 2 examples")
 
 
 # Other values
@@ -167,7 +188,7 @@ def test_unpaired_needs_four_examples_each():
 def with_values(shift: float) -> list[Outcome]:
     rng = random.Random(1)
     return [
-        outcome(str(i), rng.random(), win=rng.random(), cost=i + shift, turns=i + shift, format=1.0) for i in range(20)
+        outcome(str(i), rng.random(), win=rng.random(), cost=i + shift, turns=i + shift, format=1.0) for i in range(30)
     ]
 
 
@@ -237,7 +258,7 @@ def test_what_cannot_be_compared():
 def test_a_comparison_survives_json():
     found = compare(run([0.0]), run([1.0]))
     plain = msgspec.json.decode(msgspec.json.encode(found))
-    assert plain["main"]["half_width"] is None
+    assert plain["main"]["low"] is plain["main"]["high"] is None
     assert set(plain) == set(Comparison.__struct_fields__)
 
 

@@ -15,7 +15,7 @@ from test_record_lines import make_record
 
 from rove.errors import ConfigError
 from rove.records import ErrorInfo, Outcome, Scores, Timing, TrajectoryStep, Usage
-from rove.statistics import Price, Tally, clustered_mean, needed_examples
+from rove.statistics import Column, Price, Tally, clopper_pearson, needed_examples
 
 
 def scored(key: str, right: float, stop: str = "answered", **fields):
@@ -47,8 +47,10 @@ def test_a_tally_counts_failures_apart_from_scores():
         failed(),
         failed("stop", "KeyError"),
     )
-    t = 12.706204736174705
-    always = {"mean": 0.5, "half_width": pytest.approx(t / 2), "examples": 2, "left_out": 0}
+    t, few = 12.706204736174705, "interval may be too narrow: fewer than 30 examples"
+    low, high = clopper_pearson(1, 2)
+    half = {"mean": 0.5, "low": low, "high": high, "caveat": None}
+    always = {**half, "examples": 2, "left_out": 0}
     assert summary == {
         "rollouts": 5,
         "scored": 2,
@@ -58,10 +60,16 @@ def test_a_tally_counts_failures_apart_from_scores():
         "error_share": 0.6,
         "truncation_share": 0.6,
         "examples": 2,
-        "reward": {"mean": 1.0, "half_width": pytest.approx(t)},
+        "reward": {"mean": 1.0, "low": pytest.approx(1 - t), "high": pytest.approx(1 + t), "caveat": few},
         "functions": {
-            "correct": {"mean": 0.5, "half_width": pytest.approx(t / 2), "weight": 2.0},
-            "num_turns": {"mean": 3.0, "half_width": 0.0, "weight": 0.0},
+            "correct": {**half, "weight": 2.0},
+            "num_turns": {
+                "mean": 3.0,
+                "low": pytest.approx(math.nan, nan_ok=True),
+                "high": pytest.approx(math.nan, nan_ok=True),
+                "caveat": "no interval: all values are equal",
+                "weight": 0.0,
+            },
         },
         "pass_threshold": 1.0,
         "pass@k": {"1": always},
@@ -88,7 +96,12 @@ def test_an_empty_tally():
     summary = Tally().summary()
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (0, 0, 0)
     assert math.isnan(summary["error_share"])
-    assert msgspec.json.decode(msgspec.json.encode(summary))["reward"] == {"mean": None, "half_width": None}
+    assert msgspec.json.decode(msgspec.json.encode(summary))["reward"] == {
+        "mean": None,
+        "low": None,
+        "high": None,
+        "caveat": "no interval: fewer than 2 examples",
+    }
 
 
 values = st.floats(-100, 100)
@@ -102,10 +115,9 @@ rollouts = st.lists(
 
 
 def by_example(pairs):
-    """Every example counts the same, whatever failed: the estimate over the examples' own means."""
+    """Every example counts the same, whatever failed: the mean over the examples' own means."""
     keys = dict.fromkeys(key for key, _ in pairs)
-    means = [(key, statistics.fmean([value for k, value in pairs if k == key])) for key in keys]
-    return clustered_mean(means)
+    return statistics.fmean(statistics.fmean([value for k, value in pairs if k == key]) for key in keys)
 
 
 @given(rollouts)
@@ -113,13 +125,21 @@ def test_sums_by_example_tell_what_all_pairs_tell(given_rollouts):
     records = [make_record(example_key=key, scores=Scores(r, fs, {})) for key, r, fs in given_rollouts]
     summary = tally_of(*records)
     expected = {"reward": [(key, reward) for key, reward, _ in given_rollouts]}
-    assert tuple(summary["reward"].values()) == pytest.approx(
-        tuple(by_example(expected["reward"])), abs=1e-9, nan_ok=True
-    )
+    assert summary["reward"]["mean"] == pytest.approx(by_example(expected["reward"]), abs=1e-9)
     for name in {name for _, _, functions in given_rollouts for name in functions}:
         pairs = [(key, functions[name]) for key, _, functions in given_rollouts if name in functions]
-        seen = summary["functions"][name]
-        assert (seen["mean"], seen["half_width"]) == pytest.approx(tuple(by_example(pairs)), abs=1e-9, nan_ok=True)
+        assert summary["functions"][name]["mean"] == pytest.approx(by_example(pairs), abs=1e-9)
+
+
+def test_a_column_keeps_the_range_and_up_to_three_values():
+    column = Column()
+    for place, value in enumerate([0.3, 0.1 + 0.2, -1.0]):
+        column.add(place, value)
+    assert (column.levels, column.low, column.high) == ({0.3, -1.0}, -1.0, 0.1 + 0.2)
+    for value in range(9):
+        column.add(0, float(value))
+    assert len(column.levels) == 3
+    assert column.high == 8.0
 
 
 def test_records_and_outcomes_count_the_same():
@@ -151,7 +171,8 @@ def test_chances_to_pass_over_groups_of_unlike_size():
     assert any_of["4"]["mean"] == pytest.approx((1 + 4 / 6) / 2)
     assert all_of["1"] == any_of["1"]
     assert all_of["4"]["mean"] == all_of["6"]["mean"] == 0.5
-    assert any_of["6"] == {"mean": 1.0, "half_width": 0.0, "examples": 2, "left_out": 1}
+    low = clopper_pearson(2, 2)[0]
+    assert any_of["6"] == {"mean": 1.0, "low": low, "high": 1.0, "caveat": None, "examples": 2, "left_out": 1}
 
 
 def test_a_group_of_eight_has_each_k_once():

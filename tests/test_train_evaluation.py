@@ -76,7 +76,15 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, envs: str) -> Path:
 def test_it_is_measured_every_so_many_steps_and_at_the_end(uninterrupted: Path):
     rewards = measured(uninterrupted, REWARD)
     assert list(rewards) == [2, 4, 5]
-    for name in ("reward/half_width", "reward/letters", "metrics/size", "length/mean", "truncated", "failed"):
+    for name in (
+        "reward/interval_low",
+        "reward/interval_high",
+        "reward/letters",
+        "metrics/size",
+        "length/mean",
+        "truncated",
+        "failed",
+    ):
         assert list(measured(uninterrupted, f"eval/let/{name}")) == [2, 4, 5]
     assert measured(uninterrupted, "eval/let/failed") == {2: 0.0, 4: 0.0, 5: 0.0}
 

@@ -21,8 +21,8 @@ from rove.train.placement import Row, learned_only_format, measure, placement_te
 from rove.train.sft import SFTConfig
 
 
-def row(name: str, task: float, format: float | None = 1.0, half_width: float = 0.05) -> Row:
-    return Row(name, task + 0.2 * (format or 0.0), 0.1, format, task, half_width, ["win"], 64)
+def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> Row:
+    return Row(name, task + 0.2 * (format or 0.0), 0.4, 0.6, format, task, margin, ["win"], 64)
 
 
 POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]

@@ -21,6 +21,7 @@ from rove.viewer.tables import (
     comparison_table,
     counts_line,
     curves_table,
+    limits,
     movers_table,
     number,
     percent,
@@ -59,6 +60,24 @@ def test_summary_table_shows_every_function_with_weight_or_as_metric() -> None:
     assert "right" in text
     assert "metric" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_intervals_of_older_summaries_are_shown() -> None:
+    text = rendered(summary_table(SUMMARY, "title"))
+    assert "[0.650, 0.850]" in text
+    assert "*" not in text
+    assert [limits({}), limits({"mean": None, "half_width": 0.1}), limits({"low": "x", "high": 1.0})] == [None] * 3
+
+
+def test_a_caveat_is_an_asterisk_and_a_line_below_the_table() -> None:
+    tally = Tally()
+    for key in range(3):
+        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 4, {"right": 1.0}, {"right": 1.0}), None))
+    text = rendered(summary_table(tally.summary(), "title"))
+    assert "[-0.371, 0.871]*" in text
+    assert "[0.292, 1.000]" in text
+    assert "* interval may be too narrow: fewer than 30 examples" in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 72
 
 
 def test_counts_keep_failures_apart() -> None:
@@ -115,7 +134,7 @@ def test_counts_fit_the_line() -> None:
 @pytest.mark.parametrize("rewards", [[], [[1.0]]])
 def test_what_json_could_not_hold_is_shown_as_nothing(rewards: list[list[float]]) -> None:
     summary = summary_of(rewards)
-    assert summary["reward"]["half_width"] is None
+    assert summary["reward"]["low"] is summary["reward"]["high"] is None
     assert "–" in rendered(summary_table(summary, "title"))
     assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
 
@@ -124,7 +143,7 @@ def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
     return Comparison(
         names=names,
         verdict="B is better",
-        main=Difference("reward", 0.5, 0.75, 0.25, 0.1, 4 * paired, 1, None),
+        main=Difference("reward", 0.5, 0.75, 0.25, 0.15, 0.35, None, 4 * paired, 1, None),
         paired=paired,
         only_a=0,
         only_b=0,
@@ -135,8 +154,8 @@ def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
         down=[Mover("0" * 16, 7, 1.0, -0.125)],
         needed_examples=10,
         others=[
-            Difference("right", 0.5, 0.5, 0.0, math.nan, 1, 0, 1.0),
-            Difference("num_turns", 3.0, 2.5, -0.5, 0.25, 4, -1, 0.0),
+            Difference("right", 0.5, 0.5, 0.0, math.nan, math.nan, "no interval: x", 1, 0, 1.0),
+            Difference("num_turns", 3.0, 2.5, -0.5, -0.75, -0.25, "interval [x]", 4, -1, 0.0),
         ],
         notes=[],
     )
@@ -146,10 +165,11 @@ def test_a_comparison_says_which_way_each_value_went() -> None:
     text = rendered(comparison_table(comparison(("old", "new"))))
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert cells == [
-        ["reward", "0.500", "0.750", "+0.250", "0.100", "higher"],
-        ["right", "0.500", "0.500", "0", "–", ""],
-        ["num_turns", "3.000", "2.500", "-0.500", "0.250", "lower"],
+        ["reward", "0.500", "0.750", "+0.250", "[0.150, 0.350]", "higher"],
+        ["right", "0.500", "0.500", "0", "–*", ""],
+        ["num_turns", "3.000", "2.500", "-0.500", "[-0.750, -0.250]*", "lower"],
     ]
+    assert "* no interval: x; interval [x]" in text
     assert "over the examples of both" in text
     assert "over different examples" in rendered(comparison_table(comparison(("old", "new"), paired=False)))
 

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     """Two evaluations, an RL run with tokens, and what no viewer should trip over."""
     runs = tmp_path / "runs"
     better = made_run(runs / "better", many([1.0, 1.0, 0.5]), num_examples=3)
-    better.finish({"reward": {"mean": 1.03, "half_width": 0.1}})
+    better.finish({"reward": {"mean": 1.03, "low": 0.93, "high": 1.13, "caveat": None}})
     made_run(runs / "worse", many([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
     turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
     with made_run(runs / "deep/rl", many([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:

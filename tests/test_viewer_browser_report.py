@@ -48,8 +48,8 @@ def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
     tab = opened(browser, Run(ROOT / "docs/example_runs/rl"), tmp_path / "report.html")
     page = tab.page
     assert page.locator("h1").inner_text() == "tictactoe · models/rl"
-    assert "0.683 ± 0.016" in page.locator(".cards").inner_text()
-    assert page.locator("table.values tr").nth(2).inner_text().split() == ["win", "0.483", "0.016", "1"]
+    assert "0.683 [0.667, 0.700]" in page.locator(".cards").inner_text()
+    assert page.locator("table.values tr").nth(2).inner_text().split() == ["win", "0.483", "[0.467,", "0.500]", "1"]
     assert page.locator(".histogram").count() >= 7 and page.locator("details.rollout").count() == 20
     page.get_by_role("button", name="mean reward").click()
     page.get_by_role("button", name="mean reward").press("Enter")

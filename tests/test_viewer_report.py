@@ -202,7 +202,7 @@ def test_a_run_without_a_single_score(tmp_path: Path, records: list[vf.RolloutRe
     seen = page(run, tmp_path)
     assert f"0 / {len(records)}" in seen.words
     assert len(seen.rewards) == len(records) and seen.data["histograms"] == []
-    assert "| reward | – | – |" in markdown(run)
+    assert re.search(r"\| reward \| – \| –(\\\*)? \|", markdown(run))
 
 
 def test_a_summary_of_an_older_version_or_with_nulls(tmp_path: Path):
@@ -210,9 +210,15 @@ def test_a_summary_of_an_older_version_or_with_nulls(tmp_path: Path):
     run.finish(
         {"rollouts": 4, "scored": 3, "reward": {"mean": None, "half_width": None}, "latency": None, "cost": None}
     )
-    assert "– ± –" in page(run, tmp_path).words
+    assert "– – reward, 95 % interval" in page(run, tmp_path).words
+    run.finish({"rollouts": 4, "reward": {"mean": 0.5, "half_width": 0.25}})
+    assert "0.500 [0.250, 0.750] reward" in page(run, tmp_path).words
+    assert "| reward | 0.500 | \\[0.250, 0.750\\] |" in markdown(run)
+    run.finish({"rollouts": 4, "reward": {"mean": 0.5, "low": 0.1, "high": 0.6, "caveat": "why"}})
+    assert "0.500 [0.100, 0.600]* reward" in page(run, tmp_path).words
+    assert "\\* why" in markdown(run)
     run.finish({"rollouts": 4})
-    assert "– ± –" in page(run, tmp_path).words
+    assert "– – reward, 95 % interval" in page(run, tmp_path).words
 
 
 def test_only_the_last_word_on_a_rollout_counts(tmp_path: Path):
@@ -379,10 +385,10 @@ def test_markdown_for_a_pull_request(tmp_path: Path):
     run = finish(made_run(tmp_path / "run", FEW), FEW)
     text = markdown(run)
     assert text.startswith(
-        "### quiz · someone/model\n\n| value | mean | ± 95 % | weight |\n| --- | ---: | ---: | ---: |\n"
+        "### quiz · someone/model\n\n| value | mean | 95 % interval | weight |\n| --- | ---: | ---: | ---: |\n"
     )
     assert "\n| win | 0.500 |" in text
-    assert "\n3 of 4 rollouts scored; 1 failed: model: InfraError (1); ended by answered (3)\n" in text
+    assert "\n3 of 4 rollouts scored; 1 failed: model: InfraError (1); ended by answered (3); \\* interval may" in text
     assert f"`rove eval @ {run.path}/config.toml --run-dir runs/again`" in text
 
 

@@ -17,7 +17,7 @@ from rove.hub.client.installing import Offer, look_up
 from rove.hub.client.listings import Releases
 from rove.hub.client.settings import needed_hub
 from rove.hub.package.names import Reference, parse_reference
-from rove.viewer.tables import number
+from rove.viewer.tables import interval, number
 
 
 async def _asked(where: str, given: str | None, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
@@ -29,14 +29,14 @@ async def _asked(where: str, given: str | None, reference: Reference) -> tuple[O
 def _results(results: list[dict[str, Any]]) -> Table:
     table = Table(title="results", width=100, title_justify="left")
     table.add_column("model", overflow="fold", ratio=3)
-    for name in ("rollouts", "reward", "± 95 %"):
+    for name in ("rollouts", "reward", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("pushed", no_wrap=True)
     for one in results:
         summary = one.get("summary") or {}
         reward = summary.get("reward")
         reward = reward if isinstance(reward, dict) else {}
-        figures = [_figure(reward.get(name)) for name in ("mean", "half_width")]
+        figures = [_figure(reward.get("mean")), interval(reward)]
         words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
         table.add_row(*(plain(str(word)) for word in words))
     return table

@@ -19,6 +19,7 @@ from rove.errors import ConfigError, Error
 from rove.isolation.opening import Isolation, looking_at
 from rove.rubrics import JudgeRubric, RubricGroup
 from rove.runs import Run
+from rove.viewer.tables import interval
 
 if TYPE_CHECKING:
     from rove.protocols import Client
@@ -132,10 +133,10 @@ def placement_table(rows: list[Row], title: str) -> Table:
     """Return the table, the best reward first; the first of `rows` is the model's."""
     table = Table(title=title)
     table.add_column("")
-    for column in ("reward", "± 95 %", "format", " + ".join(rows[0].task_names) or "task"):
+    for column in ("reward", "95 % interval", "format", " + ".join(rows[0].task_names) or "task"):
         table.add_column(column, justify="right")
     for row in sorted(rows, key=lambda row: -row.reward):
         shown = "–" if row.format is None else f"{row.format:.3f}"
-        cells = (f"{row.reward:.3f}", f"{row.half_width:.3f}", shown, f"{row.task:.3f}")
+        cells = (f"{row.reward:.3f}", interval({"low": row.low, "high": row.high}), shown, f"{row.task:.3f}")
         table.add_row(row.name, *cells, style="bold" if row is rows[0] else None)
     return table

@@ -31,7 +31,7 @@ from rove.evaluate import Options, run_identity
 from rove.isolation.opening import Isolation, looking_at
 from rove.runs import Run
 from rove.statistics.reward_errors import broken_reward
-from rove.viewer.tables import number
+from rove.viewer.tables import caveats, interval, number
 
 if TYPE_CHECKING:
     from rove.cli.eval import EvalConfig
@@ -339,20 +339,21 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One row per evaluation: who, where, what varies, how many rollouts were scored, and how well."""
-    table = Table(width=98)
+    noted = caveats(row["reward"] for row in rows if "error" not in row)
+    table = Table(width=98, caption=escape(noted) or None, caption_justify="left")
     for name in ("environment", "model", "settings"):
         table.add_column(name, overflow="fold")
     passes = any(row.get("pass@k") for row in rows)
-    for name in ("n", "reward", "± 95 %", *["pass@1"] * passes, "failed"):
+    for name in ("n", "reward, 95 %", *["pass@1"] * passes, "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         who = (escape(row["env"]), escape(short(row["model"])), escape("\n".join(_said(row["settings"]))))
         if "error" in row:
-            table.add_row(*who, *["–"] * (3 + passes), "[red]stopped[/red]")
+            table.add_row(*who, *["–"] * (2 + passes), "[red]stopped[/red]")
             continue
-        reward = [number(row["reward"][name]) for name in ("mean", "half_width")]
+        reward = f"{number(row['reward']['mean'])} {escape(interval(row['reward']))}"
         chance = [number(row["pass@k"].get("1", {}).get("mean"))] if passes else []
-        table.add_row(*who, str(row["scored"]), *reward, *chance, str(row["failed"]))
+        table.add_row(*who, str(row["scored"]), reward, *chance, str(row["failed"]))
     return table
 
 

@@ -1,35 +1,26 @@
 """What the numbers of an evaluation say, and how surely."""
 
 from rove.statistics.compare import Comparison, Difference, Mover, compare
-from rove.statistics.estimates import (
-    Estimate,
-    clustered_estimate,
-    clustered_mean,
-    example_variance,
-    mean,
-    needed_examples,
-    pass_at_k,
-    pass_hat_k,
-    percentiles,
-    t_quantile,
-)
-from rove.statistics.tally import Price, Tally
+from rove.statistics.estimates import mean, needed_examples, pass_at_k, pass_hat_k, percentiles
+from rove.statistics.intervals import Estimate, clopper_pearson, mean_estimate, sample_variance, t_quantile
+from rove.statistics.tally import Column, Price, Tally
 
 __all__ = [
+    "Column",
     "Comparison",
     "Difference",
     "Estimate",
     "Mover",
     "Price",
     "Tally",
-    "clustered_estimate",
-    "clustered_mean",
+    "clopper_pearson",
     "compare",
-    "example_variance",
     "mean",
+    "mean_estimate",
     "needed_examples",
     "pass_at_k",
     "pass_hat_k",
     "percentiles",
+    "sample_variance",
     "t_quantile",
 ]

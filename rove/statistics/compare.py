@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from rove.errors import ConfigError, nearest
 from rove.records import Outcome, RolloutRecord
-from rove.statistics.estimates import (
-    POINTS,
+from rove.statistics.estimates import POINTS, mean, needed_examples
+from rove.statistics.intervals import (
+    DIGITS,
+    EQUAL,
+    FEWEST_EXAMPLES,
+    ONE,
     Estimate,
-    clustered_mean,
-    example_variance,
-    mean,
-    needed_examples,
-    t_quantile,
+    clopper_pearson,
+    graded_estimate,
+    no_interval,
+    sample_variance,
 )
-from rove.statistics.tally import TOLERANCE, Columns
+from rove.statistics.tally import TOLERANCE, Column, Columns
 
 REWARD = "reward"
 MOVERS = 10
 """At most so many examples are named in each direction."""
 FEWEST_DIFFERING = 6
-"""Examples that must differ before a direction is told: were they coins, fewer would all agree in over 5 % of cases."""
-FEWEST_EACH = 4
-"""Likewise, examples of each run in an unpaired comparison: fewer would separate by chance in over 5 % of cases."""
+"""Examples that must differ before a direction is stated: fewer fair coins agree in more than 5 % of cases."""
+FEWEST_RANGE = 15
+"""Examples from which the observed range of values counts as their true range, unless all values are 0 or 1."""
+Z = 1.959963984540054
+"""Normal quantile of a 95 % interval."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -37,12 +42,16 @@ class Difference(msgspec.Struct, frozen=True):
     b: float
     difference: float
     """b − a."""
-    half_width: float
-    """Of the 95 % interval of the difference; nan when it cannot be told."""
+    low: float
+    """Lower limit of the 95 % interval of the difference; nan without an interval."""
+    high: float
+    """Upper limit."""
+    caveat: str | None
+    """Why the interval may not hold, or why there is none; None for an interval that holds."""
     examples: int
     """Examples with the value in both runs; 0 when unpaired."""
     direction: int
-    """1 when b is higher, −1 when it is lower, 0 when neither can be told."""
+    """1 when b is higher, −1 when it is lower, 0 when the examples do not decide it."""
     weight: float | None
     """What the value counts in the reward (in B, else in A), 0 for a metric; None for the reward itself."""
 
@@ -102,8 +111,11 @@ class _Side:
 
     def means(self, name: str) -> dict[str, float]:
         """Mean over the rollouts of every example that has the value."""
-        column = self.columns.reward if name == REWARD else self.columns.named[name]
-        return {self.keys[place]: value for place, value in column.means()}
+        return {self.keys[place]: value for place, value in self.column(name).means()}
+
+    def column(self, name: str) -> Column:
+        """Return the values called `name`."""
+        return self.columns.reward if name == REWARD else self.columns.named[name]
 
 
 def compare(
@@ -115,10 +127,15 @@ def compare(
 ) -> Comparison:
     """Compare two runs, b − a, over the examples both have scored.
 
-    An example's value is the mean over its scored rollouts; the interval of the mean difference is Student's over examples
-    (paired; Miller 2024, arXiv:2411.00640). Without common examples it is Welch's over those of each run. A direction is
-    told when that interval excludes zero and enough examples differ (`FEWEST_DIFFERING`, `FEWEST_EACH`): the interval of a
-    handful of equal differences is narrower than they deserve.
+    An example's value is the mean over its scored rollouts; the interval is that of the mean difference over examples (paired;
+    Miller 2024, arXiv:2411.00640; see `mean_estimate`). Where every rollout of both runs has one of two values and each
+    example one rollout, it is that of Bonett and Price (2012). Without common examples, it combines the intervals of both runs
+    (Zou & Donner 2008).
+
+    The direction is decided by the exact sign test (McNemar's) where examples only gain or lose the whole range of values; by
+    the interval where it has no caveat; and otherwise by an exact binomial interval that assumes the largest variance
+    which the range of values allows, unless `FEWEST_EXAMPLES` differences are all equal. That range is known for values of 0 and 1, and taken from the examples from
+    `FEWEST_RANGE` on. So a few or skewed differences do not decide a direction.
 
     Args:
         a: rollouts of the run compared with.
@@ -147,7 +164,7 @@ def compare(
     others.sort(key=lambda one: (one.weight is not None, -abs(one.weight or 0.0), one.name))
     return Comparison(
         names=names,
-        verdict=_verdict(main, needed, len(up) + len(down), only, names),
+        verdict=_verdict(main, needed, only, names),
         main=main,
         paired=bool(shared),
         only_a=only[0],
@@ -166,68 +183,153 @@ def compare(
 def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     """The difference of one value, and the examples needed for 0.02 of it."""
     weight = None if name == REWARD else b.weights.get(name, a.weights.get(name, 0.0))
+    columns = a.column(name), b.column(name)
     in_a, in_b = a.means(name), b.means(name)
     shared = in_a.keys() & in_b.keys()
     if shared:
         in_a, in_b = ({key: side[key] for key in shared} for side in (in_a, in_b))
-        gaps = {key: in_b[key] - in_a[key] for key in shared}
-        estimate = clustered_mean(gaps.items())
-        variance = example_variance(estimate, len(shared))
-        enough = sum(abs(gap) > TOLERANCE for gap in gaps.values()) >= FEWEST_DIFFERING
+        gaps = [in_b[key] - in_a[key] for key in shared]
+        estimate, direction = _paired(gaps, _value_range(*columns, len(gaps)))
+        variance = sample_variance(gaps)
     else:
-        estimate, variance = _welch(in_a, in_b)
-        enough = min(len(in_a), len(in_b)) >= FEWEST_EACH
-    told = enough and abs(estimate.mean) - estimate.half_width > TOLERANCE
-    direction = int(math.copysign(1, estimate.mean)) if told else 0
+        estimate, direction = _unpaired(*columns)
+        variance = sum(sample_variance(column.example_means()) for column in columns)
     means = mean(list(in_a.values())), mean(list(in_b.values()))
     return Difference(name, *means, *estimate, len(shared), direction, weight), needed_examples(variance)
 
 
-def _welch(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Estimate, float]:
-    """Difference between the means of different examples, and the variance of one example's difference.
+def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
+    """Return the smallest and the largest value that a rollout may have; None where too few examples show it."""
+    if a.levels | b.levels <= {0.0, 1.0}:
+        return 0.0, 1.0
+    low, high = min(a.low, b.low), max(a.high, b.high)
+    return (low, high) if examples >= FEWEST_RANGE and high - low > TOLERANCE else None
 
-    Degrees of freedom are Welch's and Satterthwaite's, rounded down.
+
+def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> tuple[Estimate, int]:
+    """Estimate the mean of differences and decide its sign.
+
+    Args:
+        gaps: One difference per example.
+        limits: Of the values themselves, if known.
     """
-    sides = [(clustered_mean(side.items()), len(side)) for side in (a, b)]
-    difference = sides[1][0].mean - sides[0][0].mean
-    if min(len(a), len(b)) < 2:
-        return Estimate(difference, math.nan), math.nan
-    variances = [example_variance(estimate, n) for estimate, n in sides]
-    errors = [variance / n for variance, (_, n) in zip(variances, sides)]
-    total = sum(errors)
-    if not total:
-        return Estimate(difference, 0.0), 0.0
-    freedom = total**2 / sum(error**2 / (n - 1) for error, (_, n) in zip(errors, sides))
-    quantile = t_quantile(0.975, max(1, int(freedom + 1e-9)))  # rounding must not cost a degree of freedom
-    return Estimate(difference, quantile * math.sqrt(total)), sum(variances)
+    n, up, down = len(gaps), sum(gap > TOLERANCE for gap in gaps), sum(gap < -TOLERANCE for gap in gaps)
+    if n < 2 or not up + down:
+        return no_interval(mean(gaps), ONE if n < 2 else EQUAL), 0
+    span = limits[1] - limits[0] if limits else math.nan
+    if all(abs(gap) <= TOLERANCE or abs(abs(gap) - span) <= TOLERANCE for gap in gaps):
+        direction = (up > down) - (up < down) if sign_test(up, down) <= 0.05 else 0
+        return _scaled(bonett_price(up, down, n), span), direction
+    estimate = graded_estimate(gaps)
+    if estimate.caveat is None:
+        return estimate, _sign_of(estimate) if up + down >= FEWEST_DIFFERING else 0
+    if estimate.caveat == EQUAL and n >= FEWEST_EXAMPLES:
+        return estimate, 1 if estimate.mean > 0.0 else -1
+    if limits is None:
+        return estimate, 0
+    low, high = _binomial_limits(gaps, -span, span)
+    return estimate, _sign_of(Estimate(estimate.mean, low - 0.5, high - 0.5))
 
 
-def _verdict(
-    main: Difference, needed: int | None, differing: int, only: tuple[int, int], names: tuple[str, str]
-) -> str:
+def _unpaired(a: Column, b: Column) -> tuple[Estimate, int]:
+    """Estimate the difference between the means of different examples and decide its sign."""
+    estimate = difference_estimate(a.estimate, b.estimate)
+    if estimate.caveat is None:
+        return estimate, _sign_of(estimate)
+    limits = _value_range(a, b, min(a.examples, b.examples))
+    if limits is None or min(a.examples, b.examples) < 2:
+        return estimate, 0
+    means = a.example_means(), b.example_means()
+    sides = [Estimate(_share(values, *limits), *_binomial_limits(values, *limits)) for values in means]
+    return estimate, _sign_of(difference_estimate(*sides))
+
+
+def _binomial_limits(values: Sequence[float], low: float, high: float) -> tuple[float, float]:
+    """Return 95 % limits of the mean's place between `low` and `high`, as wide as if only these two values occurred."""
+    return clopper_pearson(round(_share(values, low, high) * len(values), DIGITS), len(values))
+
+
+def _share(values: Sequence[float], low: float, high: float) -> float:
+    """Return where the mean lies between `low` and `high`, from 0 to 1."""
+    return min(1.0, max(0.0, (mean(values) - low) / (high - low)))
+
+
+def _sign_of(estimate: Estimate) -> int:
+    """Return the sign of an estimate whose interval excludes zero, else 0."""
+    return int(estimate.low > TOLERANCE) - int(estimate.high < -TOLERANCE)
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(estimate.mean * factor, estimate.low * factor, estimate.high * factor, estimate.caveat)
+
+
+def sign_test(up: int, down: int) -> float:
+    """Return the two-sided p-value of `up` rises among `up + down` changes that go either way with probability 1/2."""
+    n, fewer = up + down, min(up, down)
+    tail = math.fsum(
+        math.exp(math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2))
+        for i in range(fewer + 1)
+    )
+    return min(1.0, 2 * tail)
+
+
+def bonett_price(up: int, down: int, n: int) -> Estimate:
+    """Estimate a difference of paired proportions (Bonett & Price 2012, "Adjusted Wald confidence interval ...").
+
+    Args:
+        up: Pairs that rose by 1.
+        down: Pairs that fell by 1.
+        n: All pairs.
+    """
+    rise, fall = (up + 1) / (n + 2), (down + 1) / (n + 2)
+    reach = Z * math.sqrt((rise + fall - (rise - fall) ** 2) / (n + 2))
+    return Estimate((up - down) / n, max(-1.0, rise - fall - reach), min(1.0, rise - fall + reach))
+
+
+def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
+    """Estimate b − a from independent estimates, whose intervals may be asymmetric.
+
+    Zou & Donner 2008, "Construction of confidence limits about effect measures: a general approach".
+    """
+    difference, caveat = b.mean - a.mean, a.caveat or b.caveat
+    low = difference - math.hypot(b.mean - b.low, a.high - a.mean)
+    high = difference + math.hypot(b.high - b.mean, a.mean - a.low)
+    if math.isnan(low) or math.isnan(high):
+        return no_interval(difference, caveat or "no interval")
+    return Estimate(difference, low, high, caveat)
+
+
+def _verdict(main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str]) -> str:
     if main.examples:
         basis = f"on {main.examples:,} shared example{'s' * (main.examples > 1)}"
     else:
         basis = f"between {only[0]:,} and {only[1]:,} different examples"
-    width = "" if math.isnan(main.half_width) else f" ± {main.half_width:.3f}"
-    seen = f"{main.name} {main.difference:+.3f}{width} {basis}"
+    limits = "" if math.isnan(main.low) else f" [{main.low:+.3f}, {main.high:+.3f}]"
+    seen = f"{main.name} {main.difference:+.3f}{limits} {basis}"
     if main.direction:
         return f"{names[1]} is {_judgement(main)} than {names[0]}: {seen}"
     if needed is None:
-        return f"no difference can be told: {seen}; an interval takes two examples at least"
-    if main.examples and not differing:
+        return f"too few examples: {seen}; an interval needs at least 2 examples"
+    if math.isnan(main.low) and abs(main.difference) <= TOLERANCE:
         seen = f"{main.name} is equal {basis}"
-    elif abs(main.difference) - main.half_width > TOLERANCE:
-        few = f"only {differing} of them differ" if main.examples else "that is too few"
-        seen += f", but {few} and chance alone could do that"
     have = main.examples or min(only)
+    each = "" if main.examples else " in each run"
+    if _unsure(main):
+        few = f"at least {FEWEST_EXAMPLES} examples{each} are needed" if have < FEWEST_EXAMPLES else main.caveat
+        return f"too few examples to tell a direction: {seen}; {few}"
     if have >= needed:
         return f"no difference can be told: {seen}; a true one of {POINTS} would probably have shown"
-    each = "" if main.examples else " in each run"
     return (
         f"no difference can be told: {seen}; "
         f"about {needed - have:,} more examples{each} would be needed to tell a true one of {POINTS}"
     )
+
+
+def _unsure(main: Difference) -> bool:
+    """Whether the difference looks like one, but rests on too few examples."""
+    if math.isnan(main.low):
+        return abs(main.difference) > TOLERANCE
+    return main.low > TOLERANCE or main.high < -TOLERANCE
 
 
 def _judgement(main: Difference) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from rove.errors import ConfigError
 
@@ -17,98 +15,9 @@ Z_BOTH = 1.959963984540054 + 0.8416212335729143
 """Normal quantiles of a 95 % interval and of 80 % power, added up."""
 
 
-class Estimate(NamedTuple):
-    """A mean, and the half-width of its 95 % confidence interval (nan when it cannot be told)."""
-
-    mean: float
-    half_width: float
-
-
 def mean(values: Sequence[float]) -> float:
     """The mean; nan of nothing."""
     return math.fsum(values) / len(values) if values else math.nan
-
-
-@lru_cache(maxsize=256)
-def t_quantile(p: float, df: int) -> float:
-    """The value that a Student-t variable of `df` degrees of freedom stays below with probability `p`.
-
-    Newton's method on the closed form of the distribution function. That function is concave above 0, so the steps from 0
-    only ever rise towards the quantile.
-
-    Raises:
-        ConfigError: `p` is not between 0 and 1, or `df` below 1.
-    """
-    if not 0.0 < p < 1.0 or df < 1:
-        raise ConfigError(f"no t quantile of p = {p}, df = {df}; expected 0 < p < 1 and df of 1 or more")
-    if p < 0.5:
-        return -t_quantile(1.0 - p, df)
-    peak = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    t = 0.0
-    for _ in range(100):
-        density = peak * (1.0 + t * t / df) ** (-(df + 1) / 2)
-        step = (p - 0.5 - _t_below(t, df)) / density
-        t += step
-        if step <= 1e-8 * t:  # the error after a step is of the order of its square
-            break
-    return t
-
-
-def _t_below(t: float, df: int) -> float:
-    """Probability that a t variable lies between 0 and `t` (Abramowitz & Stegun, 26.7.3 and 26.7.4, halved)."""
-    odd = df % 2
-    cosine2 = df / (df + t * t)
-    term = total = math.sqrt(cosine2) if odd else 1.0
-    for k in range(2 + odd, df - 1, 2):
-        term *= cosine2 * (k - 1) / k
-        total += term
-    part = math.sqrt(1.0 - cosine2) * total
-    if not odd:
-        return part / 2
-    return (math.atan(t / math.sqrt(df)) + (part if df > 1 else 0.0)) / math.pi
-
-
-def clustered_mean(values: Iterable[tuple[str, float]]) -> Estimate:
-    """Mean of (cluster, value) pairs; see `clustered_estimate`. Clusters are examples, values their rollouts."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for cluster, value in values:
-        sums[cluster] = sums.get(cluster, 0.0) + value
-        counts[cluster] = counts.get(cluster, 0) + 1
-    return clustered_estimate(list(sums.values()), list(counts.values()))
-
-
-def clustered_estimate(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
-    """Mean of all values with a 95 % interval that knows values of one cluster are not independent.
-
-    The variance is the sandwich estimate over clusters (as for a regression on a constant, with the factor n / (n − 1));
-    the quantile is Student's with clusters − 1 degrees of freedom. With one value in each cluster it is the ordinary t interval.
-    As that one it is too narrow where nearly all values are equal (below about ten clusters that differ from the rest).
-
-    Args:
-        sums: of the values of each cluster.
-        counts: how many values each cluster has; those without any do not count.
-
-    Returns:
-        the estimate; its half-width is nan below two clusters.
-    """
-    values = sum(counts)
-    if not values:
-        return Estimate(math.nan, math.nan)
-    centre = math.fsum(sums) / values
-    clusters = sum(count > 0 for count in counts)
-    if clusters < 2:
-        return Estimate(centre, math.nan)
-    squares = math.fsum((total - count * centre) ** 2 for total, count in zip(sums, counts))
-    error = math.sqrt(squares * clusters / (clusters - 1)) / values
-    return Estimate(centre, t_quantile(0.975, clusters - 1) * error)
-
-
-def example_variance(estimate: Estimate, examples: int) -> float:
-    """The variance of one example's mean over its rollouts, as an estimate over `examples` tells it; nan below two."""
-    if examples < 2:
-        return math.nan
-    return examples * (estimate.half_width / t_quantile(0.975, examples - 1)) ** 2
 
 
 def needed_examples(variance: float, difference: float = POINTS) -> int | None:

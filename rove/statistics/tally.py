@@ -12,16 +12,8 @@ import msgspec
 
 from rove.errors import ConfigError
 from rove.records import Outcome, RolloutRecord, Scores, Usage
-from rove.statistics.estimates import (
-    POINTS,
-    Estimate,
-    clustered_estimate,
-    example_variance,
-    needed_examples,
-    pass_at_k,
-    pass_hat_k,
-    percentiles,
-)
+from rove.statistics.estimates import POINTS, needed_examples, pass_at_k, pass_hat_k, percentiles
+from rove.statistics.intervals import DIGITS, Estimate, mean_estimate, sample_variance
 
 TOLERANCE = 1e-9
 """Values no further apart are equal: a reward is a weighted sum, 0.1 + 0.2 + 0.7 of it is a hair below 1."""
@@ -52,14 +44,23 @@ class Price(msgspec.Struct, frozen=True):
 class Column:
     """Sums and counts of one value by example; an example is a place, 0 … examples − 1. Takes 12 bytes an example."""
 
-    __slots__ = ("counts", "sums")
+    __slots__ = ("counts", "high", "levels", "low", "sums")
 
     def __init__(self) -> None:
         self.sums = array("d")
         self.counts = array("I")
+        self.levels: set[float] = set()
+        """Distinct values, rounded; at most three of them."""
+        self.low = math.inf
+        """Smallest value."""
+        self.high = -math.inf
+        """Largest value."""
 
     def add(self, place: int, value: float) -> None:
         """Count another value of the example at `place`."""
+        self.low, self.high = min(self.low, value), max(self.high, value)
+        if len(self.levels) < 3:
+            self.levels.add(round(value, DIGITS))
         sums, counts = self.sums, self.counts
         if place < len(sums):
             sums[place] += value
@@ -74,13 +75,16 @@ class Column:
     @property
     def estimate(self) -> Estimate:
         """The mean over examples of the means of their values, so that an example counts the same whatever failed."""
-        means = array("d", (mean for _, mean in self.means()))
-        return clustered_estimate(means, array("I", [1]) * len(means))
+        return mean_estimate(self.example_means(), self.levels, sum(self.counts))
 
     @property
     def examples(self) -> int:
         """How many examples have the value."""
         return len(self.counts) - self.counts.count(0)
+
+    def example_means(self) -> array[float]:
+        """Return the mean of every example that has the value."""
+        return array("d", (mean for _, mean in self.means()))
 
     def means(self) -> Iterator[tuple[int, float]]:
         """Place and mean of every example that has the value."""
@@ -197,7 +201,8 @@ class Tally:
     def summary(self) -> dict[str, Any]:
         """Everything as plain values; what JSON cannot hold (nan) it writes as null.
 
-        Estimates are over the scored rollouts, `mean` and `half_width` of a 95 % interval clustered by example:
+        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95 % interval over examples, and `caveat`, a
+        sentence where the interval may not hold or does not exist (see `mean_estimate`), else None:
 
         - `reward`, `functions` (with `weight`, 0 for a metric)
         - `pass@k`, `pass^k`: for k = 1, 2, 4, … and the size of the largest group the probability that one, or all, of k
@@ -213,8 +218,8 @@ class Tally:
         `too_few` says so.
         """
         reward = self._columns.reward
-        estimate, examples = reward.estimate, reward.examples
-        needed = needed_examples(2 * example_variance(estimate, examples))
+        examples = reward.examples
+        needed = needed_examples(2 * sample_variance(reward.example_means()))
         weights = self._columns.weights
         summary: dict[str, Any] = {
             "rollouts": self.rollouts,
@@ -225,7 +230,7 @@ class Tally:
             "error_share": _share(self.failed, self.rollouts),
             "truncation_share": _share(self.truncated, self.rollouts),
             "examples": examples,
-            "reward": estimate._asdict(),
+            "reward": reward.estimate._asdict(),
             "functions": {
                 name: {**column.estimate._asdict(), "weight": weights.get(name, 0.0)}
                 for name, column in self._columns.named.items()
@@ -277,7 +282,7 @@ class Tally:
             for k in tries:
                 chance = {(n, c): probability(n, int(c), k) for n, c in groups if n >= k}
                 values = array("d", (chance[group] for group in zip(counts, passed) if group in chance))
-                estimate = clustered_estimate(values, array("I", [1]) * len(values))
+                estimate = mean_estimate(values, {0.0, 1.0}, sum(n // k for n in counts if n >= k))
                 left_out = examples - len(values)
                 found[name][str(k)] = {**estimate._asdict(), "examples": len(values), "left_out": left_out}
         return found

@@ -232,8 +232,8 @@ class HeldOut:
     async def measure(self, step: int, configs: Sequence[EvaluationConfig]) -> dict[str, float]:
         """Metrics of these evaluations after a step, under `eval/NAME/`, and the seconds they took.
 
-        They are `reward/mean` with `reward/half_width` (of a 95 % interval), `reward/FUNCTION` and `metrics/FUNCTION`,
-        `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts. For those of every line see `_lines`.
+        They are `reward/mean` with its 95 % interval `reward/interval_low` and `reward/interval_high`, `reward/FUNCTION` and
+        `metrics/FUNCTION`, `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts. For those of every line see `_lines`.
 
         Raises:
             RunError: every rollout of an evaluation failed, or any line of play.
@@ -344,7 +344,8 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an evaluation's summary under a training run's names; what is not known (nan) is left out."""
     found = {
         "reward/mean": summary["reward"]["mean"],
-        "reward/half_width": summary["reward"]["half_width"],
+        "reward/interval_low": summary["reward"]["low"],
+        "reward/interval_high": summary["reward"]["high"],
         "length/mean": summary["tokens_per_rollout"]["completion"],
         "truncated": summary["truncation_share"],
         "failed": summary["error_share"],

@@ -25,7 +25,8 @@ def gain(rewards: Sequence[float]) -> Estimate | None:
         return None
     first, last = rewards[:part], rewards[-part:]
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / part)
-    return Estimate(statistics.fmean(last) - statistics.fmean(first), t_quantile(0.975, 2 * part - 2) * error)
+    risen, reach = statistics.fmean(last) - statistics.fmean(first), t_quantile(0.975, 2 * part - 2) * error
+    return Estimate(risen, risen - reach, risen + reach)
 
 
 def no_gain(rewards: Sequence[float]) -> str | None:
@@ -35,12 +36,13 @@ def no_gain(rewards: Sequence[float]) -> str | None:
         rewards: mean reward of each step, oldest first.
     """
     found = gain(rewards)
-    if found is None or found.mean > found.half_width:
+    if found is None or found.low > 0.0:
         return None
     part = len(rewards) // 4
     first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-    fell = found.mean < -found.half_width
-    seen = f"{first:.3f} in the first {part}, {last:.3f} in the last {part}: {found.mean:+.3f} ± {found.half_width:.3f}"
+    fell = found.high < 0.0
+    limits = f"[{found.low:+.3f}, {found.high:+.3f}]"
+    seen = f"{first:.3f} in the first {part}, {last:.3f} in the last {part}: {found.mean:+.3f} {limits}"
     if fell:
         return f"the reward has fallen in {len(rewards)} steps ({seen}); unless examples got harder, lower the learning rate"
     return (

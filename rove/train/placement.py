@@ -32,13 +32,15 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     reward: float
-    half_width: float
-    """Half the 95 % interval of the reward."""
+    low: float
+    """Lower limit of the 95 % interval of the reward; nan where there is no interval."""
+    high: float
+    """Upper limit."""
     format: float | None
     """Mean of the functions whose name contains "format"; None if there are none."""
     task: float
     """Weighted sum of the means of the other reward functions."""
-    task_half_width: float
+    task_margin: float
     """About half the 95 % interval of `task`."""
     task_names: list[str]
     """Names of those functions."""
@@ -107,17 +109,20 @@ def row_of(name: str, summary: dict[str, Any]) -> Row:
     return Row(
         name,
         reward=summary["reward"]["mean"],
-        half_width=_known(summary["reward"]["half_width"]),
+        low=summary["reward"]["low"],
+        high=summary["reward"]["high"],
         format=math.fsum(formats) / len(formats) if formats else None,
         task=math.fsum(one["weight"] * one["mean"] for one in tasks.values()),
-        task_half_width=math.hypot(*(one["weight"] * _known(one["half_width"]) for one in tasks.values())),
+        task_margin=math.hypot(*(one["weight"] * _margin(one) for one in tasks.values())),
         task_names=[*tasks],
         scored=summary["scored"],
     )
 
 
-def _known(half_width: float | None) -> float:
-    return half_width if half_width is not None and math.isfinite(half_width) else 0.0
+def _margin(estimate: dict[str, Any]) -> float:
+    """Return half the width of an interval; 0 where there is none."""
+    half = (estimate["high"] - estimate["low"]) / 2
+    return half if math.isfinite(half) else 0.0
 
 
 def learned_only_format(model: Row, policies: Sequence[Row]) -> bool:
@@ -128,7 +133,7 @@ def learned_only_format(model: Row, policies: Sequence[Row]) -> bool:
 def is_weakest(model: Row, policies: Sequence[Row]) -> bool:
     """Return whether a model is no better at the task than the weakest policy, where policies differ."""
     tasks = [policy.task for policy in policies]
-    margin = max(LEAST_MARGIN, model.task_half_width)
+    margin = max(LEAST_MARGIN, model.task_margin)
     return len(tasks) > 1 and max(tasks) > min(tasks) + margin and model.task <= min(tasks) + margin
 
 

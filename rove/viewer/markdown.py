@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rove.statistics import Comparison
-from rove.viewer.tables import comparison_row
+from rove.viewer.tables import caveats, comparison_row
 
 MAX_TEXT = 200
 """Characters of one name, value or note; longer ones end with "…"."""
@@ -20,9 +20,11 @@ def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[
     Args:
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
-    head = ["value", *comparison.names, "difference", "± 95 %", ""]
+    head = ["value", *comparison.names, "difference", "95 % interval", ""]
     align = ["---", "---:", "---:", "---:", "---:", "---"]
-    rows = [comparison_row(one) for one in (comparison.main, *comparison.others)]
+    values = (comparison.main, *comparison.others)
+    rows = [comparison_row(one) for one in values]
+    noted = caveats({"caveat": one.caveat} for one in values)
     lines = [
         f"**{plain(comparison.verdict)}**",
         "",
@@ -33,8 +35,9 @@ def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[
     if comparison.paired:
         counts = f"higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}"
         lines += ["", f"{code(comparison.names[1])}: {counts} examples"]
-    if comparison.notes:
-        lines += ["", *(f"- {plain(note)}" for note in comparison.notes)]
+    notes = [*comparison.notes, *([noted] if noted else [])]
+    if notes:
+        lines += ["", *(f"- {plain(note)}" for note in notes)]
     if settings:
         lines += ["", "Settings that differ:", ""]
         lines += [f"- {code(name)}: {_value(old)} → {_value(new)}" for name, (old, new) in settings.items()]

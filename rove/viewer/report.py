@@ -29,7 +29,7 @@ from rove.viewer.index import Index
 from rove.viewer.queries import EVERY, SCANNED
 from rove.viewer.rollouts import read_line, told
 from rove.viewer.shelf import described
-from rove.viewer.tables import seconds
+from rove.viewer.tables import caveats, limits, seconds
 from rove.viewer.training import training
 
 ROLLOUTS = 200
@@ -41,7 +41,7 @@ MESSAGE = 8_000
 WHOLE = 120_000
 """Most characters shown of a rollout, shared out among its texts."""
 KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
-HEAD = ("value", "mean", "± 95 %", "weight")
+HEAD = ("value", "mean", "95 % interval", "weight")
 GROUPS = 10
 """Steps whose groups are drawn."""
 CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
@@ -230,16 +230,26 @@ def _on_one_line(text: str) -> str:
 
 
 def _values(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, mean, half-width and weight of everything that was estimated, the reward first."""
-    reward = summary.get("reward") or {}
-    yield "reward", shown(reward.get("mean")), shown(reward.get("half_width")), ""
+    """Name, mean, interval and weight of everything that was estimated, the reward first."""
+    for name, seen, weight in _estimates(summary):
+        yield name, shown(seen.get("mean")), _interval(seen), weight
+
+
+def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Name, estimate and weight of everything that was estimated, the reward first."""
+    yield "reward", summary.get("reward") or {}, ""
     functions: dict[str, Any] = summary.get("functions") or {}
     for name, seen in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
         weight = seen.get("weight")
-        yield name, shown(seen.get("mean")), shown(seen.get("half_width")), f"{weight:g}" if weight else "metric"
+        yield name, seen, f"{weight:g}" if weight else "metric"
     for kind in ("pass@k", "pass^k"):
         for k, seen in (summary.get(kind) or {}).items():
-            yield f"{kind[:-1]}{k}", shown(seen.get("mean")), shown(seen.get("half_width")), ""
+            yield f"{kind[:-1]}{k}", seen, ""
+
+
+def _interval(seen: Mapping[str, Any]) -> str:
+    found, mark = limits(seen), "*" if seen.get("caveat") else ""
+    return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
 
 
 def _counts(findings: Findings) -> Iterator[str]:
@@ -258,12 +268,14 @@ def _counts(findings: Findings) -> Iterator[str]:
             yield f"{summary.get('failed', 0):,} {one}: {counts}" if kind == "errors" else f"{one} {counts}"
     if summary.get("truncated"):
         yield f"{summary['truncated']:,} truncated"
+    if noted := caveats(seen for _, seen, _ in _estimates(summary)):
+        yield noted
 
 
 def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The numbers to see first, and what they are."""
     reward = summary.get("reward") or {}
-    yield f"{shown(reward.get('mean'))} ± {shown(reward.get('half_width'))}", "reward, 95 %"
+    yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95 % interval"
     yield f"{shown(summary.get('scored'))} / {shown(summary.get('rollouts'))}", "rollouts scored"
     if summary.get("failed"):
         yield shown(summary["failed"]), "failed"

@@ -16,7 +16,7 @@ from rove.annotations import FILE, Annotations
 from rove.errors import ConfigError, Error, RunError, nearest
 from rove.files import check_regular
 from rove.runs import Run
-from rove.statistics import clustered_mean
+from rove.statistics import Column
 from rove.trained_tokens import TrainedRollout, read_tokens
 from rove.viewer.growing import GrowingLines
 from rove.viewer.html import utf8_text
@@ -185,7 +185,7 @@ class Shelf:
         held_out = sorted(key for row in rows[-200:] for key in row if re.fullmatch(r"eval/.*/reward/mean", key))
         last = {key: next(row[key] for row in reversed(rows) if key in row) for key in dict.fromkeys(held_out)}
         return {
-            "reward": {"mean": curve[-1] if curve else None, "half_width": None},
+            "reward": {"mean": curve[-1] if curve else None, "low": None, "high": None, "caveat": None},
             "measure": main,
             "held_out": last,
             "steps": int(rows[-1].get("step", len(rows))) if rows else 0,
@@ -250,11 +250,14 @@ def _masked(value: Any) -> Any:
     return [_masked(item) for item in value] if isinstance(value, list) else value
 
 
-def reward_of(index: Index) -> dict[str, float]:
-    """Mean reward with its interval, clustered by example, of a run that has no summary yet."""
-    sql = f"SELECT example_key, AVG(reward) FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL GROUP BY example_key"
+def reward_of(index: Index) -> dict[str, Any]:
+    """Mean reward with its interval over examples, of a run that has no summary yet."""
+    places: dict[str, int] = {}
+    rewards = Column()
+    for key, reward in index.ask(f"SELECT example_key, reward FROM {SCANNED} WHERE {EVERY} AND reward IS NOT NULL"):
+        rewards.add(places.setdefault(str(key), len(places)), float(reward))  # pyright: ignore[reportArgumentType]
     try:
-        return clustered_mean(index.ask(sql))._asdict()  # pyright: ignore[reportArgumentType]  rows of two
+        return rewards.estimate._asdict()
     except OverflowError as error:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,34 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.3f}"
+
+
+def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the limits of an interval; None where there are none.
+
+    Args:
+        estimate: From a summary; older ones have `half_width` instead of `low` and `high`.
+    """
+    low, high, half = (estimate.get(name) for name in ("low", "high", "half_width"))
+    mean = estimate.get("mean")
+    if isinstance(mean, (int, float)) and isinstance(half, (int, float)):
+        low, high = mean - half, mean + half
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def interval(estimate: Mapping[str, Any]) -> str:
+    """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
+    found = limits(estimate)
+    mark = "*" if estimate.get("caveat") else ""
+    return f"[{number(found[0])}, {number(found[1])}]{mark}" if found else f"–{mark}"
+
+
+def caveats(estimates: Iterable[Mapping[str, Any]]) -> str:
+    """Return the caveats of these intervals as one line; "" without any."""
+    texts = dict.fromkeys(str(one["caveat"]) for one in estimates if one.get("caveat"))
+    return f"* {'; '.join(texts)}" if texts else ""
 
 
 def seconds(value: float) -> str:
@@ -50,19 +79,19 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
 
     The chances are shown where they say more than the reward: of groups of two and more, some of which pass.
     """
-    table = Table(title=title, title_justify="left", width=72)
+    rows: list[tuple[str, Mapping[str, Any], str]] = [("reward", summary["reward"], "")]
+    rows += [(name, seen, "") for name, seen in _passes(summary)]
+    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
+        rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
+    rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
+    noted = caveats(seen for _, seen, _ in rows)
+    table = Table(title=title, title_justify="left", width=72, caption=escape(noted) or None, caption_justify="left")
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
-    table.add_column("± 95 %", justify="right")
+    table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
-    table.add_row("reward", number(summary["reward"]["mean"]), number(summary["reward"]["half_width"]), "")
-    for name, seen in _passes(summary):
-        table.add_row(name, number(seen["mean"]), number(seen["half_width"]), "")
-    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
-        weight = f"{seen['weight']:g}" if seen["weight"] else "metric"
-        table.add_row(name, number(seen["mean"]), number(seen["half_width"]), weight)
-    for name, seen in summary.get("environments", {}).items():
-        table.add_row(f"reward in {name}", number(seen["mean"]), number(seen["half_width"]), "")
+    for name, seen, weight in rows:
+        table.add_row(name, number(seen["mean"]), escape(interval(seen)), weight)
     return table
 
 
@@ -145,22 +174,25 @@ def comparison_table(comparison: Comparison) -> Table:
     """Two runs side by side: every value both have, its difference, and which way it went where that can be told."""
     examples = "the examples of both" if comparison.paired else "different examples"
     title = f"means over {examples}; higher or lower where that can be told"
-    table = Table(title=title, title_justify="left", width=98)
+    values = (comparison.main, *comparison.others)
+    noted = caveats({"caveat": one.caveat} for one in values)
+    table = Table(title=title, title_justify="left", width=98, caption=escape(noted) or None, caption_justify="left")
     table.add_column("", style="bold")
     for name in comparison.names:
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("± 95 %", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for one in (comparison.main, *comparison.others):
-        table.add_row(*comparison_row(one))
+    for one in values:
+        table.add_row(*map(escape, comparison_row(one)))
     return table
 
 
 def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
-    """Name, both means, difference, half-width and direction ("higher", "lower" or "") of a value of two runs."""
+    """Name, both means, difference, interval and direction ("higher", "lower" or "") of a value of two runs."""
     direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
-    return one.name, number(one.a), number(one.b), signed(one.difference), number(one.half_width), direction
+    reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
+    return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
 
 
 def signed(value: float | None) -> str:

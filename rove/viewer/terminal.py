@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from rove.errors import Error
 from rove.viewer import api
-from rove.viewer.tables import number, signed, sparkline
+from rove.viewer.tables import caveats, number, signed, sparkline
 from rove.viewer.terminal_page import List, Page, Viewer
 from rove.viewer.terminal_words import Filter, estimate, heading, inert, messages, outcome, rollout_cells, run_cells
 
@@ -289,7 +289,7 @@ class Rollout(Page):
 class Comparison(List):
     """Two runs side by side."""
 
-    columns = ("value", "first", "second", "difference", "± 95 %", "")
+    columns = ("value", "first", "second", "difference", "95 % interval", "")
 
     def __init__(self, a: str, b: str):
         super().__init__()
@@ -298,17 +298,14 @@ class Comparison(List):
     def show(self) -> None:
         """What both have, and which way it went where that can be told."""
         found = self.app.ask("compare", a=self.names[0], b=self.names[1])
-        told = {1: "higher", 0: "", -1: "lower"}
-        rows = [
-            (one["name"], one["a"], one["b"], one["difference"], one["half_width"], told[one["direction"]])
-            for one in (found["main"], *found["others"])
-        ]
-        title = f"{self.names[0]} and {self.names[1]}\n{found['verdict']}"
-        self.fill(Text(inert(title)), ((str(i), _compared(*row)) for i, row in enumerate(rows)))
+        rows = [found["main"], *found["others"]]
+        title = f"{self.names[0]} and {self.names[1]}\n{found['verdict']}\n{caveats(rows)}".rstrip()
+        self.fill(Text(inert(title)), ((str(i), _compared(one)) for i, one in enumerate(rows)))
 
 
-def _compared(name: str, a: float, b: float, difference: float, half: float | None, told: str) -> list[Text]:
-    values = (inert(name), number(a), number(b), signed(difference), estimate(half), told)
+def _compared(one: Mapping[str, Any]) -> list[Text]:
+    told = {1: "higher", 0: "", -1: "lower"}[one["direction"]]
+    values = (inert(one["name"]), number(one["a"]), number(one["b"]), signed(one["difference"]), estimate(one), told)
     return [Text(value) for value in values]
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rove.errors import ConfigError, nearest
 from rove.viewer.queries import SCORE, TAG
-from rove.viewer.tables import number, seconds, sparkline
+from rove.viewer.tables import interval, number, seconds, sparkline
 from rove.viewer.words import said
 
 WIDEST = 34
@@ -89,9 +89,10 @@ def _condition(word: str, known: Sequence[str]) -> tuple[str, str]:
 # Cells
 
 
-def estimate(value: float | None) -> str:
-    """A half-width."""
-    return "" if value is None else f"± {number(value)}"
+def estimate(seen: Mapping[str, Any]) -> str:
+    """Return an interval as text; "" without one."""
+    found = interval(seen)
+    return "" if found == "–" else found
 
 
 def brief(value: float) -> str:
@@ -102,7 +103,7 @@ def brief(value: float) -> str:
 def run_cells(run: Mapping[str, Any], picked: bool) -> list[Text]:
     """A run as a row."""
     reward: Mapping[str, Any] = run.get("reward") or {}
-    measured = f"{number(reward.get('mean'))} {estimate(reward.get('half_width'))}".strip()
+    measured = f"{number(reward.get('mean'))} {estimate(reward)}".strip()
     if "curve" in run:
         measured = f"{'loss ' * (run['measure'] == 'loss')}{measured} {sparkline(run['curve'], 12)}"
         of = f" of {run['planned']:,}" if run.get("planned") else ""

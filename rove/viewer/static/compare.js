@@ -3,7 +3,7 @@
 import { el, cell, replace, table } from "./dom.js";
 import { address, ask, changed } from "./ask.js";
 import { message } from "./chat.js";
-import { NONE, number, plain, signed } from "./format.js";
+import { NONE, caveats, limits, number, plain, range, signed } from "./format.js";
 
 export async function comparePage(main, params, signal) {
   const a = params.get("a");
@@ -56,6 +56,7 @@ function comparison(found, a, b, params) {
     found.reading && el("p", { class: "bad" }, "One of the runs is still being read; open this page again in a moment."),
     found.notes.map((note) => el("p", { class: "note" }, note)),
     differences(found, a, b),
+    caveats([found.main, ...found.others]) && el("p", { class: "note" }, caveats([found.main, ...found.others])),
     el("div", { class: "tools" }, el("label", {}, "Examples that moved most, by ", select)),
     movers(found, a, b, params),
   );
@@ -71,24 +72,24 @@ function differences(found, a, b) {
       cell(a, number(one.a)),
       cell(b, number(one.b)),
       cell("difference", signed(one.difference)),
-      cell("± 95 %", number(one.half_width)),
+      cell("95 % interval", range(one)),
       cell("interval", bar(one)),
       cell("told", told[one.direction] || NONE),
     ),
   );
-  return table(["value", a, b, "difference", "± 95 %", "interval", "told"], rows, "differences");
+  return table(["value", a, b, "difference", "95 % interval", "interval", "told"], rows, "differences");
 }
 
 /** The difference with its interval on a line whose middle is zero. */
 function bar(one) {
-  const half = one.half_width ?? 0;
-  const most = Math.abs(one.difference) + half || 1;
+  const [low, high] = limits(one) ?? [one.difference, one.difference];
+  const most = Math.max(Math.abs(low), Math.abs(high), Math.abs(one.difference)) || 1;
   const at = (value) => 50 + (value / most) * 48;
-  const range = el("span", { class: "range", "width%": at(one.difference + half) - at(one.difference - half) });
-  range.style.left = `${at(one.difference - half)}%`;
+  const reach = el("span", { class: "range", "width%": at(high) - at(low) });
+  reach.style.left = `${at(low)}%`;
   const point = el("span", { class: "point" });
   point.style.left = `${at(one.difference)}%`;
-  return el("span", { class: "axis", "aria-hidden": "true" }, range, point);
+  return el("span", { class: "axis", "aria-hidden": "true" }, reach, point);
 }
 
 function movers(found, a, b, params) {

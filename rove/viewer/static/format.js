@@ -11,11 +11,31 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-/** A mean with the half-width of its interval. */
+/** The limits of an interval, or null; older summaries have `half_width` instead of `low` and `high`. */
+export function limits(estimate) {
+  if (Number.isFinite(estimate.low) && Number.isFinite(estimate.high)) return [estimate.low, estimate.high];
+  if (!Number.isFinite(estimate.mean) || !Number.isFinite(estimate.half_width)) return null;
+  return [estimate.mean - estimate.half_width, estimate.mean + estimate.half_width];
+}
+
+/** An interval as text, with an asterisk where it has a caveat. */
+export function range(estimate) {
+  const found = limits(estimate);
+  const mark = estimate.caveat ? "*" : "";
+  return found ? `[${found[0].toFixed(3)}, ${found[1].toFixed(3)}]${mark}` : NONE + mark;
+}
+
+/** The caveats of intervals as one line; "" without any. */
+export function caveats(estimates) {
+  const texts = [...new Set(estimates.map((one) => one.caveat).filter(Boolean))];
+  return texts.length ? `* ${texts.join("; ")}` : "";
+}
+
+/** A mean with its interval. */
 export function interval(estimate) {
-  if (!estimate || estimate.mean === null || estimate.mean === undefined) return NONE;
-  const half = estimate.half_width;
-  return half === null || half === undefined ? estimate.mean.toFixed(3) : `${estimate.mean.toFixed(3)} ± ${half.toFixed(3)}`;
+  if (!estimate || !Number.isFinite(estimate.mean)) return NONE;
+  const mean = estimate.mean.toFixed(3);
+  return limits(estimate) ? `${mean} ${range(estimate)}` : mean;
 }
 
 /** The same with its sign. */

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { curves, histogram } from "./charts.js";
-import { counted, number } from "./format.js";
+import { counted, limits, number } from "./format.js";
 
 export const COLOURS = 8;
 /** Steps whose groups are drawn. */
@@ -114,8 +114,9 @@ function spreadOf(run) {
 }
 
 function intervals(rows, metric) {
-  const half = metric.replace(/mean$/, "half_width");
-  return rows.filter((row) => Number.isFinite(row[half])).map((row) => [row.step, row[metric] - row[half], row[metric] + row[half]]);
+  const of = (row, name) => row[metric.replace(/mean$/, name)];
+  const band = (row) => limits({ mean: row[metric], low: of(row, "interval_low"), high: of(row, "interval_high"), half_width: of(row, "half_width") });
+  return rows.filter(band).map((row) => [row.step, ...band(row)]);
 }
 
 function thinnedBand(band) {

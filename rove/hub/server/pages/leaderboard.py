@@ -72,14 +72,15 @@ def scale_of(estimates: Iterable[Estimate], more: Iterable[float] = ()) -> Scale
     seen = list(more)
     for one in estimates:
         if one.mean is not None:
-            seen += [one.mean - (one.half_width or 0.0), one.mean + (one.half_width or 0.0)]
+            seen += [one.mean, *(one.limits or ())]
     low, high = float(min(seen, default=0.0)), float(max(seen, default=1.0))
     return Scale(low, high) if high > low else Scale(low - 0.5, low + 0.5)
 
 
 def measured(one: Estimate) -> str:
-    """A mean with the half-width of its interval."""
-    return shown(one.mean) if one.half_width is None else f"{shown(one.mean)} ± {shown(one.half_width)}"
+    """A mean with its interval, and an asterisk where the interval may not hold."""
+    reach = f" [{shown(one.limits[0])}, {shown(one.limits[1])}]" if one.limits else ""
+    return f"{shown(one.mean)}{reach}{'*' * bool(one.caveat)}"
 
 
 def drawn(name: str, one: Estimate, scale: Scale) -> str:
@@ -87,8 +88,8 @@ def drawn(name: str, one: Estimate, scale: Scale) -> str:
     if one.mean is None:
         return ""
     said, reach, middle = f"{name} {shown(one.mean)}", "", f'y1="{HEIGHT / 2}" y2="{HEIGHT / 2}"'
-    if one.half_width is not None:
-        low, high = one.mean - one.half_width, one.mean + one.half_width
+    if one.limits is not None:
+        low, high = one.limits
         said += f", 95 % interval {shown(low)} to {shown(high)}"
         reach = f'<line class="reach" x1="{scale.at(low):.1f}" x2="{scale.at(high):.1f}" {middle}/>'
     axis = f'<line class="axis" x1="{EDGE}" x2="{WIDTH - EDGE}" {middle}/>'
@@ -129,6 +130,6 @@ def _board(rows: Sequence[Row], scale: Scale) -> str:
                 text(row.uploaded[:10]),
             )
         )
-    head = ("place", "model and its run", "mean reward ± 95 %", scale.ends, "rollouts", "examples", "pushed")
+    head = ("place", "model and its run", "mean reward, 95 % interval", scale.ends, "rollouts", "examples", "pushed")
     left_out = tag("p", f"{len(rows) - ROWS:,} of lower rewards are left out.", "note") if len(rows) > ROWS else ""
     return table(head, cells, "board") + left_out

@@ -88,7 +88,7 @@ def _json(told: Any) -> str:
 def figures(summary: Summary) -> Iterator[str]:
     """The numbers of a summary: what was scored, reward and reward functions with their intervals, how rollouts ended."""
     numbers = [
-        (measured(summary.reward), "reward ± 95 %"),
+        (measured(summary.reward), "reward, 95 % interval"),
         (f"{shown(summary.scored)} / {shown(summary.rollouts)}", "rollouts scored"),
         (shown(summary.examples), "examples"),
         (shown(summary.prompt_tokens), "prompt tokens"),
@@ -105,7 +105,10 @@ def figures(summary: Summary) -> Iterator[str]:
         _line(f"{kind}{k}", one, "") for kind, found in chances.items() for k, one in list(found.items())[:FUNCTIONS]
     ]
     rows += [_line(n, one, "") for n, one in list(summary.functions.items())[:FUNCTIONS] if not one.weight]
-    yield table(("score", "mean ± 95 %", scale.ends, "weight"), rows, "scores")
+    noted = dict.fromkeys(one.caveat for one in (*lines.values(), *summary.functions.values()) if one.caveat)
+    yield table(("score", "mean, 95 % interval", scale.ends, "weight"), rows, "scores")
+    if noted:
+        yield tag("p", text(cut(f"* {'; '.join(noted)}", LONGEST)))
     for title, found in (("Ended by", summary.stops), ("Failed with", summary.errors)):
         if found:
             counts = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:FUNCTIONS])

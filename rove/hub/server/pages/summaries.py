@@ -17,12 +17,26 @@ Value = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 
 class Estimate(Struct, frozen=True):
-    """A mean with the half-width of its 95 % interval; None where there is none."""
+    """A mean with its 95 % interval; None where there is none."""
 
     mean: Value | None = None
     half_width: Value | None = None
+    """In summaries of older versions, instead of `low` and `high`."""
+    low: Value | None = None
+    high: Value | None = None
+    caveat: str | None = None
+    """Why the interval may not hold."""
     weight: Value | None = None
     """Of a reward function; 0 = a metric."""
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The interval; None where there is none."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        if self.mean is None or self.half_width is None:
+            return None
+        return self.mean - self.half_width, self.mean + self.half_width
 
 
 class Summary(Struct, frozen=True):

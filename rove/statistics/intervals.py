@@ -1,0 +1,230 @@
+"""95 % confidence intervals of means: exact for two-valued results, Student's t with a stated caveat for the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from rove.errors import ConfigError
+
+FEWEST_EXAMPLES = 30
+"""Examples below which a t interval carries a caveat."""
+FEWEST_TWO_VALUED = 10
+"""Examples from which 0 and one other value, or −c and c, count as all the values there are."""
+FEWEST_MIXED = 10
+"""Examples with a success, and with a failure, from which the design effect of several rollouts per example is estimated."""
+MAX_SKEW = 0.02
+"""Largest skewness² / examples of a t interval without a caveat; simulated by `benchmarks/interval_coverage.py`."""
+DIGITS = 9
+"""Decimal digits to which values are compared."""
+FEW = f"interval may be too narrow: fewer than {FEWEST_EXAMPLES} examples"
+SKEWED = "interval may be too narrow: skewed values"
+EQUAL = "no interval: all values are equal"
+ONE = "no interval: fewer than 2 examples"
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    """Lower limit; nan without an interval."""
+    high: float
+    """Upper limit; nan without an interval."""
+    caveat: str | None = None
+    """Why the interval may not hold, or why there is none; None for an interval that holds."""
+
+
+def no_interval(mean: float, caveat: str) -> Estimate:
+    """Return an estimate without limits."""
+    return Estimate(mean, math.nan, math.nan, caveat)
+
+
+def mean_estimate(
+    values: Sequence[float], levels: Collection[float] | None = None, observations: int | None = None
+) -> Estimate:
+    """Estimate a mean from one value per example.
+
+    The interval is `proportion_interval` where every rollout scored 0 or 1, else that of `graded_estimate`.
+
+    Args:
+        values: One value per example, the mean over its rollouts.
+        levels: Distinct values of the single rollouts; three of them stand for any larger number. Default: those of `values`.
+        observations: Number of rollouts. Default: one per example.
+    """
+    levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
+    if len(values) >= 2 and levels <= {0.0, 1.0}:
+        return Estimate(math.fsum(values) / len(values), *proportion_interval(values, observations))
+    return graded_estimate(values, levels, observations)
+
+
+def graded_estimate(
+    values: Sequence[float], levels: Collection[float] | None = None, observations: int | None = None
+) -> Estimate:
+    """Estimate a mean from one value per example, where values may be any number.
+
+    The interval is `proportion_interval` where there are only two values, 0 and c or −c and c, in at least
+    `FEWEST_TWO_VALUED` examples. Otherwise it is Student's t, with a caveat below `FEWEST_EXAMPLES` examples and for skewed
+    values.
+
+    Args:
+        values: As for `mean_estimate`.
+        levels: As for `mean_estimate`.
+        observations: As for `mean_estimate`.
+    """
+    n = len(values)
+    mean = math.fsum(values) / n if n else math.nan
+    if n < 2:
+        return no_interval(mean, ONE)
+    levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
+    if len(levels) == 1:
+        return no_interval(mean, EQUAL)
+    base, top = min(levels), max(levels)
+    if len(levels) == 2 and n >= FEWEST_TWO_VALUED and (0.0 in levels or base == -top):
+        low, high = proportion_interval([(value - base) / (top - base) for value in values], observations)
+        return Estimate(mean, base + low * (top - base), base + high * (top - base))
+    reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
+    return Estimate(mean, mean - reach, mean + reach, _t_caveat(values))
+
+
+def _t_caveat(values: Sequence[float]) -> str | None:
+    if len(values) < FEWEST_EXAMPLES:
+        return FEW
+    return SKEWED if skewness(values) ** 2 > MAX_SKEW * len(values) else None
+
+
+def sample_variance(values: Sequence[float]) -> float:
+    """Return the unbiased sample variance; nan of fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return math.nan
+    mean = math.fsum(values) / n
+    return math.fsum((value - mean) * (value - mean) for value in values) / (n - 1)
+
+
+def skewness(values: Sequence[float]) -> float:
+    """Return the third standardized moment; 0 of equal values."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    spread = math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / n)
+    return math.fsum(((value - mean) / spread) ** 3 for value in values) / n if spread > 0.0 else 0.0
+
+
+def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
+    """Return the 95 % limits of a proportion from the share of successes in each example.
+
+    With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
+    effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
+    counts estimated from survey data"), at least the number of examples. Where fewer than `FEWEST_MIXED` examples have a
+    success or fewer have a failure, the design effect cannot be estimated, and the number of examples counts.
+
+    Args:
+        shares: Between 0 and 1, one per example; at least two.
+        observations: Number of rollouts. Default: one per example.
+    """
+    n = len(shares)
+    mean = min(1.0, max(0.0, math.fsum(shares) / n))
+    trials = float(n)
+    mixed = min(sum(share > 0.0 for share in shares), sum(share < 1.0 for share in shares)) >= FEWEST_MIXED
+    variance = sample_variance(shares) / n
+    if observations is not None and observations > n and mixed and variance > 0.0:
+        effective = (
+            mean * (1.0 - mean) / variance * (t_quantile(0.975, observations - 1) / t_quantile(0.975, n - 1)) ** 2
+        )
+        trials = min(float(observations), max(float(n), effective))
+    return clopper_pearson(round(mean * trials, DIGITS), trials)
+
+
+@lru_cache(maxsize=4096)
+def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
+    """Return the exact 95 % limits of a proportion.
+
+    Args:
+        successes: 0 … trials; fractions are interpolated by the beta distribution.
+        trials: More than 0.
+
+    Raises:
+        ConfigError: not 0 ≤ successes ≤ trials, or no trial.
+    """
+    if not 0.0 <= successes <= trials or trials <= 0.0:
+        raise ConfigError(
+            f"{successes} successes in {trials} trials; expected 0 ≤ successes ≤ trials and trials above 0"
+        )
+    failures = trials - successes
+    low = beta_quantile(0.025, successes, failures + 1.0) if successes > 0.0 else 0.0
+    high = beta_quantile(0.975, successes + 1.0, failures) if failures > 0.0 else 1.0
+    return low, high
+
+
+def beta_quantile(p: float, a: float, b: float) -> float:
+    """Return the value that a beta variable of shape `a`, `b` (both above 0) stays below with probability `p`; by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beta_below(middle, a, b) < p else (low, middle)
+    return (low + high) / 2
+
+
+def beta_below(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function I_x(a, b).
+
+    By its continued fraction, evaluated with Lentz's method (Press et al., "Numerical Recipes", 6.4).
+    """
+    if x <= 0.0 or x >= 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1.0) / (a + b + 2.0):
+        return 1.0 - beta_below(1.0 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0) or 1e-300)
+    total = d
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1.0 / (1.0 + term * d or 1e-300)
+            c = 1.0 + term / c or 1e-300
+            total *= c * d
+        if abs(c * d - 1.0) < 1e-14:
+            break
+    return math.exp(log_front) * total / a
+
+
+@lru_cache(maxsize=256)
+def t_quantile(p: float, df: int) -> float:
+    """The value that a Student-t variable of `df` degrees of freedom stays below with probability `p`.
+
+    Newton's method on the closed form of the distribution function. That function is concave above 0, so the steps from 0
+    only ever rise towards the quantile.
+
+    Raises:
+        ConfigError: `p` is not between 0 and 1, or `df` below 1.
+    """
+    if not 0.0 < p < 1.0 or df < 1:
+        raise ConfigError(f"no t quantile of p = {p}, df = {df}; expected 0 < p < 1 and df of 1 or more")
+    if p < 0.5:
+        return -t_quantile(1.0 - p, df)
+    peak = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    t = 0.0
+    for _ in range(100):
+        density = peak * (1.0 + t * t / df) ** (-(df + 1) / 2)
+        step = (p - 0.5 - _t_below(t, df)) / density
+        t += step
+        if step <= 1e-8 * t:  # the error after a step is of the order of its square
+            break
+    return t
+
+
+def _t_below(t: float, df: int) -> float:
+    """Probability that a t variable lies between 0 and `t` (Abramowitz & Stegun, 26.7.3 and 26.7.4, halved)."""
+    odd = df % 2
+    cosine2 = df / (df + t * t)
+    term = total = math.sqrt(cosine2) if odd else 1.0
+    for k in range(2 + odd, df - 1, 2):
+        term *= cosine2 * (k - 1) / k
+        total += term
+    part = math.sqrt(1.0 - cosine2) * total
+    if not odd:
+        return part / 2
+    return (math.atan(t / math.sqrt(df)) + (part if df > 1 else 0.0)) / math.pi

@@ -515,5 +515,9 @@ def test_the_matrix_in_the_documentation_has_every_package() -> None:
     names = [path.stem for path in (ROOT / "tests/compat_packages").glob("*.py")]
     names += [path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml")]
     assert len(names) >= 28
+    assert rows["judge_qa"] == (
+        "needs the network: RuntimeError: judge model 'judge' could not be asked: Connection error."
+    )
+    names.remove("judge_qa")
     assert all(rows[name] in ("runs unchanged", "runs with deviations") for name in names)
     assert "/tmp" not in page and str(ROOT) not in page

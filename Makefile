@@ -30,7 +30,7 @@ settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/settings_page.py
 
 compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and environments
-	$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md
+	-$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md  # judge_qa has no judge, group_rank a reward that raises: exit status 1
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
 	$(BIN)/python tests/viewer_pictures.py $(or $(RUNS),runs)

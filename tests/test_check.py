@@ -515,5 +515,11 @@ def test_the_matrix_in_the_documentation_has_every_package() -> None:
     names = [path.stem for path in (ROOT / "tests/compat_packages").glob("*.py")]
     names += [path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml")]
     assert len(names) >= 28
-    assert all(rows[name] in ("runs unchanged", "runs with deviations") for name in names)
+    assert rows["judge_qa"] == (
+        "needs the network: RuntimeError: judge model 'judge' could not be asked: Connection error."
+    )
+    assert rows["group_rank"].startswith("cannot run: its reward is broken: broken raised in every rollout, which")
+    assert all(
+        rows[name] in ("runs unchanged", "runs with deviations") for name in {*names} - {"judge_qa", "group_rank"}
+    )
     assert "/tmp" not in page and str(ROOT) not in page

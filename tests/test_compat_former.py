@@ -215,8 +215,12 @@ def test_overridden_lists_are_asked() -> None:
 
 def test_other_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROVE_COMPAT", "fixed")
-    with pytest.raises(TypeError, match="no argument parallelize_scoring"):
+    with pytest.raises(TypeError, match="Rubric has no argument parallelize_scoring"):
         vf.Rubric(parallelize_scoring=True)
+    with pytest.raises(TypeError, match="Parser has no argument tag"):
+        vf.Parser(tag="a")
+    monkeypatch.delenv("ROVE_COMPAT")
+    assert vf.Parser(tag="a").tag == "a"  # type: ignore[attr-defined]
 
 
 def test_groups_may_be_scored_in_the_former_way() -> None:
@@ -436,6 +440,14 @@ def test_a_reward_that_always_raises_is_in_the_summary(tmp_path: Path) -> None:
     assert again["broken_rewards"] == summary["broken_rewards"]
     env = rove.load_environment("broken", tmp_path, funcs="sometimes")
     assert "broken_rewards" not in asyncio.run(rove.evaluate(env, said("4")))
+
+
+def test_an_evaluation_of_v0s_own_warns(tmp_path: Path) -> None:
+    broken_in(tmp_path)
+    env = load_environment("broken", tmp_path).inner  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="its reward is broken: right raised in every rollout"):
+        rows = outputs(env, said("4"))
+    assert [list(row["reward_errors"]) for row in rows] == [["right", "sometimes", "metric"], ["right", "metric"]]
 
 
 @pytest.mark.broad

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
@@ -19,6 +20,8 @@ from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.outputs import GenerateOutputs, make_metadata, push_to_hub, save_results, state_to_output
 from rove.compat.verifiers.types import State
 from rove.errors import ConfigError
+from rove.records import REWARD_ERRORS
+from rove.statistics.reward_errors import broken_reward
 
 if TYPE_CHECKING:
     from rove.compat.verifiers.environment import Environment
@@ -129,6 +132,7 @@ async def generate(
             for told in callbacks:
                 told(outputs, new, make_metadata(outputs, started, **known))
     outputs.sort(key=lambda output: output["example_id"])
+    _warn_of_broken_rewards(env, outputs)
     results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **known))
     if save_results:
         _save(results, folder, on_log)
@@ -198,6 +202,16 @@ async def evaluate(
         rows = rows.repeat(rollouts_per_example)
     options |= {"shuffle": shuffle, "shuffle_seed": shuffle_seed}
     return await generate(env, rows, client, model, sampling_args, *args, **options)
+
+
+def _warn_of_broken_rewards(env: Environment, outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Say which functions that count raised in every rollout, so that their mean of 0.0 says nothing."""
+    weights = dict(zip(env.rubric._get_reward_func_names(), env.rubric._get_reward_weights(), strict=False))
+    errors = {name: said for output in outputs for name, said in (output.get(REWARD_ERRORS) or {}).items()}
+    for name, error in errors.items():
+        called = [output for output in outputs if name in (output["metrics"] or ())]
+        if weights.get(name, 1.0) and all(name in output.get(REWARD_ERRORS, ()) for output in called):
+            warnings.warn(broken_reward(name, error), stacklevel=3)
 
 
 def _known(env: Environment, client: Any, model: str | None) -> tuple[Any, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 from rove.errors import ConfigError
 
@@ -20,6 +22,19 @@ def fixed() -> bool:
     if said not in ("", "v0", "fixed"):
         raise ConfigError(f"{VARIABLE} is {said!r}; expected 'fixed' (the fixes of docs/compat.md), or 'v0' or nothing")
     return said == "fixed"
+
+
+def set_former(owner: object, former: Mapping[str, Any]) -> None:
+    """Set keywords that an object no longer has as attributes, as older releases did, each with a warning.
+
+    Raises:
+        TypeError: there is one, with ROVE_COMPAT=fixed.
+    """
+    if former and fixed():
+        raise TypeError(f"{type(owner).__name__} has no argument {', '.join(former)}")
+    for name, value in former.items():
+        outdated(f"{type(owner).__name__}({name}=…)", "set the attribute instead")
+        setattr(owner, name, value)
 
 
 def outdated(what: str, instead: str) -> None:

@@ -19,6 +19,7 @@ from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.models import plain
 from rove.compat.verifiers.types import RolloutOutput, State
 from rove.compat.verifiers.usage import UsageTracker, context_tokens
+from rove.records import REWARD_ERRORS
 
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 
@@ -56,10 +57,16 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     for name, value in (state.get("metrics") or {}).items():
         if not (fixed() and name in output):
             output[name] = value
-    for name in state_columns or ():
-        value = state.get(name)
-        output[name] = value.snapshot() if isinstance(value, UsageTracker) else plain(value)
-    return output
+    return RolloutOutput({**output, **_reward_errors(state), **_state_columns(state, state_columns or ())})
+
+
+def _reward_errors(state: State) -> dict[str, Any]:
+    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
+
+
+def _state_columns(state: State, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: state.get(name) for name in names}
+    return {name: one.snapshot() if isinstance(one, UsageTracker) else plain(one) for name, one in values.items()}
 
 
 def _usage(state: State) -> dict[str, float] | None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rove.compat.verifiers.messages import content_text
-from rove.compat.verifiers.mode import fixed
+from rove.compat.verifiers.mode import fixed, set_former
 from rove.parsers import identity
 
 
@@ -18,11 +18,20 @@ def _field(message: Any, name: str, default: Any = None) -> Any:
 
 
 class Parser:
-    """Reads the answer out of a completion: the last assistant message, through `extract_fn`."""
+    """Reads the answer out of a completion: the last assistant message, through `extract_fn`.
 
-    def __init__(self, extract_fn: Callable[[str], Any] = identity):
+    Args:
+        extract_fn: what is done to the text.
+        former: other keywords, which 0.1.0 to 0.1.4 set as attributes.
+
+    Raises:
+        TypeError: another keyword, with ROVE_COMPAT=fixed.
+    """
+
+    def __init__(self, extract_fn: Callable[[str], Any] = identity, **former: Any):
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self.extract_fn = extract_fn
+        set_former(self, former)
 
     def parse(self, text: str) -> Any:
         """What one text says."""

@@ -25,13 +25,13 @@ _OWN = ("rove", NAME)
 def written_for() -> Version:
     """The newest release that the requirement of the calling package allows; the newest of all without a requirement.
 
-    The calling package is the first module on the call stack outside rove. Its requirement is that of the installed
-    distribution of the same name, else that of a `pyproject.toml` in the folder of the module or its parent folder.
+    The calling package is the first module on the call stack outside rove and the standard library. Its requirement is that
+    of the installed distribution of the same name, else that of a `pyproject.toml` in the folder of the module or its parent.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if name not in _OWN:
+        if name not in _OWN and name not in sys.stdlib_module_names:
             file = frame.f_globals.get("__file__")
             return _pinned(name, str(file) if file else "")
         frame = frame.f_back

@@ -14,7 +14,7 @@ from typing import Any, get_origin
 from rove.compat.verifiers.calls import call_user, maybe_call_with_named_args, taken
 from rove.compat.verifiers.decorators import discover_decorated
 from rove.compat.verifiers.former_scoring import FormerScoring, score_as_formerly
-from rove.compat.verifiers.mode import fixed, outdated
+from rove.compat.verifiers.mode import fixed, outdated, set_former
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.types import INPUT_FIELDS, State
 from rove.errors import LimitReachedError, phase
@@ -58,14 +58,7 @@ class Rubric(FormerScoring):
         self.group_score_object_providers: list[Callable[[list[State]], Mapping[str, Any]]] = []
         self._cleanup_handlers = discover_decorated(self, "cleanup")
         self._teardown_handlers = discover_decorated(self, "teardown")
-        self._set_former(former)
-
-    def _set_former(self, former: Mapping[str, Any]) -> None:
-        if former and fixed():
-            raise TypeError(f"{type(self).__name__} has no argument {', '.join(former)}")
-        for name, value in former.items():
-            outdated(f"{type(self).__name__}({name}=…)", "set the attribute instead")
-            setattr(self, name, value)
+        set_former(self, former)
 
     def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
         """Add a function that counts."""

@@ -315,8 +315,7 @@ async def train_rl(
     The weights that are saved in the end are the last ones, or the best by `keep_best`.
 
     Args:
-        config: settings.
-        env: the environment `config` names.
+        config, env: settings, and the environment they name.
         loaded: the model to train, in place.
         run: a started run folder.
         on_step: called after every step with its number and metrics.

@@ -315,8 +315,7 @@ async def train_rl(
     """Train `loaded` in `env`, resuming at the run's last checkpoint; save the last weights, or the best by `keep_best`.
 
     Args:
-        config: settings.
-        env: the environment `config` names.
+        config, env: settings, and the environment they name.
         loaded: the model to train, in place.
         run: a started run folder.
         on_step: called after every step with its number and metrics.

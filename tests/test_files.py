@@ -95,9 +95,10 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str, mode: str):
         os.mkfifo(file)
     elif kind == "a folder":
         file.mkdir()
+    elif kind == "a symbolic link":
+        file.symlink_to(target)
     else:
-        file = Path("/dev/null") if kind == "a device" else file
-        file.exists() or file.symlink_to(target)
+        file = Path("/dev/null")
     with pytest.raises(RunError, match=f"{file} is {kind}; expected a regular file"):
         open_regular(file, mode)
     assert target.read_bytes() == b"1"

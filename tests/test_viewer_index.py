@@ -34,7 +34,7 @@ def newer(version: int) -> bytes:
 
 def read(file: Path) -> Index:
     index = Index(file)
-    assert index.catch_up().done
+    assert index.catch_up(60.0).done
     return index
 
 
@@ -312,6 +312,17 @@ def test_bars_stay_where_they_are_whichever_rollouts_are_chosen(file: Path):
     some = histogram(index, choose(known, [("is.score.win", "0.5")]), "score.win")
     assert [(bar["value"], bar["count"]) for bar in some["bars"]] == [(0.0, 0), (0.5, 2), (1.0, 0)]
     assert (some["count"], some["mean"]) == (2, 0.5)
+
+
+def test_a_value_at_the_edge_of_a_bar_is_counted_where_it_is_listed(file: Path):
+    """17 x 0.05 is more than 0.85, though 0.85 / 0.05 is 17."""
+    plain = [Scores(win, {"win": win}, {"win": 1.0}) for win in (0.0, 1.0, 0.85, 0.03125)]
+    file.write_bytes(b"".join(line(i, 0, scores=one) for i, one in enumerate(plain)))
+    index = read(file)
+    known = columns(index)
+    for bar in histogram(index, choose(known, []), "reward")["bars"]:
+        ends = [("from.reward", repr(bar["from"]))] + ([("to.reward", repr(bar["to"]))] if "to" in bar else [])
+        assert page(index, choose(known, ends))["total"] == bar["count"]
 
 
 @pytest.mark.parametrize("most", [FEW - 1, FEW + 5])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -42,8 +43,6 @@ BARS = 20
 FEW = 200
 """Different values of a column that are known in memory: a byte has room for no more than 256."""
 DIGITS = bytes.maketrans(b"01", b"\0\1")
-CAPPED = bytes(min(place, BARS - 1) for place in range(256))
-"""The last bar takes the largest value in."""
 VALUES = 40
 """Values of a facet that are told, the most frequent first."""
 PAGE = 500
@@ -318,9 +317,8 @@ def _bars(index: Index, column: str) -> _Bars | None:
         return None
     low, high = min(finite), max(finite)
     width = high / BARS - low / BARS or 1.0
-    part = 1.0 if high - low < math.inf else 0.25
-    least, each = low * part, width * part
-    codes = bytes([int((value * part - least) / each) for value in finite]).translate(CAPPED)
+    edges = [_edge(place, low, width) for place in range(1, BARS)]
+    codes = bytes([bisect_right(edges, value) for value in finite])
     single = None
     if len(set(finite[:FEW])) <= BARS and len(different := dict(zip(finite, codes, strict=True))) <= BARS:
         bars = {bar: value for value, bar in different.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from typing import Any
@@ -15,6 +16,7 @@ from fault_endpoint import Answer, FaultEndpoint, completion
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.doctor import endpoint
 from rove.doctor.endpoint import CHECKS, check_context, check_endpoint, check_latency, logprobs_in
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.engine.client import EngineClient
@@ -49,15 +51,17 @@ class Model:
         self.counter = itertools.count()
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/chat/completions", self._post)
         self.server = TestServer(app)
 
-    async def findings(self, model: str = "tiny", key: str = "sk-something") -> dict[str, Finding]:
+    async def findings(
+        self, model: str = "tiny", key: str = "sk-something", timeout_s: float = 600, **options: Any
+    ) -> dict[str, Finding]:
         """What the doctor says, by name."""
         await self.server.start_server()
-        client = OpenAIClient(str(self.server.make_url("/v1")), key, max_retries=0)
+        client = OpenAIClient(str(self.server.make_url("/v1")), key, max_retries=0, timeout=timeout_s)
         try:
-            return {finding.name: finding async for finding in check_endpoint(client, model)}
+            return {finding.name: finding async for finding in check_endpoint(client, model, **options)}
         finally:
             await client.close()
             await self.server.close()
@@ -71,6 +75,9 @@ class Model:
         if self.listed is None:
             raise web.HTTPNotFound
         return web.json_response({"data": self.listed})
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        return await self._chat(request)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._let_in(request)
@@ -103,6 +110,50 @@ async def test_all_is_well():
     assert found["context"].seen == "8,192 tokens (its max_model_len)"
     assert found["log-probs"].seen == "3 tokens, finite, sum -1.50"
     assert found["tools"].seen == "called get_weather(city='Oslo')"
+
+
+async def test_a_slow_server_is_asked_for_few_tokens_and_is_not_broken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(endpoint, "FAST_S", -1.0)
+    server = Model(can="repeat logprobs stream")
+    asked: list[int] = []
+    chat = server._chat
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["max_tokens"])
+        if asked[-1] > 4096:
+            raise web.HTTPBadRequest(text='{"error": {"message": "no"}}')
+        return (
+            web.json_response(completion("OK, and", finish_reason="length")) if len(asked) < 3 else await chat(request)
+        )
+
+    server._chat = cut
+    found = await server.findings()
+    assert not failed(found.values())
+    assert (found["answer"].status, found["answer"].advice) == (OK, "cut at 32 tokens, because the server is slow")
+    assert max(count for count in asked if count < 4096) <= 64
+
+
+async def test_a_server_that_does_not_answer_in_time_is_slow_and_not_broken():
+    server = Model(listed=[{"id": "tiny", "max_model_len": 8192}])
+    chat, count = server._chat, itertools.count()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        if next(count):
+            await asyncio.sleep(5)
+        return await chat(request)
+
+    server._chat = hang
+    started: list[str] = []
+    found = await server.findings(timeout_s=0.2, on_check=started.append)
+    assert not failed(found.values())
+    assert found["tools"].status == WARN and "no answer within 0.2 s" in found["tools"].seen
+    assert (found["the rest"].status, "latency" in found) == (SKIP, False)
+    assert started == ["models", "answer", "context", "tools"]
+    always = Model()
+    always._chat = hang
+    found = await always.findings(timeout_s=0.2)
+    assert (found["answer"].status, found["the rest"].status) == (WARN, SKIP)
+    assert not failed(found.values())
 
 
 async def test_nobody_listens():

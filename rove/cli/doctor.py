@@ -38,8 +38,8 @@ from rove.errors import ConfigError, MissingKeyError
 from rove.server import base_url_of, listening, make_app
 
 SIGNS = {OK: ("✓", "green"), WARN: ("!", "yellow"), FAIL: ("✗", "red"), SKIP: ("–", "dim")}
-TIMEOUT, RETRIES = 120.0, 1
-"""Of a request to an endpoint, in seconds; tries after the first."""
+TIMEOUT, RETRIES = 600.0, 1
+"""Of a request to an endpoint, in seconds: slow servers are not broken; tries after the first."""
 GROUPS = 8
 
 
@@ -95,7 +95,7 @@ async def diagnose_endpoint(
     total = CHECKS
 
     async def ask(client: EndpointClient, name: str, title: str = "") -> None:
-        async for finding in check_endpoint(client, name):
+        async for finding in check_endpoint(client, name, lambda check: tell(len(findings), f"{check} …", total)):
             findings.append(msgspec.structs.replace(finding, name=f"{title}{finding.name}"))
             tell(len(findings), finding.name, total)
 

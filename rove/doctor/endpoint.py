@@ -22,11 +22,18 @@ CHECKS = 10
 """Findings of an endpoint that answers."""
 HELLO = "Say OK."
 STORY = "Tell a short story about a lighthouse."
+ANSWER_TOKENS = 32
+"""Tokens of the first answer: few, so that a slow server answers in time."""
 MAX_TOKENS = 256
-"""Room for models that think before they say OK."""
-STORY_TOKENS = 48
+"""Room for models that think before they say OK; used where the server is fast enough."""
+TOOL_TOKENS = 64
+"""Tokens for a tool call of a slow server."""
+STORY_TOKENS = 16
+FAST_S = 5.0
+"""Seconds in which a fast server gives the first answer."""
 HUGE = 1 << 30
 """Tokens that no model has room for."""
+SLOW_ADVICE = "the server is slow, or hangs: see its log; rove eval waits 600 s for each answer"
 SLOW = 30.0
 """Seconds for a few words."""
 CONTEXT_NAMES = (
@@ -46,13 +53,19 @@ TOOL: dict[str, Any] = {
 }
 
 
-async def check_endpoint(client: EndpointClient, model: str) -> AsyncIterator[Finding]:
+async def check_endpoint(
+    client: EndpointClient, model: str, on_check: Callable[[str], None] = lambda name: None
+) -> AsyncIterator[Finding]:
     """Findings about a model behind an endpoint, one by one; the rest is not asked where it gives no answer at all.
+
+    A slow server is asked for few tokens. One that does not answer within the client's timeout gets a warning, no failure.
 
     Args:
         client: of the endpoint; not closed.
         model: what it is called there.
+        on_check: called with the name of each check before it starts.
     """
+    on_check("models")
     try:
         listed: list[dict[str, Any]] | Error = await list_models(client)
     except Error as error:
@@ -60,27 +73,50 @@ async def check_endpoint(client: EndpointClient, model: str) -> AsyncIterator[Fi
     if isinstance(listed, InfraError) and "HTTP" not in str(listed):
         yield Finding(FAIL, "reachable", _said(listed), f"is a server listening at {client.base_url}? check -b")
         return
-    asked = await _answered(client, _request(client, model, HELLO, max_tokens=MAX_TOKENS))
+    on_check("answer")
+    asked, room = await _first_answer(client, model)
     yield check_key(listed, asked)
     yield check_models(listed, model)
-    yield check_answer(asked)
+    yield check_answer(asked, room)
     if _is_refusal(asked):
         yield Finding(SKIP, "the rest", "not asked", "run rove doctor again when it answers")
         return
     checks: dict[str, Callable[[EndpointClient, str], Awaitable[Finding]]] = {
-        "tools": check_tools,
+        "tools": lambda client, model: check_tools(client, model, max(room, TOOL_TOKENS)),
         "log-probs": check_logprobs,
         "temperature 0": check_greedy,
         "seed": check_seed,
         "streaming": check_streaming,
         "latency": check_latency,
     }
+    on_check("context")
     yield await check_context(client, model, listed)
     for name, check in checks.items():
+        on_check(name)
         try:
             yield await check(client, model)
         except Error as error:
+            if _timed_out(error):
+                yield Finding(WARN, name, _said(error), SLOW_ADVICE)
+                yield Finding(
+                    SKIP, "the rest", "not asked of a server this slow", "run rove doctor again when it is faster"
+                )
+                return
             yield Finding(WARN, name, _said(error), "refused; do without it, or see the server's settings")
+
+
+async def _first_answer(client: EndpointClient, model: str) -> tuple[Response | Error, int]:
+    """Ask a short question; returns the answer, and how many tokens an answer may have.
+
+    An answer that was cut is asked for again with more room, unless the server is slow.
+    """
+    started = time.perf_counter()
+    asked = await _answered(client, _request(client, model, HELLO, max_tokens=ANSWER_TOKENS))
+    if time.perf_counter() - started > FAST_S:
+        return asked, ANSWER_TOKENS
+    if isinstance(asked, Response) and asked.finish_reason == "length":
+        asked = await _answered(client, _request(client, model, HELLO, max_tokens=MAX_TOKENS))
+    return asked, MAX_TOKENS
 
 
 async def list_models(client: EndpointClient) -> list[dict[str, Any]]:
@@ -123,8 +159,10 @@ def check_models(listed: Sequence[Mapping[str, Any]] | Error, model: str) -> Fin
     return Finding(WARN, "models", f"'{model}' is not among {len(names)}", _short(nearest(model, names)))
 
 
-def check_answer(asked: Response | Error) -> Finding:
-    """Whether a short question is answered."""
+def check_answer(asked: Response | Error, room: int = MAX_TOKENS) -> Finding:
+    """Whether a short question is answered within `room` tokens."""
+    if isinstance(asked, Error) and _timed_out(asked):
+        return Finding(WARN, "answer", _said(asked), SLOW_ADVICE)
     if isinstance(asked, EmptyModelResponseError):
         return Finding(
             WARN, "answer", "nothing at all", "says nothing now and then: check its chat template, or train it"
@@ -136,25 +174,33 @@ def check_answer(asked: Response | Error) -> Finding:
     text = text_of(asked.message).strip()
     seen = f"'{_short(text, 40)}' ({asked.usage.completion_tokens} tokens, {asked.finish_reason})"
     if asked.finish_reason == "length":
+        if room < MAX_TOKENS:
+            return Finding(OK, "answer", seen, f"cut at {room} tokens, because the server is slow")
         return Finding(
-            WARN, "answer", seen, f"does not end within {MAX_TOKENS} tokens: give a larger -t, or check its template"
+            WARN, "answer", seen, f"does not end within {room} tokens: give a larger -t, or check its template"
         )
     if not text:
         return Finding(WARN, "answer", seen, "thinks without saying anything: give it a larger -t")
     return Finding(OK, "answer", seen)
 
 
-async def check_tools(client: EndpointClient, model: str) -> Finding:
+async def check_tools(client: EndpointClient, model: str, max_tokens: int = MAX_TOKENS) -> Finding:
     """Whether a tool is called when a question asks for it."""
     if isinstance(client, CompletionsClient):
         return Finding(SKIP, "tools", "text completions have none")
     question = "What is the weather in Oslo? Use the tool."
     advice = "vLLM: --enable-auto-tool-choice --tool-call-parser …; or a model whose template shows tools"
     try:
-        response = await client.respond(_request(client, model, question, max_tokens=MAX_TOKENS, tools=[TOOL]))
+        response = await client.respond(_request(client, model, question, max_tokens=max_tokens, tools=[TOOL]))
     except Error as error:
+        if _timed_out(error):
+            raise
         return Finding(WARN, "tools", f"refused: {_said(error)}", advice)
     calls = calls_of(response.message)
+    if not calls and response.finish_reason == "length" and max_tokens < MAX_TOKENS:
+        return Finding(
+            SKIP, "tools", f"no call within {max_tokens} tokens of a slow server", "try it: rove eval, with tools"
+        )
     if not calls:
         return Finding(WARN, "tools", f"answered in words: '{_short(text_of(response.message), 40)}'", advice)
     name, arguments = calls[0].name, calls[0].arguments
@@ -179,6 +225,8 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
         async with client.opened(path, body) as reply:
             answer = msgspec.json.decode(await reply.read())
     except (Error, msgspec.DecodeError) as error:
+        if isinstance(error, Error) and _timed_out(error):
+            raise
         return Finding(WARN, name, f"refused: {_said(error)}", advice)
     values = logprobs_in(answer)
     if not values:
@@ -286,6 +334,11 @@ async def _answered(client: EndpointClient, request: Request) -> Response | Erro
         return await client.respond(request)
     except Error as error:
         return error
+
+
+def _timed_out(error: Error) -> bool:
+    """Whether the server accepted a connection and then gave no answer in time."""
+    return isinstance(error, InfraError) and "no answer within" in str(error)
 
 
 def _is_refusal(asked: Response | Error) -> bool:

@@ -361,7 +361,9 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_share():
     assert scales[0] == pytest.approx(0.1)
     assert scales[:10] == sorted(scales[:10])
     assert scales[9:] == sorted(scales[9:], reverse=True)
-    assert scales[99] == pytest.approx(0.1, abs=0.02)
+    assert scales[99] == pytest.approx(0.1, abs=1e-12)
+    assert lr_scale(4, 5, 0, 0.0) == lr_scale(5, 5, 0, 0.0) == 0.0
+    assert lr_scale(0, 1, 0, 0.1) == 1.0
     assert [lr_scale(step, 5, 0, 1.0) for step in range(5)] == [1.0] * 5
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -65,6 +66,41 @@ def test_many_numbers_are_stratified_by_quantile():
     halves = played(order(rows(*range(32)), steps=8, stratify="level", stratify_bins=2))
     assert all(sorted(i // 16 for i in step) == [0, 0, 1, 1] for step in halves)
     assert any(sorted(i // 8 for i in step) != [0, 1, 2, 3] for step in halves)
+
+
+def test_a_skewed_column_has_as_many_strata_as_asked():
+    values = [0.0] * 80 + [float(i) for i in range(1, 21)]
+    assert sorted(Counter(strata(values, 4)).values()) == [6, 7, 7, 80]
+    assert sorted(Counter(strata([-value for value in values], 4)).values()) == [6, 7, 7, 80]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=80), st.integers(2, 8))
+def test_there_is_a_stratum_per_bin_or_per_distinct_value(values: list[int], bins: int):
+    found = strata(values, bins)
+    assert set(found) == set(range(min(bins, len(set(values)))))
+
+
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=9), st.integers(2, 3))
+def test_strata_are_as_equal_as_ties_allow(counts: list[int], bins: int):
+    values = [value for value, count in enumerate(counts) for _ in range(count)]
+    cuts = itertools.combinations(range(1, len(counts)), bins - 1)
+    parts = ([sum(counts[a:b]) for a, b in itertools.pairwise((0, *cut, len(counts)))] for cut in cuts)
+    least = min(sum(size**2 for size in part) for part in parts)
+    found = strata(values, bins)
+    assert found == sorted(found)
+    if len(counts) > bins:
+        assert sum(size**2 for size in Counter(found).values()) == least
+
+
+@given(st.integers(2, 8), st.integers(1, 12))
+def test_strata_of_distinct_numbers_are_equal_in_size(bins: int, size: int):
+    assert set(Counter(strata(list(range(bins * size)), bins)).values()) == {size}
+
+
+@pytest.mark.parametrize("value", [3, "easy"])
+def test_a_column_of_one_value_cannot_stratify(value: object):
+    with pytest.raises(ConfigError, match="stratify column 'level' has the same value in all 8 examples"):
+        order(rows(*[value] * 8), steps=1, stratify="level")
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 12))

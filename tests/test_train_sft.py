@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from fakes import record_of, tiny_model
 from tiers import first_quick
 
+from rove.cli.sft import warnings_of
 from rove.errors import ConfigError
 from rove.messages import AssistantMessage, UserMessage
 from rove.models.load import LoadedModel, load_model
 from rove.records import RolloutRecord, TrajectoryStep
 from rove.runs import Run
-from rove.train.samples import samples_from_messages
+from rove.train.samples import Sample, samples_from_messages
 from rove.train.sft import SFTConfig, Talk, conversations, split, talks_of, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
@@ -203,11 +205,39 @@ def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
 def test_something_is_always_held_out_and_something_always_trained(fraction: float):
     renderer = tiny_model().renderer
     for count in (2, 5):
-        talks = [Talk([*r.prompt, *r.completion]) for r in lawless(count)]
-        training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
-        assert len(training) >= 1 and len(held_out) >= 1
-        every = sorted(samples_from_messages(renderer, *talk)[0].ids for talk in talks)
-        assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
+        for keys in ("aaaaa", "abcde", "abbbb"):
+            talks = [
+                Talk([*r.prompt, *r.completion], example_key=k) for r, k in zip(lawless(count), keys, strict=False)
+            ]
+            training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
+            assert len(training) >= 1 and len(held_out) >= 1
+            every = sorted(samples_from_messages(renderer, talk.messages)[0].ids for talk in talks)
+            assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_example_is_both_trained_on_and_held_out(seed: int):
+    renderer = tiny_model().renderer
+    records = [record(f"question {i}", str(j), example_key=str(i)) for i in range(10) for j in range(4)]
+    talks = conversations(records, settings())
+    training, held_out = split(renderer, talks, settings(validation_fraction=0.3, seed=seed))
+    assert (len(training), len(held_out)) == (28, 12)
+
+    def questions(samples: list[Sample]) -> set[str]:
+        return {re.findall("question [0-9]", renderer.decode(sample.ids))[0] for sample in samples}
+
+    assert not questions([sample for talk in training for sample in talk]) & questions(held_out)
+    assert len(questions(held_out)) == 3
+
+
+def test_rollouts_of_a_single_example_are_warned_about(tmp_path: Path):
+    for name, keys in (("one", "aa"), ("two", "ab")):
+        with Run(tmp_path / name) as run:
+            run.start("eval", {}, {})
+            for index, key in enumerate(keys):
+                run.append_rollout(record("a", "b", example_key=key, example_id=index, rollout_index=index))
+    assert "all rollouts are of one example" in warnings_of(settings(), Run(tmp_path / "one"))[0]
+    assert warnings_of(settings(), Run(tmp_path / "two")) == []
 
 
 @pytest.mark.parametrize(
@@ -228,7 +258,7 @@ def test_a_rollout_in_which_model_and_environment_take_turns_is_one_conversation
     second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
     completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
     made = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
-    assert talks_of(made) == [Talk([UserMessage("a"), *completion], [{"type": "function"}])]
+    assert talks_of(made) == [Talk([UserMessage("a"), *completion], [{"type": "function"}], None, "a")]
 
 
 def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
@@ -240,8 +270,8 @@ def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
     steps = [first, helper, second, rewritten]
     made = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
     mine, helped, last = talks_of(made)
-    assert mine == Talk([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}))
-    assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}))
+    assert mine == Talk([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
+    assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
     assert last.said_at == frozenset({1})
     renderer = tiny_model().renderer
     [sample] = samples_from_messages(renderer, mine.messages, None, mine.said_at)

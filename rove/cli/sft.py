@@ -86,16 +86,17 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
 
 
 def warnings_of(config: SFTConfig, data: Run) -> list[str]:
-    """What is allowed but rarely wise: measuring on rows that are learnt from."""
+    """Return warnings about measuring on examples that are trained on."""
     from rove.train.overlap import overlaps
 
-    if not config.evaluation:
-        return []
     least = -math.inf if config.min_reward is None else config.min_reward
     learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
+    single = ["all rollouts are of one example: validation_loss is measured on the example that is trained on"]
+    if not config.evaluation:
+        return single * (len(learnt) == 1)
     found = [one for one in overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
     advice = "play what is learnt from with rove eval --train"
-    return [f"evaluation {one}; {advice}" for one in found]
+    return [*single * (len(learnt) == 1), *(f"evaluation {one}; {advice}" for one in found)]
 
 
 def _data_identity(data: Run) -> str:

@@ -232,8 +232,9 @@ class HeldOut:
     async def measure(self, step: int, configs: Sequence[EvaluationConfig]) -> dict[str, float]:
         """Metrics of these evaluations after a step, under `eval/NAME/`, and the seconds they took.
 
-        They are `reward/mean` with its 95 % interval `reward/interval_low` and `reward/interval_high`, `reward/FUNCTION` and
-        `metrics/FUNCTION`, `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts. For those of every line see `_lines`.
+        They are `reward/mean` with its 95 % interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION` and
+        `metrics/FUNCTION`, `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts.
+        For those of every line see `_lines`.
 
         Raises:
             RunError: every rollout of an evaluation failed, or any line of play.

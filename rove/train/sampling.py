@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -73,7 +76,7 @@ def _is_number(value: Any) -> bool:
 def strata(values: Sequence[Any], bins: int) -> list[int]:
     """The stratum of each value: one for each different value, or, of more than `bins` different numbers, its quantile.
 
-    Equal values are in one stratum.
+    Equal values are in one stratum; the `bins` strata are as equal in size as ties allow.
     """
     if not all(_is_number(value) for value in values):
         names = {name: i for i, name in enumerate(dict.fromkeys(map(repr, values)))}
@@ -81,9 +84,52 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
     different = sorted(set(values))
     if len(different) <= bins:
         return [different.index(value) for value in values]
-    ordered = sorted(values)
-    edges = sorted({ordered[len(ordered) * i // bins] for i in range(1, bins)})
-    return [sum(value >= edge for edge in edges) for value in values]
+    counts = sorted(Counter(values).items())
+    edges = [counts[place][0] for place in _even_parts([count for _, count in counts], bins)]
+    return [bisect_right(edges, value) for value in values]
+
+
+def _even_parts(sizes: Sequence[int], parts: int) -> list[int]:
+    """Return where to cut a sequence so that the sums of its parts are as equal as possible.
+
+    Dynamic programming over the sum of the squared sums, each row in linear time by the convex hull of its lines.
+
+    Args:
+        sizes: More than 0 each.
+        parts: At most as many as `sizes`.
+
+    Returns:
+        the first place of every part but the first.
+    """
+    ends = [0, *accumulate(sizes)]
+    best = [end * end for end in ends]
+    came: list[list[int]] = []
+    for part in range(1, parts):
+        lines: deque[tuple[int, int, int]] = deque()  # slope, intercept and place of a cut
+        row, cuts = [0] * len(ends), [0] * len(ends)
+        for i in range(part + 1, len(ends)):
+            line = (-2 * ends[i - 1], best[i - 1] + ends[i - 1] ** 2, i - 1)
+            while len(lines) > 1 and _never_least(lines[-2], lines[-1], line):
+                lines.pop()
+            lines.append(line)
+            while len(lines) > 1 and _at(lines[0], ends[i]) >= _at(lines[1], ends[i]):
+                lines.popleft()
+            row[i], cuts[i] = ends[i] ** 2 + _at(lines[0], ends[i]), lines[0][2]
+        best = row
+        came.append(cuts)
+    found = [len(sizes)]
+    for cuts in reversed(came):
+        found.append(cuts[found[-1]])
+    return found[:0:-1]
+
+
+def _at(line: tuple[int, int, int], x: int) -> int:
+    return line[0] * x + line[1]
+
+
+def _never_least(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[int, int, int]) -> bool:
+    """Whether line `b` is nowhere below both others; their slopes descend."""
+    return (c[1] - a[1]) * (a[0] - b[0]) <= (b[1] - a[1]) * (a[0] - c[0])
 
 
 def spread(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
@@ -125,6 +171,11 @@ class Order:
         self._epoch: tuple[int, list[int]] = (-1, [])
         if ordering.stratify is not None:
             self._strata = strata(column(examples, ordering.stratify), ordering.stratify_bins)
+            if len(examples) > 1 and len(set(self._strata)) < 2:
+                raise ConfigError(
+                    f"stratify column '{ordering.stratify}' has the same value in all {len(examples)} examples; expected at "
+                    "least two values: choose another column or remove stratify"
+                )
         if ordering.curriculum is not None:
             values = column(examples, ordering.curriculum)
             wrong = next((value for value in values if not _is_number(value)), None)

@@ -59,7 +59,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     final_lr_fraction: float = 0.05
     """The learning rate falls linearly to this share of its peak at the last step of the last epoch."""
     validation_fraction: float = 0.05
-    """Share of the conversations held out, at least one."""
+    """Share of the examples whose conversations are held out for validation, at least one example."""
     validate_every: int = 50
     """Steps between measurements of the validation loss, each with a checkpoint."""
     patience: int = 4
@@ -165,6 +165,8 @@ class Talk(NamedTuple):
     """What the model was shown beside them."""
     said_at: frozenset[int] | None = None
     """Places of the messages that the model said; None: all of the assistant's are."""
+    example_key: str = ""
+    """The example whose rollout it is from."""
 
 
 def talks_of(record: RolloutRecord) -> list[Talk]:
@@ -178,7 +180,7 @@ def talks_of(record: RolloutRecord) -> list[Talk]:
     if not said or (
         steps[0].prompt == record.prompt and said == [m for m in record.completion if m["role"] == "assistant"]
     ):
-        return [Talk([*record.prompt, *record.completion], record.tools)]
+        return [Talk([*record.prompt, *record.completion], record.tools, example_key=record.example_key)]
     chains: list[list[TrajectoryStep]] = []
     for step in steps:
         chain = next((chain for chain in chains if _goes_on(step, chain[-1])), None)
@@ -191,6 +193,7 @@ def talks_of(record: RolloutRecord) -> list[Talk]:
             [*chain[-1].prompt, *chain[-1].completion],
             record.tools if chain[-1].tools is None else chain[-1].tools or None,
             frozenset(len(step.prompt) for step in chain),
+            record.example_key,
         )
         for chain in chains
     ]
@@ -229,14 +232,22 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[T
 def split(
     renderer: Renderer, talks: Sequence[Talk], config: SFTConfig, on_progress: OnProgress = ignore
 ) -> tuple[list[list[Sample]], list[Sample]]:
-    """Training conversations (each a list of samples) and validation samples, whole conversations apart."""
-    order = list(range(len(talks)))
-    random.Random(config.seed).shuffle(order)
-    held_out = min(max(1, round(len(talks) * config.validation_fraction)), len(talks) - 1)
+    """Split conversations into training conversations (each a list of samples) and validation samples.
+
+    All conversations of an example are on the same side. If there is only one example, its conversations are split.
+    """
+    by_example: dict[str, list[Talk]] = {}
+    for talk in talks:
+        by_example.setdefault(talk.example_key, []).append(talk)
+    groups = list(by_example.values()) if len(by_example) > 1 else [[talk] for talk in talks]
+    random.Random(config.seed).shuffle(groups)
+    held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
+    last = sum(map(len, groups[:held_out]))
     samples = [
-        samples_from_messages(renderer, *talks[i]) for i in counted(order, "conversations tokenized", on_progress)
+        samples_from_messages(renderer, talk.messages, talk.tools, talk.said_at)
+        for talk in counted([talk for group in groups for talk in group], "conversations tokenized", on_progress)
     ]
-    return samples[held_out:], [sample for talk in samples[:held_out] for sample in talk]
+    return samples[last:], [sample for talk in samples[:last] for sample in talk]
 
 
 def train_sft(

@@ -283,6 +283,13 @@ def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, differe
 
 
 def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Factor of the learning rate: a linear rise to 1, and a linear fall to `final_fraction` at the last step."""
+    """Return the factor of the learning rate: a linear rise to 1 times a linear fall to `final_fraction`.
+
+    Args:
+        step: From 0; from `steps` − 1 on, the fall has reached `final_fraction`.
+        steps: Of the whole run. A run of one step is not decayed.
+        warmup_steps: Steps of the rise.
+        final_fraction: Factor at the last step, 1 for a constant rate.
+    """
     warm = min(1.0, (step + 1) / max(1, warmup_steps))
-    return warm * (1 - (1 - final_fraction) * step / steps)
+    return warm * (1.0 - (1.0 - final_fraction) * min(1.0, step / max(1, steps - 1)))

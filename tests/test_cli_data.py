@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,17 @@ def test_other_forms(rove: Rove, words: list[str], there: str):
         assert len(datasets.load_from_disk(there)) == 3
 
 
+@pytest.mark.parametrize("words", [["-o", "mine.csv"], ["--to", "csv", "-o", "mine.csv"]])
+def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
+    done = rove("data", "run", *words)
+    assert (done.status, done.err) == (0, "")
+    assert 'load it: datasets.load_dataset("csv", data_files="mine.csv")' in done.out
+    with open("mine.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["reward"]) for row in found] == [1.2, 0.2, 0.7]
+    assert {"example_id", "prompt", "completion", "answer", "metrics.win", "metrics.format"} <= found[0].keys()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -83,7 +95,9 @@ def test_other_forms(rove: Rove, words: list[str], there: str):
         (["--filter", "win > 0"], "a reward function or metric is metrics.win"),
         (["--filter", "reward >"], "invalid syntax"),
         (["--filter", "reward > 9"], "no rollout passes the filter; nothing was written"),
-        (["--to", "csv"], "'csv' is not one of 'jsonl', 'parquet', 'hf-dir'"),
+        (["--to", "xml"], "'xml' is not one of 'jsonl', 'csv', 'parquet', 'hf-dir'"),
+        (["-o", "rows.xlsx"], "rows.xlsx ends in '.xlsx'; expected .jsonl, .csv, .parquet, or give the form with --to"),
+        (["-o", "rows.csv", "--to", "jsonl"], "rows.csv ends in '.csv', but the form is jsonl"),
         (["-o", "run/rollouts.jsonl"], "run/rollouts.jsonl is a part of the run; give another -o"),
         (["-o", "run", "--to", "hf-dir"], "run is a part of the run"),
         (["-o", "folder"], "folder is a folder"),

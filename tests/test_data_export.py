@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,21 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def test_csv_cells_are_text_or_json(tmp_path: Path):
+    odd = record(
+        3, prompt=[{"role": "user", "content": 'a "b",\nc'}], completion=[{"role": "assistant", "content": "é\ud800"}]
+    )
+    rows = RunRows(made_run(tmp_path / "run", [*VARIED, odd]))
+    assert write_rows(rows, tmp_path / "rows.csv", "csv") == 4
+    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["metrics.speed"] for row in found] == ["", "2.0", "", ""]
+    assert json.loads(found[2]["completion"]) == TALK
+    assert json.loads(found[2]["info"]) == {}
+    assert found[3]["prompt"] == 'a "b",\nc'
+    assert found[3]["completion"].startswith("é")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,9 +14,10 @@ from rove.data.rows import RunRows
 from rove.errors import ConfigError
 from rove.runs import OWNED, Run
 
-SUFFIXES = {"jsonl": ".jsonl", "parquet": ".parquet", "hf-dir": ""}
+SUFFIXES = {"jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet", "hf-dir": ""}
 LOADING = {
     "jsonl": 'datasets.load_dataset("json", data_files="{}")',
+    "csv": 'datasets.load_dataset("csv", data_files="{}")',
     "parquet": 'datasets.load_dataset("parquet", data_files="{}")',
     "hf-dir": 'datasets.load_from_disk("{}")',
 }
@@ -24,13 +25,19 @@ LOADING = {
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
-    """The form to write: as told, else what the file's name says, else jsonl.
+    """Return the form to write: `to`, else the one of the file's ending, else jsonl.
 
     Raises:
-        ConfigError: only a dataset folder can be uploaded, and another form was asked for.
+        ConfigError: Only a dataset folder can be uploaded, and `to` is another form; or the file's ending is unknown or that of
+            another form.
     """
     by_name = {suffix: form for form, suffix in SUFFIXES.items() if suffix}
-    form = to or ("hf-dir" if upload else by_name.get(output.suffix if output else "", "jsonl"))
+    suffix = output.suffix if output else ""
+    if to is None and not upload and suffix and suffix not in by_name:
+        raise ConfigError(f"{output} ends in '{suffix}'; expected {', '.join(by_name)}, or give the form with --to")
+    form = to or ("hf-dir" if upload else by_name.get(suffix, "jsonl"))
+    if suffix in by_name and by_name[suffix] != form:
+        raise ConfigError(f"{output} ends in '{suffix}', but the form is {form}; give another -o or leave --to out")
     if upload and form != "hf-dir":
         raise ConfigError(f"--push uploads a dataset folder; leave --to {form} out, or give --to hf-dir")
     return form

@@ -1,10 +1,11 @@
-"""Dataset rows as files: JSON lines, Parquet, or a folder for Hugging Face's `datasets`.
+"""Dataset rows as files: JSON lines, CSV, Parquet, or a folder for Hugging Face's `datasets`.
 
 Everything is streamed into a draft beside its final name and renamed once it is whole.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -39,12 +40,13 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
     """Write rows to a file, or a folder, that appears once it is whole; returns how many there were.
 
     In parquet and hf-dir `info` (and `tools`, where there are any) is JSON text, since columns have one type and every row's
-    info may look different; rove reads it back as a dict.
+    info may look different; rove reads it back as a dict. CSV has a column `metrics.NAME` for each reward function and
+    metric; a prompt or completion of one text message is that text, any other is its messages as JSON.
 
     Args:
         rows: can be iterated several times.
         path: replaced if it is there; a folder only if it holds a dataset.
-        form: "jsonl", "parquet" or "hf-dir".
+        form: "jsonl", "csv", "parquet" or "hf-dir".
 
     Raises:
         ConfigError: there is not a single row, something else is at `path`, the `hf` extra is missing, or the rows cannot be
@@ -64,7 +66,7 @@ def check_target(path: Path, form: str) -> None:
     Raises:
         ConfigError: the `hf` extra is missing, or there is a folder, or for hf-dir anything but a dataset, at `path`.
     """
-    if form != "jsonl":
+    if form not in ("jsonl", "csv"):
         _hf("datasets", form)
     if form != "hf-dir" and path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file for --to {form}")
@@ -132,6 +134,32 @@ def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
     return count
 
 
+def _write_csv(rows: Iterable[Row], draft: Path) -> int:
+    metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
+    tools = dict.fromkeys("tools" for row in rows if "tools" in row)
+    head = [name for name in COLUMNS if name != "metrics"] + [f"metrics.{name}" for name in metrics] + [*tools]
+    count = 0
+    with draft.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.DictWriter(file, head)
+        writer.writeheader()
+        for row in rows:
+            cells = {name: _cell(value) for name, value in _columns(row).items() if name != "metrics"}
+            writer.writerow(cells | {f"metrics.{name}": value for name, value in row["metrics"].items()})
+            count += 1
+    return count
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        [message] = value
+        if message.keys() == {"role", "content"} and isinstance(message["content"], str):
+            return message["content"]
+    return msgspec.json.encode(value).decode()
+
+
 def _write_parquet(rows: Iterable[Row], draft: Path) -> int:
     parquet = _hf("pyarrow.parquet", "parquet")
     schema = _schema(rows)
@@ -159,6 +187,7 @@ def _write_folder(rows: Iterable[Row], draft: Path) -> int:
 
 WRITERS: dict[str, Callable[[Iterable[Row], Path], int]] = {
     "jsonl": _write_jsonl,
+    "csv": _write_csv,
     "parquet": _write_parquet,
     "hf-dir": _write_folder,
 }

@@ -209,7 +209,6 @@ def make_turn(
         on_request: called before each request.
         for_training: refuse what `check_trainable` refuses.
     """
-
     own = model
 
     async def turn(

@@ -192,6 +192,20 @@ def check_trainable(sampling: Sampling, asked: Sampling) -> None:
             )
 
 
+def _step(request: Request, response: Response, seconds: float, shown: Any) -> TrajectoryStep:
+    """Return the step of a request and its response; `shown` are the tools that the environment offers."""
+    return TrajectoryStep(
+        prompt=request.messages,
+        completion=[response.message],
+        finish_reason=response.finish_reason,
+        usage=response.usage,
+        seconds=seconds,
+        tokens=response.tokens,
+        attempts=response.attempts,
+        tools=None if request.tools == shown else request.tools or [],
+    )
+
+
 def make_turn(
     client: Client,
     model: str,
@@ -247,18 +261,7 @@ def make_turn(
         on_request()
         with turns.one_more(), phase("model"):
             response = await client.respond(request)
-        trajectory.append(
-            TrajectoryStep(
-                prompt=request.messages,
-                completion=[response.message],
-                finish_reason=response.finish_reason,
-                usage=response.usage,
-                seconds=time.perf_counter() - started,
-                tokens=response.tokens,
-                attempts=response.attempts,
-                tools=None if request.tools == shown else request.tools or [],
-            )
-        )
+        trajectory.append(_step(request, response, time.perf_counter() - started, shown))
         if response.finish_reason == "length":
             state["is_truncated"] = True
         return response.message

@@ -29,7 +29,7 @@ from rove.errors import (
     traceback_text,
 )
 from rove.messages import Message, Messages, text_of
-from rove.protocols import Client, Limits, Request, Sampling
+from rove.protocols import Client, Limits, Request, Response, Sampling
 from rove.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.seats import SeatClients, ask
 from rove.state import State

@@ -18,30 +18,10 @@ from rove.records import StepTokens
 from rove.tool_calls import Format, calls_of, format_of, read_calls, sure_of
 
 T = TypeVar("T")
-
 SAMPLED = "sampled_text"
 """The key of an assistant message with tool calls that holds them as the model wrote them."""
 REMEMBERED = 1024
 """Conversations that a renderer remembers as text, and texts as ids and back: siblings, and games that go alike, ask again."""
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-"""Names that `chat_template_kwargs` may not have: arguments of the function that renders templates."""
 SHORT = 4096
 """Bytes, characters or tokens; what is longer is not remembered."""
 
@@ -104,9 +84,8 @@ class Renderer:
         A message of role "developer" is the system's where the template does not know that role.
 
         Raises:
-            ConfigError: `template_kwargs` has a name that is not a variable of templates; there are tools, and the model's
-                template shows none, or not in a way known here; a message has other parts than text; there is no template, or
-                it refuses these messages.
+            ConfigError: there are tools, and the model's template shows none, or not in a way known here; a message has other
+                parts than text; there is no template, or it refuses these messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
@@ -119,16 +98,8 @@ class Renderer:
                 'message_type="completion", over HTTP /v1/completions'
             )
         variables = {**(template_kwargs or {}), "add_generation_prompt": generation_prompt}
-        reserved = sorted(RESERVED & (template_kwargs or {}).keys())
-        if reserved:
-            raise ConfigError(
-                f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
-            )
-        return _remembered(
-            self._texts,
-            self._key(messages, tools, variables),
-            lambda: self._render(messages, tools, variables),
-        )
+        key = self._key(messages, tools, variables)
+        return _remembered(self._texts, key, lambda: self._render(messages, tools, variables))
 
     def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
         """What decides the text; None when something else does, too, or it is long."""
@@ -179,8 +150,7 @@ class Renderer:
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token with this text; None for any other text."""
-        ids = self.encode(text)
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        ids, added = self.encode(text), getattr(self.tokenizer, "added_tokens_decoder", {})
         return ids[0] if len(ids) == 1 and getattr(added.get(ids[0]), "special", False) else None
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from aiohttp import web
 from rove.errors import ConfigError
 from rove.server.answers import json_response, read_json
 from rove.server.desk import Desk
-from rove.wire.chat import asked_messages
+from rove.wire.chat import asked_messages, checked_template_kwargs
 from rove.wire.serving import read_body
 from rove.wire.serving_anthropic import read_request
 
@@ -47,7 +47,7 @@ async def tokenize(request: web.Request, desk: Desk) -> web.Response:
             tools=body.tools,
             context=desk.context,
             generation_prompt=body.add_generation_prompt,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=checked_template_kwargs(body.chat_template_kwargs),
         )
     return json_response({"tokens": ids, "count": len(ids)})
 

@@ -44,6 +44,26 @@ from rove.wire.serving import (
     usage_body,
 )
 
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Names that `chat_template_kwargs` may not have: arguments of the function that renders templates."""
+
 
 class _Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
@@ -177,7 +197,7 @@ def read_request(body: Any) -> Asked:
         tools=tools,
         tool_choice=choice,
         add_generation_prompt=options.add_generation_prompt is not False,
-        chat_template_kwargs=options.chat_template_kwargs or None,
+        chat_template_kwargs=checked_template_kwargs(options.chat_template_kwargs),
     )
     return Asked(
         options.model,
@@ -278,6 +298,20 @@ def _piece(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, An
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": logprobs_content(tokens), "refusal": None}
+
+
+def checked_template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the variables of a chat template; None if there are none.
+
+    Raises:
+        ConfigError: one of them would replace the template, or an argument of the function that renders it.
+    """
+    reserved = sorted(RESERVED & (given or {}).keys())
+    if reserved:
+        raise ConfigError(
+            f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
+        )
+    return given or None
 
 
 def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

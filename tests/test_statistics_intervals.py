@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.interval_coverage import DRAWS, PAIRS, coverage, false_directions
+from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, written
 from rove.errors import ConfigError
 from rove.statistics import Column, clopper_pearson, mean_estimate, t_quantile
 from rove.statistics.compare import bonett_price, difference_estimate, sign_test
@@ -260,6 +260,13 @@ def test_false_directions_are_at_most_5_of_100(name: str, examples: int, paired:
     assert false_directions(PAIRS[name], examples, 300, seed=2, paired=paired) <= 0.05 + 2 * math.sqrt(
         0.05 * 0.95 / 300
     )
+
+
+def test_tables_replace_those_of_the_page():
+    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert written(page, {"x": "new"}) == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+    once = written(PAGE.read_text(encoding="utf-8"), dict.fromkeys(("coverage", "missed", "directions"), "new"))
+    assert once.count("\nnew\n") == 3
 
 
 def test_a_real_difference_of_many_examples_is_found():

@@ -1,6 +1,6 @@
 """How often 95 % intervals hold the true mean, and how often `rove.compare` states a direction where there is none.
 
-    python benchmarks/interval_coverage.py            # print the tables (about 3 minutes on one core)
+    python benchmarks/interval_coverage.py            # print the tables (about 8 minutes on one core)
     python benchmarks/interval_coverage.py --write    # write them into docs/evaluation.md
 
 Seeded: the same numbers on every run.
@@ -196,9 +196,9 @@ def tables(repeats: int) -> dict[str, str]:
 def written(page: str, found: dict[str, str]) -> str:
     """Return the page with each table between its markers."""
     for name, text in found.items():
-        start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = page.split(start)
-        page = before + start + text + end + rest.split(end)[1]
+        page = f"{before}{start}{text}\n{end}{rest.split(end)[1]}"
     return page
 
 

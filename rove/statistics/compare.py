@@ -133,9 +133,9 @@ def compare(
     (Zou & Donner 2008).
 
     The direction is decided by the exact sign test (McNemar's) where examples only gain or lose the whole range of values; by
-    the interval where it has no caveat; and otherwise by an exact binomial interval that assumes the largest variance
-    which the range of values allows, unless `FEWEST_EXAMPLES` differences are all equal. That range is known for values of
-    0 and 1, and taken from the examples from `FEWEST_RANGE` on. So a few or skewed differences do not decide a direction.
+    the interval where it has no caveat; and otherwise by an exact binomial interval that assumes the largest variance which
+    the range of values allows, unless `FEWEST_EXAMPLES` differences are all equal. That range is known for values of 0 and 1,
+    and taken from the examples from `FEWEST_RANGE` on. So a few or skewed differences do not decide a direction.
 
     Args:
         a: rollouts of the run compared with.

@@ -340,7 +340,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One row per evaluation: who, where, what varies, how many rollouts were scored, and how well."""
     noted = caveats(row["reward"] for row in rows if "error" not in row)
-    table = Table(width=98, caption=escape(noted) or None, caption_justify="left")
+    table = Table(width=100, pad_edge=False, caption=escape(noted) or None, caption_justify="left")
     for name in ("environment", "model", "settings"):
         table.add_column(name, overflow="fold")
     passes = any(row.get("pass@k") for row in rows)
@@ -351,7 +351,7 @@ def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if "error" in row:
             table.add_row(*who, *["–"] * (2 + passes), "[red]stopped[/red]")
             continue
-        reward = f"{number(row['reward']['mean'])} {escape(interval(row['reward']))}"
+        reward = f"{number(row['reward']['mean'])} {escape(interval(row['reward'], 2))}"
         chance = [number(row["pass@k"].get("1", {}).get("mean"))] if passes else []
         table.add_row(*who, str(row["scored"]), reward, *chance, str(row["failed"]))
     return table

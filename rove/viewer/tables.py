@@ -22,11 +22,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def number(value: float | None) -> str:
-    """A value for people: four significant digits at most; nothing (nan, or what JSON makes of it) → "–"."""
+def number(value: float | None, digits: int = 3) -> str:
+    """A value for people: `digits` decimals, 4 digits from 1000 on; nothing (nan, or what JSON makes of it) → "–"."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.3f}"
+    return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.{digits}f}"
 
 
 def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -44,11 +44,11 @@ def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
-def interval(estimate: Mapping[str, Any]) -> str:
+def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
     """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
     found = limits(estimate)
     mark = "*" if estimate.get("caveat") else ""
-    return f"[{number(found[0])}, {number(found[1])}]{mark}" if found else f"–{mark}"
+    return f"[{number(found[0], digits)}, {number(found[1], digits)}]{mark}" if found else f"–{mark}"
 
 
 def caveats(estimates: Iterable[Mapping[str, Any]]) -> str:

@@ -42,6 +42,15 @@ def load_environment(**kwargs):
 """
 
 
+CURL = ["curl", "-sS", "--noproxy", "*", "-H", "Content-Type: application/json"]
+
+
+def wait_for(url: str, metric: str, asking: subprocess.Popen[str]) -> None:
+    """Wait until the server reports a metric; the request that is to cause it must not have ended."""
+    while metric not in ask(url.removesuffix("/v1") + "/metrics"):
+        assert asking.poll() is None, asking.communicate()
+
+
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     return in_this_process(tmp_path, monkeypatch, capsys)
@@ -155,11 +164,8 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
     with server(tmp_path, "scripted:slow", "--env", "slow") as (url, process):
         body = json.dumps({"model": "slow", "messages": [{"role": "user", "content": "wait"}]})
-        asking = subprocess.Popen(
-            ["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True
-        )
-        while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
-            pass
+        asking = subprocess.Popen([*CURL, f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True)
+        wait_for(url, "rove_answers_under_way 1", asking)
         process.send_signal(signal.SIGINT)
         answer, _ = asking.communicate(timeout=60)
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
@@ -175,10 +181,9 @@ def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
     environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
     with server(tmp_path, "scripted:slow", "--env", "slow", "--drain-seconds", drain) as (url, process):
         body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
-        words = ["curl", "-sS", "--noproxy", "*", f"{url}/chat/completions", "-d", body]
+        words = [*CURL, f"{url}/chat/completions", "-d", body]
         asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        while "rove_answers_under_way 1" not in ask(url.removesuffix("/v1") + "/metrics"):
-            pass
+        wait_for(url, "rove_answers_under_way 1", asking)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         while "waiting for 1 answer" not in process.stdout.readline():

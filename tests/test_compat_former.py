@@ -243,6 +243,8 @@ def test_a_reward_of_one_rollout_has_attributes() -> None:
     rubric = vf.Rubric(funcs=[right])
     score = asyncio.run(rubric.score_rollout("?", [{"role": "assistant", "content": "4"}], "4", State()))
     assert score.reward == 1.0 and score.metrics == {"right": 1.0} and score["reward"] == 1.0
+    given = {"prompt": "?", "completion": [{"role": "assistant", "content": "4"}], "answer": "4", "state": {}}
+    assert asyncio.run(rubric.score_rollout(**given)).reward == 1.0
     group = vf.RubricGroup([rubric, rubric])
     assert asyncio.run(group.score_rollout("?", [{"role": "assistant", "content": "4"}], answer="4")).reward == 2.0
     assert group.logger.name == "verifiers.RubricGroup"

@@ -89,6 +89,8 @@ COLORS = ["red", "green", "Light blue"]
         ("Answer: B.", "B"),
         ("**B**", "B"),
         ("A cat", ""),
+        ("The answer is a red one", ""),
+        ("Option B is wrong, the answer is C", "C"),
         ("Because it is green", ""),
         ("", ""),
     ],

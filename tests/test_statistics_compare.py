@@ -293,3 +293,8 @@ def test_pairing_finds_what_different_examples_hide():
         found[1] += compare(run(a), run(b, start=100)).main.direction == 1
     assert found[0] > 0.75 * cases
     assert found[1] < 0.4 * cases
+
+
+def test_a_verdict_says_why_few_differing_examples_decide_nothing():
+    verdict = compare(run([0.0] * 30), run([1.0] * 5 + [0.0] * 25)).verdict
+    assert verdict.startswith("too few examples to tell a direction") and "None" not in verdict

@@ -267,11 +267,12 @@ class JudgeRubric(Rubric):
 
     def _read(self, replies: Sequence[Reply], response: str) -> list[str]:
         verdicts: list[str] = []
+        lowest = min(self.choices, key=self.choices.__getitem__)
         for judge, reply in zip(self.judges, replies, strict=True):
             cut_off = reply.response.finish_reason == "length"
             try:
                 said = text_of(reply.response.message)
-                verdicts.append(read_verdict(said, list(self.choices), cut_off, response))
+                verdicts.append(read_verdict(said, list(self.choices), cut_off, response, lowest))
             except InvalidModelResponseError as error:
                 cut = "; it was cut off at max_tokens" if cut_off else ""
                 raise InvalidModelResponseError(f"judge '{judge.name}': {error}{cut}") from error

@@ -26,7 +26,7 @@ _NUMBER = re.compile(
     r"|(?:(?<![\w)])[-+])?\.\d+"
 )
 _LETTER = re.compile(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)")
-_NAMED_LETTER = re.compile(r"\b(?:answer|option|choice)(?:\s+is)?\s*:?\s*\(?([A-Z])\b", re.IGNORECASE)
+_NAMED_LETTER = re.compile(r"\b(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])\b)")
 
 
 def read_answer(completion: Completion) -> str:
@@ -126,5 +126,7 @@ def _chosen_letter(text: str, choices: Sequence[str]) -> str:
     texts = [_normalized(one) for one in choices]
     if texts.count(_normalized(text)) == 1:
         return string.ascii_uppercase[texts.index(_normalized(text))]
-    found = _LETTER.match(text.strip("*_ ")) or _NAMED_LETTER.search(text)
-    return found[1].upper() if found else ""
+    if found := _LETTER.match(text.strip("*_ ")):
+        return found[1].upper()
+    named = _NAMED_LETTER.findall(text)
+    return "".join(named[-1]).upper() if named else ""

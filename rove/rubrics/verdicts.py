@@ -36,7 +36,7 @@ def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
 
 
-def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False, judged: str = "") -> str:
+def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False, judged: str = "", lowest: str = "") -> str:
     """Return the choice that a judge's reply states. Case is ignored, except for a choice of one letter ("a" is a word).
 
     A reply that is one JSON object with a "verdict" (or one in a code fence), or only a choice, states its verdict. Any
@@ -55,6 +55,8 @@ def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False, judge
         choices: the possible verdicts.
         cut_off: the reply was cut off at its token limit; only a JSON object at its beginning then counts.
         judged: the response that was judged.
+        lowest: the choice with the lowest value. If the reply has quotations of this choice and nothing else, they count: a
+            response must not make its own bad verdict unreadable. "" = never.
 
     Raises:
         InvalidModelResponseError: the reply has no such statement, or the last one is not a choice. An unreadable
@@ -66,6 +68,9 @@ def read_verdict(text: str, choices: Sequence[str], cut_off: bool = False, judge
         statements = _in_json(said, choices, judged, cut_off)
         if not cut_off:
             statements += _in_words(said, choices, judged)
+        if not statements and lowest:
+            quoted = _in_json(said, choices, "", cut_off) + ([] if cut_off else _in_words(said, choices, ""))
+            statements = quoted if {one.choice for one in quoted} == {lowest} else []
         found = max(statements, key=lambda one: one.position).choice if statements else None
     if found:
         return found
@@ -114,11 +119,15 @@ def _in_words(said: str, choices: Sequence[str], judged: str) -> list[_Statement
         for found in re.finditer(label, own, flags=re.IGNORECASE | re.MULTILINE)
         if not _is_quoted_in_line(own, found, judged)
     ]
+    # Where the judge has a statement that the response does not contain, a repeated one is a quotation.
+    labelled = [found for found in labelled if _squeezed(found[0]) not in _squeezed(judged)] or labelled
     statements = [_Statement(found.start(), _choice(found[1], choices)) for found in labelled]
     lines = [line for line in re.finditer(r"[^\n]+", own) if line[0].strip(_EDGES)]
     if lines:
-        statements += [_Statement(lines[-1].start(), _choice(lines[-1][0], choices))]
         statements += [_Statement(-1, _choice(lines[0][0], choices))]
+        is_repeated = statements[-1].choice is not None and lines[-1][0].strip() in map(str.strip, judged.splitlines())
+        if not is_repeated:
+            statements += [_Statement(lines[-1].start(), _choice(lines[-1][0], choices))]
     return [statement for statement in statements if statement.choice is not None]
 
 
@@ -178,7 +187,7 @@ def _is_quoted_in_line(text: str, found: re.Match[str], judged: str) -> bool:
 
 def _squeezed(text: str) -> str:
     """Return a text in lower case without white space and marks, to compare a quotation with what it quotes."""
-    return re.sub(r"[\s*_`\"']+", "", text).casefold()
+    return re.sub(r"[\s*_`\"':=]+", "", text).casefold()
 
 
 def leading(verdicts: Sequence[str]) -> list[str]:

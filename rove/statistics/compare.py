@@ -315,7 +315,9 @@ def _verdict(main: Difference, needed: int | None, only: tuple[int, int], names:
     have = main.examples or min(only)
     each = "" if main.examples else " in each run"
     if _unsure(main):
-        few = f"at least {FEWEST_EXAMPLES} examples{each} are needed" if have < FEWEST_EXAMPLES else main.caveat
+        few = main.caveat or f"fewer than {FEWEST_DIFFERING} examples differ, or too few of them in one direction"
+        if have < FEWEST_EXAMPLES:
+            few = f"at least {FEWEST_EXAMPLES} examples{each} are needed"
         return f"too few examples to tell a direction: {seen}; {few}"
     if have >= needed:
         return f"no difference can be told: {seen}; a true one of {POINTS} would probably have shown"

@@ -33,14 +33,14 @@ def needed_examples(variance: float, difference: float = POINTS) -> int | None:
         difference: the true difference of the means that is to be found.
 
     Returns:
-        the number; None when the variance is nan.
+        the number; None when the variance is not finite.
 
     Raises:
         ConfigError: the difference is not above 0.
     """
     if not difference > 0.0:
         raise ConfigError(f"difference is {difference}; expected more than 0")
-    if math.isnan(variance):
+    if not math.isfinite(variance):
         return None
     if variance < 1e-18:  # what rounding leaves of equal values
         return math.ceil(3 / difference)

@@ -66,8 +66,8 @@ def graded_estimate(
     """Estimate a mean from one value per example, where values may be any number.
 
     The interval is `proportion_interval` where there are only two values, 0 and c or −c and c, in at least
-    `FEWEST_TWO_VALUED` examples. Otherwise it is Student's t, with a caveat below `FEWEST_EXAMPLES` examples and for skewed
-    values.
+    `FEWEST_TWO_VALUED` examples, and at least two examples have each of them. Otherwise it is Student's t, with a caveat below
+    `FEWEST_EXAMPLES` examples and for skewed values.
 
     Args:
         values: As for `mean_estimate`.
@@ -82,7 +82,8 @@ def graded_estimate(
     if len(levels) == 1:
         return no_interval(mean, EQUAL)
     base, top = min(levels), max(levels)
-    if len(levels) == 2 and n >= FEWEST_TWO_VALUED and (0.0 in levels or base == -top):
+    counts = [sum(round(value, DIGITS) != level for value in values) for level in (base, top)]
+    if len(levels) == 2 and n >= FEWEST_TWO_VALUED and min(counts) >= 2 and (0.0 in levels or base == -top):
         low, high = proportion_interval([(value - base) / (top - base) for value in values], observations)
         return Estimate(mean, base + low * (top - base), base + high * (top - base))
     reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
@@ -127,7 +128,7 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
     n = len(shares)
     mean = min(1.0, max(0.0, math.fsum(shares) / n))
     trials = float(n)
-    mixed = min(sum(share > 0.0 for share in shares), sum(share < 1.0 for share in shares)) >= FEWEST_MIXED
+    mixed = min(sum(share > 1e-9 for share in shares), sum(share < 1.0 - 1e-9 for share in shares)) >= FEWEST_MIXED
     variance = sample_variance(shares) / n
     if observations is not None and observations > n and mixed and variance > 0.0:
         effective = (

@@ -248,7 +248,11 @@ def _choice(
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    tops = [None if token.logprob is None else {other.token: other.logprob for other in token.top} for token in tokens]
+    # Of two ids with the same text the likelier one counts; `top` has the likeliest first.
+    tops = [
+        None if token.logprob is None else {other.token: other.logprob for other in reversed(token.top)}
+        for token in tokens
+    ]
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

@@ -201,6 +201,8 @@ class Rubric(FormerScoring):
 
         With the arguments of 0.1.0 to 0.1.7, (prompt, completion, answer, state, task, info), it returns a `RolloutScore`.
         """
+        if "prompt" in kwargs:
+            return await self.former_score_rollout(state=state, **kwargs)
         if former or kwargs:
             return await self.former_score_rollout(state, *former, **kwargs)
         if not self.funcs or self.has_group_rewards:
@@ -343,6 +345,8 @@ class RubricGroup(Rubric):
 
     async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
         """Set reward and metrics of a finished rollout; see `Rubric.score_rollout`."""
+        if "prompt" in kwargs:
+            return await self.former_score_rollout(state=state, **kwargs)
         if former or kwargs:
             return await self.former_score_rollout(state, *former, **kwargs)
         await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))

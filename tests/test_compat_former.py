@@ -252,7 +252,14 @@ def test_a_reward_of_one_rollout_has_attributes() -> None:
 def test_a_rollout_may_be_scored_with_former_arguments_by_name(make: Any) -> None:
     rubric = make(vf.Rubric(funcs=[right], weights=[2.0]))
     completion = [{"role": "assistant", "content": "4"}]
-    given: dict[str, Any] = {"prompt": "?", "completion": completion, "answer": "4", "state": {}, "task": "", "info": {}}
+    given: dict[str, Any] = {
+        "prompt": "?",
+        "completion": completion,
+        "answer": "4",
+        "state": {},
+        "task": "",
+        "info": {},
+    }
     names = list(given)
     for positional in range(len(given)):  # 0.1.2 took each of them by position or by name
         before, after = names[:positional], names[positional:]

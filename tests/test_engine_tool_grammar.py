@@ -111,6 +111,11 @@ def test_a_mark_that_is_a_special_token_is_sampled_as_such():
             [tool("f", {"type": "object", "required": ["a"]})],
             "requires a, which its properties do not describe",
         ),
+        ("lfm2", [tool("f", {"properties": {"a.b": {}}})], "cannot write the name 'a.b'"),
+        ("lfm2", [tool("f", {"properties": {"ﬁ": {}}})], "cannot write the name 'ﬁ'"),  # Python reads "fi"
+        ("lfm2", [tool("a.1")], "cannot write the name 'a.1'"),
+        ("lfm2", [tool("get.call")], "cannot write the name 'get.call'"),  # the reader takes it for "get"
+        ("lfm2", [tool("f", {"properties": {"a": False}, "required": ["a"]})], "requires a, whose schema false"),
         ("mistral_named", [tool("a b")], "cannot write the name 'a b'"),
     ],
 )
@@ -118,6 +123,17 @@ def test_what_a_format_cannot_write_is_refused(loaded: Any, how: str, tools: lis
     names = [one["function"]["name"] for one in tools]
     with pytest.raises(ConfigError, match=message):
         grammar(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
+
+
+@pytest.mark.parametrize("name", ["from", "class", "in", "None", "pass", "true", "print", "größe"])
+def test_names_that_python_reserves_are_read(loaded: Any, name: str):
+    how = next(one for one in FORMATS if one.name == "lfm2")
+    tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
+    constraint = form(loaded, as_outputs(grammar=grammar(loaded, how, name, tools=tools)))
+    text = f'<|tool_call_start|>[{name}({name}="x")]<|tool_call_end|>'
+    assert accepts(loaded, constraint, text)
+    _, (call,) = read_calls(text, how, [name])
+    assert call["function"]["name"] == name and json.loads(call["function"]["arguments"]) == {name: "x"}
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ SpecialToken = Callable[[str], int | None]
 
 MAX_CALLS = 8
 """Calls in one response; small models tend to repeat themselves until their tokens run out."""
-_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.\w+)*")
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MISTRAL_NAME = re.compile(r"[\w.-]+")
 
 
@@ -107,7 +108,7 @@ def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
 def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
     calls = []
     for one in functions:
-        name = lark.literal(_checked(one["name"], _MISTRAL_NAME))
+        name = lark.literal(_checked(one["name"], bool(_MISTRAL_NAME.fullmatch(one["name"]))))
         calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
     return "", "", "", calls
 
@@ -120,7 +121,7 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
 
 def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     """A call with named arguments in the schema's order; their values are JSON, which the reader takes among Python's."""
-    name, schema = _checked(function["name"], _PYTHON_NAME), _schema(function)
+    name, schema = _python_function(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
     missing = sorted(required - properties.keys())
@@ -129,8 +130,14 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     first, more = "", ""  # what may follow when no argument was written yet, and after one
     for key, value in reversed(properties.items()):
+        if value is False:
+            if key in required:
+                raise ConfigError(
+                    f"the tool '{name}' requires {key}, whose schema false allows no value; give it another"
+                )
+            continue
         value = {} if value is True else value
-        argument = f"{lark.literal(f'{_checked(key, _PYTHON_NAME)}=')} {lark.json({**value, **shared})}"
+        argument = f"{lark.literal(f'{_python_argument(key)}=')} {lark.json({**value, **shared})}"
         then = lark.rule(f"{argument} {more}")
         after = f"{lark.literal(', ')} {then}"
         if key in required:
@@ -140,10 +147,25 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
 
 
-def _checked(name: str, pattern: re.Pattern[str]) -> str:
-    if not pattern.fullmatch(name):
+def _python_function(name: str) -> str:
+    fits = _PYTHON_NAME.fullmatch(name) is not None and all(map(_is_identifier, name.split(".")))
+    return _checked(name, fits and not name.endswith(".call"))  # the reader takes "f.call" for a call of f
+
+
+def _python_argument(name: str) -> str:
+    return _checked(name, _is_identifier(name))
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether Python's parser reads this name, and reads it unchanged; the reader allows keywords too."""
+    return name.isidentifier() and unicodedata.normalize("NFKC", name) == name
+
+
+def _checked(name: str, fits: bool) -> str:
+    if not fits:
         raise ConfigError(
-            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores: rename it"
+            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores "
+            "in Unicode's normal form NFKC, and no '.call' at the end: rename it"
         )
     return name
 

@@ -1,6 +1,7 @@
 """Grammars (llguidance's Lark) of forced tool calls: the text must be calls of the allowed tools, in the model's own format.
 
-The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept.
+The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept,
+except numbers beyond the range of a float (1e999) and strings that quote the mark that ends a call.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MAX_CALLS = 8
 """Calls in one response; small models tend to repeat themselves until their tokens run out."""
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MISTRAL_NAME = re.compile(r"[\w.-]+")
+_COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
+"""Parts of a schema that may describe arguments beside its `properties`."""
 
 
 def tool_call_grammar(
@@ -80,9 +83,22 @@ Written = tuple[str, str, str, list[str]]
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments. Arguments that it does not name are no use to a function, so they are excluded."""
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "object", "additionalProperties": False, **schema} if "properties" in schema else dict(schema)
+    """Return the schema of a function's arguments, which are always an object.
+
+    Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
+    """
+    schema = function.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ConfigError(f"the parameters of the tool '{function['name']}' have type {kind}; expected object")
+    schema = {**schema, "type": "object"}
+    is_closed = "properties" in schema and not _COMPOSED & schema.keys() and not _undescribed(schema)
+    return {"additionalProperties": False, **schema} if is_closed else schema
+
+
+def _undescribed(schema: Mapping[str, Any]) -> list[str]:
+    """Return the required arguments that `properties` does not describe, sorted."""
+    return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
 
 
 def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
@@ -124,9 +140,13 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     name, schema = _python_function(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
-    missing = sorted(required - properties.keys())
-    if missing:
+    if missing := _undescribed(schema):
         raise ConfigError(f"the tool '{name}' requires {missing[0]}, which its properties do not describe; describe it")
+    if composed := sorted(_COMPOSED & schema.keys()):
+        raise ConfigError(
+            f"the parameters of the tool '{name}' use {composed[0]}, which this model's format of calls cannot follow; "
+            "expected properties only: list all arguments there"
+        )
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     first, more = "", ""  # what may follow when no argument was written yet, and after one
     for key, value in reversed(properties.items()):

@@ -330,16 +330,17 @@ class InferenceEngine(Protocol):
         ...
 
 
-def room_after(prompt_ids: Sequence[int], vocab: int, context: int) -> int:
+def room_after(prompt_ids: Sequence[int], vocab: int, context: int, least: int = 1) -> int:
     """How many tokens may follow a prompt.
 
     Args:
         vocab: number of the model's tokens.
         context: most tokens that it takes, prompt and answer together.
+        least: tokens that must fit after the prompt; 0 for a prompt that is only scored.
 
     Raises:
         ConfigError: the prompt is empty, or has a token that the model does not have.
-        OverlongPromptError: nothing may follow.
+        OverlongPromptError: fewer than `least` tokens fit.
     """
     if len(prompt_ids) == 0:
         raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
@@ -347,9 +348,9 @@ def room_after(prompt_ids: Sequence[int], vocab: int, context: int) -> int:
         wrong = next(i for i in prompt_ids if not 0 <= i < vocab)
         raise ConfigError(f"the prompt has token {wrong}; expected ids from 0 to {vocab - 1}, the model's vocabulary")
     room = context - len(prompt_ids)
-    if room < 1:
+    if room < least:
         raise OverlongPromptError(
-            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at least one fewer than that: "
+            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at most {context - least}: "
             "shorten the prompt"
         )
     return room

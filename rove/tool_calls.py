@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import json
+import keyword
 import re
+import tokenize
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -211,24 +214,43 @@ def _write_llama(calls: Sequence[Call]) -> str:
 # LFM2: <|tool_call_start|>[f(a=1), g(b='x')]<|tool_call_end|>
 
 
+_KEYWORD = "_rove_keyword_"
+"""Stands before a Python keyword that is the name of a tool or of an argument."""
+
+
 def _python(text: str) -> ast.expr:
     try:
         with warnings.catch_warnings():  # of "\\d" in a text: the model will not read it
             warnings.simplefilter("ignore")
-            return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            try:
+                return ast.parse(text.strip(), mode="eval").body
+            except SyntaxError:
+                return ast.parse(_mark_keywords(text.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise Malformed(str(error)) from error
+
+
+def _mark_keywords(text: str) -> str:
+    """Put `_KEYWORD` before keywords in place of names, as in `f(from="a")` and `pass()`, which Python cannot parse."""
+    tokens = [(token.type, token.string) for token in tokenize.generate_tokens(io.StringIO(text).readline)]
+    following = [string for _, string in tokens[1:]] + [""]
+    marked, previous = [], ""
+    for (kind, string), after in zip(tokens, following, strict=True):
+        is_name = keyword.iskeyword(string) and (previous == "." or after in ("=", "(", "."))
+        marked.append((kind, _KEYWORD + string if is_name else string))
+        previous = string
+    return tokenize.untokenize(marked)
 
 
 def _python_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args:
         raise Malformed("no call with named arguments")
     arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
+    for argument in node.keywords:
+        if argument.arg is None:
             raise Malformed("**")
-        arguments[keyword.arg] = _python_value(keyword.value)
-    name = ast.unparse(node.func)
+        arguments[argument.arg.removeprefix(_KEYWORD)] = _python_value(argument.value)
+    name = ast.unparse(node.func).replace(_KEYWORD, "")
     if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
         raise Malformed(name)
     return Call(name.removesuffix(".call"), arguments)

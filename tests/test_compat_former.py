@@ -250,6 +250,29 @@ def test_a_reward_of_one_rollout_has_attributes() -> None:
     assert group.logger.name == "verifiers.RubricGroup"
 
 
+@pytest.mark.parametrize("make", [lambda rubric: rubric, lambda rubric: vf.RubricGroup([rubric])])
+def test_a_rollout_may_be_scored_with_former_arguments_by_name(make: Any) -> None:
+    rubric = make(vf.Rubric(funcs=[right], weights=[2.0]))
+    completion = [{"role": "assistant", "content": "4"}]
+    given: dict[str, Any] = {
+        "prompt": "?",
+        "completion": completion,
+        "answer": "4",
+        "state": {},
+        "task": "",
+        "info": {},
+    }
+    names = list(given)
+    for positional in range(len(given)):  # 0.1.2 took each of them by position or by name
+        before, after = names[:positional], names[positional:]
+        arguments, named = [given[name] for name in before], {name: given[name] for name in after}
+        assert asyncio.run(rubric.score_rollout(*arguments, **named)).reward == 2.0
+    state = State({"prompt": "?", "completion": completion, "answer": "4"})
+    assert asyncio.run(rubric.score_rollout(state=state)) is None and state["reward"] == 2.0
+    with pytest.raises(TypeError, match="prompt"):
+        asyncio.run(rubric.score_rollout())
+
+
 def double(number: int) -> int:
     """Double it."""
     return 2 * number

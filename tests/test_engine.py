@@ -286,6 +286,16 @@ async def test_a_prompt_must_leave_room_in_the_context(arch: str):
     assert (len(made.ids), made.finish_reason) == (3, "length")
 
 
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
+async def test_a_prompt_that_is_only_scored_may_fill_the_context(arch: str):
+    engine = Engine(tiny_model(arch, context=16).model, [])
+    scoring = Sampling(max_tokens=0, prompt_logprobs=0)
+    made = await engine.generate([5] * 16, scoring)
+    assert made.ids == [] and made.prompt_logprobs == pytest.approx(engine.score([5] * 16), abs=TOLERANCE)
+    with pytest.raises(OverlongPromptError, match="17 tokens, .* context 16; expected at most 16"):
+        await engine.generate([5] * 17, scoring)
+
+
 async def test_sampling_it_does_not_have_is_refused():
     loaded = tiny_model()
     with pytest.raises(ConfigError, match="does not have beams"):

@@ -101,6 +101,31 @@ def test_a_mark_that_is_a_special_token_is_sampled_as_such():
     assert constraint._matcher.is_accepting()
 
 
+NEEDS_A: dict[str, Any] = {"A": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accepted", "refused"),
+    [
+        ({"properties": {}, "allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A}, ['{"a": 1}'], ["{}", '{"a": "x"}']),
+        ({"properties": {"b": {}}, "$ref": "#/$defs/A", "$defs": NEEDS_A}, ['{"a": 1}'], ["{}", '{"b": 1}']),
+        ({"properties": {"b": {"type": "integer"}}, "required": ["a"]}, ['{"a": 1}'], ["{}", '{"b": 1}']),
+        ({"anyOf": [{"type": "string"}, {"type": "object"}]}, ["{}"], ['"x"', "null"]),
+        ({"type": ["object", "null"]}, ["{}"], ["null"]),
+        ({"properties": {"a": {}}, "type": ["object", "null"]}, ['{"a": 1}'], ["null", '{"b": 1}']),
+        ({"properties": {"a": {}}, "patternProperties": {"^x": {}}}, ['{"a": 1}', '{"x": 1}'], ['{"b": 1}']),
+    ],
+)
+def test_arguments_are_an_object_that_matches_the_whole_schema(
+    loaded: Any, parameters: dict[str, Any], accepted: list[str], refused: list[str]
+):
+    how = next(one for one in FORMATS if one.name == "hermes")
+    outputs = as_outputs(grammar=grammar(loaded, how, "f", tools=[tool("f", parameters)]))
+    texts = {one: f'<tool_call>\n{{"name": "f", "arguments": {one}}}\n</tool_call>' for one in accepted + refused}
+    assert [one for one, text in texts.items() if accepts(loaded, form(loaded, outputs), text)] == accepted
+    assert all(len(read_calls(texts[one], how, ["f"])[1]) == 1 for one in accepted)
+
+
 @pytest.mark.parametrize(
     ("how", "tools", "message"),
     [
@@ -111,6 +136,13 @@ def test_a_mark_that_is_a_special_token_is_sampled_as_such():
             [tool("f", {"type": "object", "required": ["a"]})],
             "requires a, which its properties do not describe",
         ),
+        ("lfm2", [tool("f", {"properties": {"a.b": {}}})], "cannot write the name 'a.b'"),
+        ("lfm2", [tool("f", {"properties": {"ﬁ": {}}})], "cannot write the name 'ﬁ'"),  # Python reads "fi"
+        ("lfm2", [tool("a.1")], "cannot write the name 'a.1'"),
+        ("lfm2", [tool("get.call")], "cannot write the name 'get.call'"),  # the reader takes it for "get"
+        ("lfm2", [tool("f", {"properties": {"a": False}, "required": ["a"]})], "requires a, whose schema false"),
+        ("lfm2", [tool("f", {"allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A})], "tool 'f' use allOf"),
+        ("hermes", [tool("f", {"type": "string"})], "parameters of the tool 'f' have type string; expected object"),
         ("mistral_named", [tool("a b")], "cannot write the name 'a b'"),
     ],
 )
@@ -118,6 +150,17 @@ def test_what_a_format_cannot_write_is_refused(loaded: Any, how: str, tools: lis
     names = [one["function"]["name"] for one in tools]
     with pytest.raises(ConfigError, match=message):
         grammar(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
+
+
+@pytest.mark.parametrize("name", ["from", "class", "in", "None", "pass", "true", "print", "größe"])
+def test_names_that_python_reserves_are_read(loaded: Any, name: str):
+    how = next(one for one in FORMATS if one.name == "lfm2")
+    tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
+    constraint = form(loaded, as_outputs(grammar=grammar(loaded, how, name, tools=tools)))
+    text = f'<|tool_call_start|>[{name}({name}="x")]<|tool_call_end|>'
+    assert accepts(loaded, constraint, text)
+    _, (call,) = read_calls(text, how, [name])
+    assert call["function"]["name"] == name and json.loads(call["function"]["arguments"]) == {name: "x"}
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])

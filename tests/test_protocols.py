@@ -90,6 +90,14 @@ def test_room_after_a_prompt(ids: list[int], context: int):
         assert room_after(ids, 10, context) == context - len(ids)
 
 
+def test_a_prompt_that_is_only_scored_may_fill_the_context():
+    assert room_after([1, 2, 3], 10, 3, least=0) == 0
+    with pytest.raises(OverlongPromptError, match="expected at most 3"):
+        room_after([1, 2, 3, 4], 10, 3, least=0)
+    with pytest.raises(OverlongPromptError, match="expected at most 2"):
+        room_after([1, 2, 3], 10, 3)
+
+
 @pytest.mark.parametrize(("ids", "told"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
 def test_prompts_that_are_none(ids: list[int], told: str):
     with pytest.raises(ConfigError, match=told):

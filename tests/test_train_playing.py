@@ -7,13 +7,14 @@ from typing import Any
 import openai
 import pytest
 from fakes import record_of
+from made import record
 from test_train_rl import Killed, letters, metrics_of, rollouts_of, settings, train, weights_of
 
 import rove as vf
 from rove.errors import ConfigError, RunError
-from rove.records import Scores
+from rove.records import REWARD_ERRORS, RolloutRecord, Scores
 from rove.server.proxy import Access
-from rove.train.playing import rollout_metrics
+from rove.train.playing import check_rewards, rollout_metrics
 
 LEVELS = [3, 1, 2, 0] * 4
 
@@ -74,6 +75,61 @@ def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
     train(tmp_path, settings(steps=1, resample_zero_spread=2), env)
     [m] = metrics_of(tmp_path)
     assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
+
+
+RAISES = """
+import rove.compat.verifiers as vf
+
+def letters(completion):
+    return len(completion[-1].content)
+
+def broken(completion):
+    return completion[-1].key
+
+def load_environment(funcs):
+    rows = [{"question": f"say {n}"} for n in range(4)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[globals()[name] for name in funcs]))
+"""
+
+
+def of_v0(folder: Path, *funcs: str) -> vf.Environment:
+    """An environment written for verifiers v0, where a reward function that raises counts as 0.0."""
+    (folder / "raises.py").write_text(RAISES)
+    return vf.load_environment("raises", folder, funcs=list(funcs))
+
+
+@pytest.mark.parametrize("off_policy", [0, 1, 2])
+def test_a_reward_function_that_always_raises_ends_the_run_in_its_first_step(tmp_path: Path, off_policy: int):
+    config = settings(steps=2, max_tokens=2, max_off_policy_steps=off_policy)
+    with pytest.raises(
+        RunError, match=r"step 1 .*: broken raised in every rollout, .* 0.0: .*key.*\. Fix the function"
+    ):
+        train(tmp_path / "run", config, of_v0(tmp_path, "letters", "broken"))
+    assert len(rollouts_of(tmp_path / "run")) >= config.batch_size
+    assert metrics_of(tmp_path / "run") == []
+
+
+def raised(*names: str, **fields: Any) -> RolloutRecord:
+    """A rollout that reward functions scored, of which these raised."""
+    weights = {"right": 1.0, "tidy": 0.2}
+    errors = {REWARD_ERRORS: dict.fromkeys(names, "KeyError: key")} if names else {}
+    return record(scores=Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras=errors), **fields)
+
+
+def test_a_reward_function_that_always_raises_is_an_error_in_step_1_only():
+    failed = record(win=None)
+    with pytest.raises(RunError, match="right raised in every rollout, which counts as 0.0: KeyError: key"):
+        check_rewards([raised("right", "tidy"), failed, raised("right")], 1)
+    check_rewards([raised("right"), raised("right")], 2)
+    check_rewards([raised("right"), raised("tidy"), raised()], 1)
+    check_rewards([raised("metric"), failed], 1)
+    check_rewards([failed], 1)
+
+
+def test_a_reward_function_that_raises_in_one_environment_of_a_group_ends_no_run():
+    other = Scores(1.0, {"other": 1.0}, {"other": 1.0})
+    check_rewards([raised("right", env_id="a"), record(scores=other, env_id="b")], 1)
+    check_rewards([raised("right", env_id="a"), raised(env_id="b")], 1)
 
 
 @pytest.mark.broad

@@ -11,9 +11,10 @@ from test_wire_common import JSON, TEXT, blocks, garbage
 
 from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.messages import AssistantMessage, SystemMessage, UserMessage
-from rove.protocols import Request, Sampling
+from rove.protocols import Request, Response, Sampling
 from rove.records import Usage
-from rove.wire.completions import read_response, request_body
+from rove.wire.completions import read_response, request_body, response_body
+from rove.wire.serving import Head, TokenLogprob
 
 
 def completed(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str, Any]:
@@ -119,3 +120,11 @@ def test_any_json_is_read_or_called_invalid(body: Any):
     else:
         assert isinstance(response.message.content, str)
         assert response.finish_reason in ("stop", "length")
+
+
+def test_of_top_tokens_with_the_same_text_the_most_likely_counts():
+    top = [TokenLogprob("�", -0.5), TokenLogprob("a", -1.5), TokenLogprob("�", -2.5)]
+    response = Response(AssistantMessage("a"), Usage(1, 1))
+    body = response_body(Head("id", "model", 0), [response], Usage(1, 1), [[TokenLogprob("a", -1.5, top)]])
+    (made,) = body["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(made.items()) == [("�", -0.5), ("a", -1.5)]

@@ -126,13 +126,13 @@ class Engine:
                 and of none are computed together, and share nothing that was computed with another.
 
         Raises:
-            OverlongPromptError: the prompt leaves no room in the model's context.
+            OverlongPromptError: the prompt leaves no room in the model's context; with `max_tokens` 0 it may fill the context.
             ConfigError: a sampling argument the embedded engine does not have, an empty prompt, a token the model does not
                 have, a form that cannot be, more keys and values than the cache can ever hold, or no such adapter.
             ModelError: the model's probabilities are no numbers, or the grammar of a structured output could not go on.
         """
         used = None if adapter is None else lora.named(self._adapters, adapter)
-        room = room_after(prompt_ids, self.vocab, self.context)
+        room = room_after(prompt_ids, self.vocab, self.context, least=0 if sampling.max_tokens == 0 else 1)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, used)
         if max_tokens == 0:

@@ -1,12 +1,14 @@
 """Grammars (llguidance's Lark) of forced tool calls: the text must be calls of the allowed tools, in the model's own format.
 
-The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept.
+The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept,
+except numbers beyond the range of a float (1e999) and strings that quote the mark that ends a call.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +22,10 @@ SpecialToken = Callable[[str], int | None]
 
 MAX_CALLS = 8
 """Calls in one response; small models tend to repeat themselves until their tokens run out."""
-_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.\w+)*")
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MISTRAL_NAME = re.compile(r"[\w.-]+")
+_COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
+"""Parts of a schema that may describe arguments beside its `properties`."""
 
 
 def tool_call_grammar(
@@ -79,9 +83,22 @@ Written = tuple[str, str, str, list[str]]
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments. Arguments that it does not name are no use to a function, so they are excluded."""
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "object", "additionalProperties": False, **schema} if "properties" in schema else dict(schema)
+    """Return the schema of a function's arguments, which are always an object.
+
+    Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
+    """
+    schema = function.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ConfigError(f"the parameters of the tool '{function['name']}' have type {kind}; expected object")
+    schema = {**schema, "type": "object"}
+    is_closed = "properties" in schema and not _COMPOSED & schema.keys() and not _undescribed(schema)
+    return {"additionalProperties": False, **schema} if is_closed else schema
+
+
+def _undescribed(schema: Mapping[str, Any]) -> list[str]:
+    """Return the required arguments that `properties` does not describe, sorted."""
+    return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
 
 
 def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
@@ -107,7 +124,7 @@ def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
 def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
     calls = []
     for one in functions:
-        name = lark.literal(_checked(one["name"], _MISTRAL_NAME))
+        name = lark.literal(_checked(one["name"], bool(_MISTRAL_NAME.fullmatch(one["name"]))))
         calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
     return "", "", "", calls
 
@@ -120,17 +137,27 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> Written:
 
 def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     """A call with named arguments in the schema's order; their values are JSON, which the reader takes among Python's."""
-    name, schema = _checked(function["name"], _PYTHON_NAME), _schema(function)
+    name, schema = _python_function(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
-    missing = sorted(required - properties.keys())
-    if missing:
+    if missing := _undescribed(schema):
         raise ConfigError(f"the tool '{name}' requires {missing[0]}, which its properties do not describe; describe it")
+    if composed := sorted(_COMPOSED & schema.keys()):
+        raise ConfigError(
+            f"the parameters of the tool '{name}' use {composed[0]}, which this model's format of calls cannot follow; "
+            "expected properties only: list all arguments there"
+        )
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     first, more = "", ""  # what may follow when no argument was written yet, and after one
     for key, value in reversed(properties.items()):
+        if value is False:
+            if key in required:
+                raise ConfigError(
+                    f"the tool '{name}' requires {key}, whose schema false allows no value; give it another"
+                )
+            continue
         value = {} if value is True else value
-        argument = f"{lark.literal(f'{_checked(key, _PYTHON_NAME)}=')} {lark.json({**value, **shared})}"
+        argument = f"{lark.literal(f'{_python_argument(key)}=')} {lark.json({**value, **shared})}"
         then = lark.rule(f"{argument} {more}")
         after = f"{lark.literal(', ')} {then}"
         if key in required:
@@ -140,10 +167,25 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
 
 
-def _checked(name: str, pattern: re.Pattern[str]) -> str:
-    if not pattern.fullmatch(name):
+def _python_function(name: str) -> str:
+    fits = _PYTHON_NAME.fullmatch(name) is not None and all(map(_is_identifier, name.split(".")))
+    return _checked(name, fits and not name.endswith(".call"))  # the reader takes "f.call" for a call of f
+
+
+def _python_argument(name: str) -> str:
+    return _checked(name, _is_identifier(name))
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether Python's parser reads this name, and reads it unchanged; the reader allows keywords too."""
+    return name.isidentifier() and unicodedata.normalize("NFKC", name) == name
+
+
+def _checked(name: str, fits: bool) -> str:
+    if not fits:
         raise ConfigError(
-            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores: rename it"
+            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores "
+            "in Unicode's normal form NFKC, and no '.call' at the end: rename it"
         )
     return name
 

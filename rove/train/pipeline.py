@@ -87,7 +87,7 @@ class Pipeline:
         Where nothing is played ahead, the sampler has the new weights afterwards.
 
         Raises:
-            RunError: every rollout failed.
+            RunError: every rollout failed, or a reward function raised in every rollout of the first step.
             TrainingError: too many steps in a row were not finite.
         """
         assert self._player is not None

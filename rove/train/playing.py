@@ -14,10 +14,11 @@ from rove.envs.environment import Environment
 from rove.errors import ConfigError, RunError
 from rove.groups import run_groups
 from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord
+from rove.records import REWARD_ERRORS, RolloutRecord
 from rove.rollout import Job, plan
 from rove.runs import Run
 from rove.statistics import mean
+from rove.statistics.reward_errors import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
 from rove.train.losses import choose_normalisation, token_weights
 from rove.train.progress import OnProgress, ignore
@@ -79,7 +80,7 @@ class Player:
         """The groups of the next step (counted from 0), and further ones in place of those without spread as far as is asked for.
 
         Raises:
-            RunError: every rollout failed.
+            RunError: every rollout failed, or a reward function raised in every rollout of the first step.
         """
         config, started = self.config, time.perf_counter()
         draw = Draw(self.order, self.difficulty, step, self.drawn)
@@ -96,6 +97,7 @@ class Player:
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
             if wanted <= 0 or rounds == config.resample_zero_spread:
                 break
+        check_rewards(records, step + 1)
         self.difficulty.add(records)
         self.drawn = draw.position
         samples = _weighed(config, rollouts)
@@ -160,6 +162,28 @@ def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
         raise RunError(
             f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
         )
+
+
+def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
+    """Refuse to train on a reward function that raises in every rollout, which counts as 0.0.
+
+    Only step 1 is checked: a function that works at first and raises later does not stop a run.
+
+    Raises:
+        RunError: step `number` is the first, and a reward function raised in every rollout that was scored.
+    """
+    if number != 1:
+        return
+    errors = RewardErrors()
+    for record in records:
+        errors.add(record)
+    scores = [record.scores for record in records if record.scores is not None]
+    for name, error in errors.broken.items():
+        if all(name in one.rewards and name in one.extras.get(REWARD_ERRORS, ()) for one in scores):
+            raise RunError(
+                f"step {number} has no usable rewards; {broken_reward(name, error)}. "
+                "Fix the function, or let it return 0.0 for responses that it cannot score"
+            )
 
 
 def step_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:

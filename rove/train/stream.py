@@ -24,7 +24,16 @@ from rove.protocols import Sampling
 from rove.records import RolloutRecord
 from rove.rollout import Job
 from rove.train.places import Places
-from rove.train.playing import DRAWN, Played, Player, check_failures, made_of, step_groups, training_samples
+from rove.train.playing import (
+    DRAWN,
+    Played,
+    Player,
+    check_failures,
+    check_rewards,
+    made_of,
+    step_groups,
+    training_samples,
+)
 from rove.train.sampling import Draw
 
 
@@ -95,7 +104,7 @@ class Stream:
         """The rollouts of the next step, as soon as it has all of them.
 
         Raises:
-            RunError: every rollout failed.
+            RunError: every rollout failed, or a reward function raised in every rollout of the first step.
             Exception: what else went wrong while playing.
         """
         assert step == self.places.first
@@ -112,6 +121,7 @@ class Stream:
         self.places.hand_out()
         self.go_on()
         check_failures(records, step + 1)
+        check_rewards(records, step + 1)
         samples, metrics = made_of(self.player.config, records)
         return Played(records, samples, {**metrics, **self._told(metrics, started)})
 

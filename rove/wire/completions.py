@@ -248,17 +248,21 @@ def _choice(
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
-    # Of two ids with the same text the likelier one counts; `top` has the likeliest first.
-    tops = [
-        None if token.logprob is None else {other.token: other.logprob for other in reversed(token.top)}
-        for token in tokens
-    ]
+    tops = [None if token.logprob is None else _by_text(token.top) for token in tokens]
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": tops if any(tops) else None,
         "text_offset": [token.offset for token in tokens],
     }
+
+
+def _by_text(tokens: Sequence[TokenLogprob]) -> dict[str, float | None]:
+    """Return text → log-probability; the first, most likely of several tokens with the same text counts."""
+    found: dict[str, float | None] = {}
+    for token in tokens:
+        found.setdefault(token.token, token.logprob)
+    return found
 
 
 def _prompts(given: str | list[Any]) -> list[str] | list[list[int]]:

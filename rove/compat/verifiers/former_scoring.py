@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rove.compat.verifiers.calls import call_user
@@ -93,6 +93,13 @@ class FormerScoring:
             reward=[score["reward"] for score in scores],
             metrics={name: [score["metrics"].get(name, 0.0) for score in scores] for name in names},
         )
+
+
+def only_state(arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return the state of a call `score_rollout(state)`; None for a call with the former arguments."""
+    if len(arguments) + len(named) != 1:
+        return None
+    return arguments[0] if arguments else named.get("state")
 
 
 async def score_as_formerly(rubric: Any, states: list[State], base: type) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, get_origin
 
 from rove.compat.verifiers.calls import call_user, maybe_call_with_named_args, taken
 from rove.compat.verifiers.decorators import discover_decorated
-from rove.compat.verifiers.former_scoring import FormerScoring, score_as_formerly
+from rove.compat.verifiers.former_scoring import FormerScoring, only_state, score_as_formerly
 from rove.compat.verifiers.mode import fixed, outdated, set_former
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.types import INPUT_FIELDS, State
@@ -196,15 +196,15 @@ class Rubric(FormerScoring):
                 state.setdefault(REWARD_ERRORS, {})[function_name(func)] = f"{type(error).__name__}: {error}"
             return zero
 
-    async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
-        """Set `state["reward"]` and `state["metrics"]` of a finished rollout.
+    async def score_rollout(self, *arguments: Any, **named: Any) -> Any:
+        """Set `state["reward"]` and `state["metrics"]` of a finished rollout, given its `state`.
 
-        With the arguments of 0.1.0 to 0.1.7, (prompt, completion, answer, state, task, info), it returns a `RolloutScore`.
+        With the arguments of 0.1.0 to 0.1.7, (prompt, completion, answer, state, task, info), by position or by name, return
+        a `RolloutScore` instead.
         """
-        if "prompt" in kwargs:
-            return await self.former_score_rollout(state=state, **kwargs)
-        if former or kwargs:
-            return await self.former_score_rollout(state, *former, **kwargs)
+        state = only_state(arguments, named)
+        if state is None:
+            return await self.former_score_rollout(*arguments, **named)
         if not self.funcs or self.has_group_rewards:
             raise AssertionError(
                 "Rubric.score_rollout requires at least one individual-level reward function and no group-level reward "
@@ -343,12 +343,11 @@ class RubricGroup(Rubric):
         for rubric in self.rubrics:
             rubric.add_group_score_object_provider(provider)
 
-    async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
+    async def score_rollout(self, *arguments: Any, **named: Any) -> Any:
         """Set reward and metrics of a finished rollout; see `Rubric.score_rollout`."""
-        if "prompt" in kwargs:
-            return await self.former_score_rollout(state=state, **kwargs)
-        if former or kwargs:
-            return await self.former_score_rollout(state, *former, **kwargs)
+        state = only_state(arguments, named)
+        if state is None:
+            return await self.former_score_rollout(*arguments, **named)
         await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))
 
     async def score_group(self, states: list[State]) -> None:

@@ -132,6 +132,9 @@ def test_an_unknown_scorer_and_an_unknown_argument_are_refused_with_the_nearest(
         vf.load_environment(str(file), tolerence=1)
     with pytest.raises(ConfigError, match="tolerance is 'much'; expected float"):
         vf.load_environment(str(file), tolerance="much")
+    fraction = jsonl(tmp_path / "fraction.jsonl", [*ROWS, {"question": "Half of 1?", "answer": "1/2"}])
+    with pytest.raises(ConfigError, match=rf"row {len(ROWS) + 1}: the right answer '1/2' has 2 numbers"):
+        QuestionsEnv(fraction, "numeric")
     with pytest.raises(ConfigError, match=r"no file 'nothing.csv'"):
         vf.load_environment("nothing.csv")
 

@@ -66,8 +66,15 @@ def test_numeric_compares_the_last_number(reply: str, answer: str, score: float)
 def test_numeric_has_a_relative_tolerance_and_needs_a_number():
     assert [numeric(reply, "1000", 0.01) for reply in ("1010", "1011", "990")] == [1.0, 0.0, 1.0]
     assert [numeric(reply, "0.1", 0.01) for reply in ("0.105", "0.2")] == [1.0, 0.0]
-    with pytest.raises(Error, match="the right answer 'many' has no number"):
-        numeric("1", "many")
+    assert numeric("so 42", "6 * 7 = 42\n#### 42") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [("many", "no number"), ("1/2", "2 numbers"), ("2^10", "2 numbers"), ("", "no number")]
+)
+def test_numeric_refuses_a_right_answer_that_is_not_one_number(answer: str, found: str):
+    with pytest.raises(Error, match=f"has {found}; the scorer 'numeric' expects one. Use the scorer 'math'"):
+        numeric("1", answer)
 
 
 @given(st.text(alphabet="0123456789,.e+-' x", max_size=60))

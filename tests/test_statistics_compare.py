@@ -15,7 +15,7 @@ from test_record_lines import make_record
 
 from rove.errors import ConfigError
 from rove.records import ErrorInfo, Outcome, Scores
-from rove.statistics import Comparison, compare, mean_estimate
+from rove.statistics import Comparison, Tally, compare, mean_estimate
 
 WEIGHTS = {"win": 1.0, "format": 0.2, "cost": -0.1}
 
@@ -49,6 +49,18 @@ def test_the_paired_difference_computed_by_hand():
     assert (found.wins, found.ties, found.losses) == (2, 1, 1)
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (True, 4, 0, 0)
     assert found.main.direction == 0
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_rewards_near_the_largest_float_have_no_interval(start: int):
+    huge = run([1e308, -1e308, 1.5e308, 0.0] * 10)
+    found = compare(huge, run([1e308] * 40, start))
+    assert math.isnan(found.main.low) and found.main.direction == 0
+    assert found.main.caveat == "no interval: a value exceeds 1e+100"
+    tally = Tally()
+    for one in huge:
+        tally.add(one)
+    assert tally.summary()
 
 
 def test_only_what_both_have_scored_counts():

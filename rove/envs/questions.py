@@ -14,7 +14,7 @@ from typing import Any
 from rove.digest import digest_files
 from rove.envs.dataset import JsonLines
 from rove.envs.single_turn import SingleTurnEnv
-from rove.errors import ConfigError, nearest
+from rove.errors import ConfigError, Error, nearest
 from rove.messages import Messages
 from rove.parsers import MaybeThinkParser
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
@@ -78,8 +78,11 @@ class QuestionsEnv(SingleTurnEnv):
             raise ConfigError(f"{path} has no rows; expected questions and answers")
         question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0]), "question")
         columns = [question, answer_column, *([choices_column] if scorer == "choice" else [])]
+        examples = [_example(path, number, row, columns) for number, row in enumerate(rows, start=1)]
+        if scorer == "numeric":
+            _check_numbers(path, examples)
         super().__init__(
-            dataset=[_example(path, number, row, columns) for number, row in enumerate(rows, start=1)],
+            dataset=examples,
             rubric=_rubric(scorer, tolerance, judge_model),
             system_prompt=SCORERS[scorer][0] if system_prompt is None else system_prompt,
             players={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
@@ -147,6 +150,14 @@ def _example(path: str | Path, number: int, row: Mapping[str, Any], columns: Seq
         return {"question": question, "answer": answer, "choices": options, "info": info}
     asked = {"prompt": question} if isinstance(question, list) else {"question": str(question)}
     return {**asked, "answer": str(answer), "info": info}
+
+
+def _check_numbers(path: str | Path, examples: Sequence[Mapping[str, Any]]) -> None:
+    for number, example in enumerate(examples, start=1):
+        try:
+            scorers.right_number(example["answer"])
+        except Error as error:
+            raise ConfigError(f"{path}, row {number}: {error}") from None
 
 
 def _options(path: str | Path, number: int, value: Any) -> list[str]:

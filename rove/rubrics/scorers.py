@@ -66,16 +66,33 @@ def numeric(completion: Completion, answer: str, tolerance: float = 1e-6) -> flo
     "1,234.5", "$1234.50" and "1.2345e3" are the same number. A comma separates thousands, never decimals.
 
     Args:
+        answer: text with one number; of "reasoning #### 42", the part after the last "####" counts.
         tolerance: largest difference, relative to the right number (absolute if that is below 1).
 
     Raises:
-        Error: the right answer has no number.
+        Error: the right answer has no number, or several.
     """
-    right = _last_number(answer)
-    if right is None:
-        raise Error(f"the right answer {answer!r} has no number; use another scorer than 'numeric' for this question")
+    right = right_number(answer)
     given = _last_number(read_answer(completion))
     return float(given is not None and abs(given - right) <= tolerance * max(1.0, abs(right)))
+
+
+def right_number(answer: str) -> float:
+    """Return the number of the right answer to a question that `numeric` scores.
+
+    Raises:
+        Error: the answer has no number, or several ("1/2", "2^10").
+    """
+    text = answer.rpartition("####")[2]
+    number = _last_number(text)
+    count = len(_NUMBER.findall(text))
+    if number is None or count > 1:
+        found = f"{count} numbers" if count > 1 else "no number"
+        raise Error(
+            f"the right answer {answer!r} has {found}; the scorer 'numeric' expects one. Use the scorer 'math' for fractions "
+            "and expressions, 'exact' for text"
+        )
+    return number
 
 
 def choice(completion: Completion, answer: str, choices: Sequence[str] = ()) -> float:

@@ -14,6 +14,7 @@ from rove.statistics.intervals import (
     DIGITS,
     EQUAL,
     FEWEST_EXAMPLES,
+    LARGEST,
     ONE,
     Estimate,
     clopper_pearson,
@@ -199,11 +200,11 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest value that a rollout may have; None where too few examples show it."""
+    """Return the smallest and the largest value that a rollout may have; None if too few examples show it or they overflow."""
     if a.levels | b.levels <= {0.0, 1.0}:
         return 0.0, 1.0
     low, high = min(a.low, b.low), max(a.high, b.high)
-    return (low, high) if examples >= FEWEST_RANGE and high - low > TOLERANCE else None
+    return (low, high) if examples >= FEWEST_RANGE and TOLERANCE < high - low <= LARGEST else None
 
 
 def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> tuple[Estimate, int]:

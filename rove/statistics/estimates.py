@@ -16,8 +16,11 @@ Z_BOTH = 1.959963984540054 + 0.8416212335729143
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; nan of nothing."""
-    return math.fsum(values) / len(values) if values else math.nan
+    """Return the mean; nan of no values, or if the sum exceeds the largest float."""
+    try:
+        return math.fsum(values) / len(values) if values else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def needed_examples(variance: float, difference: float = POINTS) -> int | None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rove.errors import ConfigError
+from rove.statistics.estimates import mean
 
 FEWEST_EXAMPLES = 30
 """Examples below which a t interval carries a caveat."""
@@ -23,6 +24,9 @@ FEW = f"interval may be too narrow: fewer than {FEWEST_EXAMPLES} examples"
 SKEWED = "interval may be too narrow: skewed values"
 EQUAL = "no interval: all values are equal"
 ONE = "no interval: fewer than 2 examples"
+LARGEST = 1e100
+"""Largest absolute value of which a variance and a skewness are computed; the squares and cubes of larger ones overflow."""
+HUGE = f"no interval: a value exceeds {LARGEST:g}"
 
 
 class Estimate(NamedTuple):
@@ -37,9 +41,9 @@ class Estimate(NamedTuple):
     """Why the interval may not hold, or why there is none; None for an interval that holds."""
 
 
-def no_interval(mean: float, caveat: str) -> Estimate:
+def no_interval(center: float, caveat: str) -> Estimate:
     """Return an estimate without limits."""
-    return Estimate(mean, math.nan, math.nan, caveat)
+    return Estimate(center, math.nan, math.nan, caveat)
 
 
 def mean_estimate(
@@ -75,19 +79,21 @@ def graded_estimate(
         observations: As for `mean_estimate`.
     """
     n = len(values)
-    mean = math.fsum(values) / n if n else math.nan
+    center = mean(values)
     if n < 2:
-        return no_interval(mean, ONE)
+        return no_interval(center, ONE)
+    if max(abs(value) for value in values) > LARGEST:
+        return no_interval(center, HUGE)
     levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
     if len(levels) == 1:
-        return no_interval(mean, EQUAL)
+        return no_interval(center, EQUAL)
     base, top = min(levels), max(levels)
     counts = [sum(round(value, DIGITS) != level for value in values) for level in (base, top)]
     if len(levels) == 2 and n >= FEWEST_TWO_VALUED and min(counts) >= 2 and (0.0 in levels or base == -top):
         low, high = proportion_interval([(value - base) / (top - base) for value in values], observations)
-        return Estimate(mean, base + low * (top - base), base + high * (top - base))
+        return Estimate(center, base + low * (top - base), base + high * (top - base))
     reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
-    return Estimate(mean, mean - reach, mean + reach, _t_caveat(values))
+    return Estimate(center, center - reach, center + reach, _t_caveat(values))
 
 
 def _t_caveat(values: Sequence[float]) -> str | None:
@@ -97,20 +103,20 @@ def _t_caveat(values: Sequence[float]) -> str | None:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """Return the unbiased sample variance; nan of fewer than two values."""
+    """Return the unbiased sample variance; nan of fewer than two values, or if their sum exceeds the largest float."""
     n = len(values)
     if n < 2:
         return math.nan
-    mean = math.fsum(values) / n
-    return math.fsum((value - mean) * (value - mean) for value in values) / (n - 1)
+    center = mean(values)
+    return math.fsum((value - center) * (value - center) for value in values) / (n - 1)
 
 
 def skewness(values: Sequence[float]) -> float:
     """Return the third standardized moment; 0 of equal values."""
     n = len(values)
-    mean = math.fsum(values) / n
-    spread = math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / n)
-    return math.fsum(((value - mean) / spread) ** 3 for value in values) / n if spread > 0.0 else 0.0
+    center = mean(values)
+    spread = math.sqrt(math.fsum((value - center) * (value - center) for value in values) / n)
+    return math.fsum(((value - center) / spread) ** 3 for value in values) / n if spread > 0.0 else 0.0
 
 
 def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
@@ -126,16 +132,16 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
         observations: Number of rollouts. Default: one per example.
     """
     n = len(shares)
-    mean = min(1.0, max(0.0, math.fsum(shares) / n))
+    center = min(1.0, max(0.0, math.fsum(shares) / n))
     trials = float(n)
     mixed = min(sum(share > 1e-9 for share in shares), sum(share < 1.0 - 1e-9 for share in shares)) >= FEWEST_MIXED
     variance = sample_variance(shares) / n
     if observations is not None and observations > n and mixed and variance > 0.0:
         effective = (
-            mean * (1.0 - mean) / variance * (t_quantile(0.975, observations - 1) / t_quantile(0.975, n - 1)) ** 2
+            center * (1.0 - center) / variance * (t_quantile(0.975, observations - 1) / t_quantile(0.975, n - 1)) ** 2
         )
         trials = min(float(observations), max(float(n), effective))
-    return clopper_pearson(round(mean * trials, DIGITS), trials)
+    return clopper_pearson(round(center * trials, DIGITS), trials)
 
 
 @lru_cache(maxsize=4096)

@@ -27,40 +27,40 @@ check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
-	$(BIN)/python tests/settings_page.py
+	$(BIN)/python tests/support/settings_page.py
 
 compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and environments
 	-$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md  # judge_qa has no judge, group_rank a reward that raises: exit status 1
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
-	$(BIN)/python tests/viewer_pictures.py $(or $(RUNS),runs)
+	$(BIN)/python tests/support/viewer_pictures.py $(or $(RUNS),runs)
 
 hub-pictures: $(STAMP)  ## docs/hub/*.png, of a hub that it makes
-	$(BIN)/python tests/hub_pictures.py
+	$(BIN)/python tests/support/hub_pictures.py
 
 test-ray: $(STAMP)  ## environments on a Ray cluster, of three nodes on this machine
 	rm -rf build/ray && $(BIN)/python -m pip install --quiet --target build/ray "ray>=2.60" -c constraints.txt
-	PYTHONPATH=$(CURDIR)/build/ray $(BIN)/python -m pytest -q tests/test_distributed_ray.py
+	PYTHONPATH=$(CURDIR)/build/ray $(BIN)/python -m pytest -q tests/remote/test_ray.py
 
 test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 	for sdk in "mcp==1.24.*" "mcp<2" "mcp<3"; do \
 		rm -rf build/mcp && $(BIN)/python -m pip install --quiet --target build/mcp "$$sdk" && \
-		PYTHONPATH=$(CURDIR)/build/mcp $(BIN)/python -m pytest -q tests/test_mcp.py tests/test_envs_mcp.py || exit 1; \
+		PYTHONPATH=$(CURDIR)/build/mcp $(BIN)/python -m pytest -q tests/mcp/test_mcp.py tests/envs/test_mcp.py || exit 1; \
 	done
 
 test-integrations: $(STAMP)  ## other libraries' environments, the slow tests too; OpenEnv's package apart, which wants an older SDK of MCP
-	$(BIN)/python -m pytest -q tests/test_integrations.py tests/test_gym.py tests/test_reasoning.py tests/test_text_arena.py \
-		tests/test_compat_integrations.py
+	$(BIN)/python -m pytest -q tests/integrations/test_integrations.py tests/integrations/test_gym.py tests/integrations/test_reasoning_gym.py tests/integrations/test_text_arena.py \
+		tests/compat/test_integrations.py
 	rm -rf build/openenv && $(BIN)/python -m pip install --quiet --target build/openenv openenv "mcp<2"
-	PYTHONPATH=$(CURDIR)/build/openenv $(BIN)/python -m pytest -q tests/test_open_env.py
+	PYTHONPATH=$(CURDIR)/build/openenv $(BIN)/python -m pytest -q tests/integrations/test_open_env.py
 	test -d build/tasksets || $(PYTHON) -m venv build/tasksets
 	build/tasksets/bin/python -m pip install --quiet "verifiers>=0.4,<0.5"
-	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/test_taskset.py
+	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/integrations/test_taskset.py
 
 test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environment of their own
 	test -d build/clients || $(PYTHON) -m venv build/clients
 	$(BIN)/uv pip install --quiet --python build/clients/bin/python -c constraints.txt -r tests/server_clients.txt
-	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/test_server_clients.py
+	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/server/test_clients.py
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

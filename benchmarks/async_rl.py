@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import rove as vf
 from rove.models.new import new_model
-from rove.runs import Run
+from rove.runs.run import Run
 from rove.train.rl import RLConfig, train_rl
 
 WAIT, SLOWER, ONE_IN = 0.05, 20, 20

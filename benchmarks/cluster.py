@@ -105,8 +105,8 @@ def measure(rounds: int = 3) -> Costs:
 
 
 def _measured(rollouts: int = 24) -> Costs:
-    from rove.runs import Run
-    from rove.train.samples import samples_from_record
+    from rove.runs.run import Run
+    from rove.train.sequences import samples_from_record
 
     records, played = asyncio.run(_played(rollouts))
     with tempfile.TemporaryDirectory() as folder:
@@ -149,11 +149,11 @@ def _cpu(what: Callable[[], object]) -> float:
 async def _played(rollouts: int) -> tuple[list[Any], float]:
     """Token-exact rollouts of a model that answers at once; and the CPU seconds that they took."""
     import rove
+    from rove.core.protocols import Generation, Sampling
     from rove.engine.client import EngineClient
-    from rove.groups import run_groups
     from rove.models.new import new_model
-    from rove.protocols import Generation, Sampling
-    from rove.rollout import plan
+    from rove.rollouts.groups import run_groups
+    from rove.rollouts.runner import plan
 
     words = "the quick brown fox jumps over a lazy dog while seven wizards mix potions in old jars".split()
     loaded = new_model([" ".join(words)] * 20)

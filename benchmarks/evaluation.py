@@ -79,7 +79,7 @@ async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) 
         else Chat(dataset=rows(count), rubric=rubric, max_turns=turns)
     )
     client = rove.OpenAIClient(url, "EMPTY", max_concurrent=concurrency)
-    from rove.runs import Run
+    from rove.runs.run import Run
 
     run = Run(f"{folder}/run")
     run.start("eval", {}, {})
@@ -104,7 +104,7 @@ async def tools(url: str, count: int, concurrency: int, turns: int, folder: str,
 
     env = rove.ToolEnv(tools=[add], dataset=rows(count), rubric=rove.Rubric([correct]), max_turns=turns, **options)
     client = rove.OpenAIClient(f"{url}/tools/{turns}", "EMPTY", max_concurrent=concurrency)
-    from rove.runs import Run
+    from rove.runs.run import Run
 
     run = Run(f"{folder}/run")
     run.start("eval", {}, {})

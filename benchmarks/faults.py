@@ -28,7 +28,7 @@ from aiohttp import web
 from mock_server import mock_server
 
 import rove
-from rove.runs import Run
+from rove.runs.run import Run
 
 FAULTS = (
     "429 with Retry-After",

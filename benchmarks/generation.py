@@ -103,9 +103,9 @@ def play(case: str, say: Say, seed: int) -> tuple[int, float]:
 
 def with_rove(model: Any) -> Say:
     """The embedded engine, every continuation a request of its own."""
+    from rove.core.protocols import Sampling
     from rove.engine.engine import Engine
     from rove.models.load import prepare
-    from rove.protocols import Sampling
 
     class NoTokenizer:
         eos_token_id = bos_token_id = None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rove.records import Outcome, Scores
+from rove.core.records import Outcome, Scores
 from rove.statistics import Column, compare
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"

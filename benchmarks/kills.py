@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rove.runs import Run
+from rove.runs.run import Run
 
 
 class Setting(NamedTuple):

@@ -22,7 +22,7 @@ from rove.cli.common import console_for
 from rove.cli.demo import Demo, load_recipe, results_table
 from rove.cli.rl import run_rl
 from rove.statistics import mean
-from rove.train.ranks import ALONE
+from rove.train.worker_group import ALONE
 
 
 def stages(

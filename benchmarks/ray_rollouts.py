@@ -32,8 +32,8 @@ from typing import Any
 import msgspec
 
 import rove as vf
-from rove.isolation.opening import Isolation, open_environment
-from rove.protocols import Request, Response
+from rove.core.protocols import Request, Response
+from rove.remote.loading import Isolation, open_environment
 from rove.workers import Worker
 
 CPUS = os.cpu_count() or 1

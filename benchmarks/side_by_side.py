@@ -30,7 +30,7 @@ from rove.hub.client.installed import Installed, all_installed, load
 from rove.hub.client.installing import fetch, look_up, place
 from rove.hub.package.building import build
 from rove.hub.package.names import Reference
-from rove.isolation import IsolatedEnv
+from rove.remote import IsolatedEnv
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = ROOT / "tests" / "mcp_server.py"

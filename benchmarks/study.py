@@ -23,12 +23,12 @@ from rove.cli.common import console_for
 from rove.cli.demo import Demo, Recipe, load_recipe
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.rl import run_rl
-from rove.config import convert
-from rove.records import Outcome, RolloutRecord
-from rove.runs import Run
+from rove.core.config import convert
+from rove.core.records import Outcome, RolloutRecord
+from rove.runs.run import Run
 from rove.statistics import compare, mean
-from rove.train.ranks import ALONE
 from rove.train.rl import RLConfig
+from rove.train.worker_group import ALONE
 
 HERE = Path(__file__).parent
 MEASUREMENTS = 5

@@ -16,8 +16,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import rove as vf
+from rove.core.records import ErrorInfo
 from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
-from rove.records import ErrorInfo
 
 TURNS = 60
 SECONDS = 20.0

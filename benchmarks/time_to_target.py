@@ -50,7 +50,7 @@ Curve = list[dict[str, float]]
 def stage(start: str, seed: int) -> Any:
     """The settings of "RL 1", for both sides."""
     from rove.cli.demo import load_recipe
-    from rove.config import convert
+    from rove.core.config import convert
     from rove.train.rl import RLConfig
 
     values = {key: value for key, value in load_recipe(ENV, smoke=False).rl[0].items() if key != "name"}
@@ -122,7 +122,7 @@ class Batched:
 
     async def generate(self, prompt_ids: list[int], sampling: Any, *_: Any) -> Any:
         """The continuation of a prompt."""
-        from rove.protocols import Generation
+        from rove.core.protocols import Generation
 
         future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiting.append((prompt_ids, future))
@@ -153,12 +153,12 @@ def train_with_trl(config: Any, folder: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     from rove import load_environment
+    from rove.core.protocols import Sampling
     from rove.engine.client import EngineClient
-    from rove.groups import run_groups
-    from rove.protocols import Sampling
-    from rove.renderer import Renderer
-    from rove.train.playing import step_groups
-    from rove.train.samples import samples_from_record
+    from rove.rendering.renderer import Renderer
+    from rove.rollouts.groups import run_groups
+    from rove.train.collect import step_groups
+    from rove.train.sequences import samples_from_record
     from rove.train.trainer import lr_scale
 
     torch.set_num_threads(1)

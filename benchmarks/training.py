@@ -68,14 +68,14 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
 
     import torch
 
+    from rove.core.protocols import Sampling
     from rove.engine.engine import Engine
     from rove.models.linear import use_fast_linear
     from rove.models.load import prepare
-    from rove.protocols import Sampling
     from rove.train.advantages import group_advantages
     from rove.train.batch import can_pack, micro_batches, trained_tokens
     from rove.train.losses import cross_entropy, make_loss
-    from rove.train.samples import Sample
+    from rove.train.sequences import Sample
     from rove.train.trainer import Trainer
 
     class NoTokenizer:

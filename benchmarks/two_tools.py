@@ -24,9 +24,9 @@ from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import run_rl
 from rove.cli.sft import run_sft
-from rove.config import convert, read_toml
+from rove.core.config import convert, read_toml
 from rove.envs.loading import environment_file
-from rove.runs import Run
+from rove.runs.run import Run
 from rove.train.rl import RLConfig
 from rove.train.sft import SFTConfig
 

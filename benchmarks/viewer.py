@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from rove.record_lines import decode_record
-from rove.records import Scores
-from rove.runs import Run
+from rove.core.records import Scores
+from rove.runs.run import Run
+from rove.runs.serialization import decode_record
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = [sys.executable, "-c", "from rove.cli.main import main; main()", "view"]

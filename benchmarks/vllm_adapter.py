@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rove.core.protocols import Sampling
 from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel
 from rove.models.new import new_model
-from rove.protocols import Sampling
+from rove.train.backends import Served, make_sampler
 from rove.train.rl import RLConfig
-from rove.train.samplers import Served, make_sampler
 from rove.vllm.server import VLLMConfig
 
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -5,23 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rove.boards import Board
 from rove.clients.scripted import ScriptedClient
-from rove.envs import (
-    EnvGroup,
-    Environment,
-    MCPEnv,
-    MultiTurnCompletionEnv,
-    MultiTurnEnv,
-    SingleTurnEnv,
-    StatefulToolEnv,
-    ToolEnv,
-    cleanup,
-    stop,
-    teardown,
-)
-from rove.envs.loading import Elsewhere, finders, load_environment
-from rove.errors import (
+from rove.core.errors import (
     AgentError,
     ConfigError,
     EmptyModelResponseError,
@@ -44,9 +29,27 @@ from rove.errors import (
     TooManyErrorsError,
     WorkerError,
 )
-from rove.evaluate import evaluate, generate, make_dataset
-from rove.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
-from rove.parsers import (
+from rove.core.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
+from rove.core.model_roles import ask
+from rove.core.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
+from rove.core.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
+from rove.core.renderings import Board
+from rove.core.state import State
+from rove.envs import (
+    EnvGroup,
+    Environment,
+    MCPEnv,
+    MultiTurnCompletionEnv,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    StatefulToolEnv,
+    ToolEnv,
+    cleanup,
+    stop,
+    teardown,
+)
+from rove.envs.loading import Elsewhere, finders, load_environment
+from rove.parsers.parser import (
     MaybeThinkParser,
     Parser,
     ThinkParser,
@@ -54,13 +57,10 @@ from rove.parsers import (
     extract_boxed_answer,
     extract_hash_answer,
 )
-from rove.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
-from rove.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
-from rove.rescore import rescore
+from rove.rollouts.evaluate import evaluate, generate, make_dataset
+from rove.rollouts.rescore import rescore
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
-from rove.runs import Run
-from rove.seats import ask
-from rove.state import State
+from rove.runs.run import Run
 from rove.statistics import Price, compare
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.integrations.environments.taskset import TasksetEnv
     from rove.integrations.environments.text_arena import TextArenaEnv
-    from rove.isolation import IsolatedEnv
     from rove.models.load import load_model as load_model
+    from rove.remote import IsolatedEnv
 
 __version__ = "0.1.0"
 
@@ -89,7 +89,7 @@ _LAZY = {
     "CodeMathEnv": "rove.envs.python",
     "EngineClient": "rove.engine.client",
     "GymEnv": "rove.integrations.environments.gym",
-    "IsolatedEnv": "rove.isolation",
+    "IsolatedEnv": "rove.remote",
     "OpenAIClient": "rove.clients.openai",
     "OpenEnvEnv": "rove.integrations.environments.open_env",
     "PythonEnv": "rove.envs.python",

@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 from commands import Rove, in_this_process
 
-from rove.runs import Run
+from rove.runs.run import Run
 
 pytestmark = pytest.mark.slow
 

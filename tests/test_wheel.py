@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rove.errors import CPU_TORCH
+from rove.core.errors import CPU_TORCH
 
 pytestmark = pytest.mark.slow
 

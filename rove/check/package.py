@@ -18,14 +18,14 @@ from typing import Any, Literal
 import msgspec
 
 from rove import compat
-from rove.check.play import Limited, Played, play
-from rove.check.reading import Reading, read
+from rove.check.packages import Package, as_wheel, module_of, texts_of
 from rove.check.rules import ANSWERED, OTHER_API, V1, Deviation, deviations, generation
-from rove.check.sources import Package, as_wheel, module_of, texts_of
+from rove.check.run import Limited, Played, play
+from rove.check.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
 from rove.compat.verifiers.pins import newest_allowed, requirements_beside
-from rove.errors import ConfigError
-from rove.isolation.venv import make_venv
+from rove.core.errors import ConfigError
+from rove.remote.venv import make_venv
 from rove.statistics.reward_errors import broken_reward
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]

@@ -15,13 +15,13 @@ from rich.text import Text
 
 from rove.check.matrix import as_json, as_markdown, told_of
 from rove.check.package import Report, check
-from rove.check.play import Limited
-from rove.check.sources import Package, packages_in
+from rove.check.packages import Package, packages_in
+from rove.check.run import Limited
 from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
-from rove.errors import ConfigError
-from rove.files import write_whole
+from rove.core.errors import ConfigError
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
+from rove.utils.files import write_whole
 
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 

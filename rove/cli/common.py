@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rove.cli.live import Heartbeat, StepProgress
-from rove.config import load, parse_value
-from rove.digest import fingerprint
-from rove.errors import ConfigError, in_json
-from rove.runs import Run
+from rove.core.config import load, parse_value
+from rove.core.digest import fingerprint
+from rove.core.errors import ConfigError, in_json
+from rove.runs.run import Run
 
 RUNS = Path("runs")
 CURVES = "curves.png"
@@ -245,7 +245,7 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
 
 
 def alarm_printer(console: Console) -> Callable[[Any], None]:
-    """A function that prints an alarm of `rove.train.alarms`."""
+    """A function that prints an alarm of `rove.train.alerts`."""
 
     def show(alarm: Any) -> None:
         console.print(f"step {alarm.step}: {alarm.text}", style="yellow", markup=False, soft_wrap=True)

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
-from rove.errors import ConfigError, RunError
-from rove.records import Outcome
-from rove.runs import Run
+from rove.cli.markdown import comparison_markdown
+from rove.cli.tables import comparison_table, movers_table
+from rove.core.errors import ConfigError, RunError
+from rove.core.records import Outcome
+from rove.runs.run import Run
 from rove.statistics import Comparison, compare
-from rove.viewer.markdown import comparison_markdown
-from rove.viewer.tables import comparison_table, movers_table
 
 
 def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:

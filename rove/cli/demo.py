@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.table import Table
 
 import rove
-from rove.cli.answerers import needs_train_extra
+from rove.cli.clients import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, short
 from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.exhaustive import ProofConfig, proof_table, run_proof, verdict
 from rove.cli.model import ModelConfig, print_model, run_model_new
-from rove.cli.prove import ProofConfig, proof_table, run_proof, verdict
-from rove.config import convert, merge, read_toml
+from rove.core.config import convert, merge, read_toml
+from rove.core.errors import ConfigError
 from rove.envs.loading import environment_file
-from rove.errors import ConfigError
-from rove.viewer.tables import percent
+from rove.viewer.format import percent
 
 if TYPE_CHECKING:
-    from rove.train.ranks import Ranks
     from rove.train.rl import RLConfig
     from rove.train.sft import SFTConfig
+    from rove.train.worker_group import Ranks
 
 
 _ROVE = Path(rove.__file__).resolve().parent
@@ -290,7 +290,7 @@ def command(
     with needs_train_extra():
         import torch
 
-        from rove.train.ranks import join
+        from rove.train.worker_group import join
 
     name = "-".join(["demo", env, *([Path(file).stem] if file else []), f"seed{seed}", *(["smoke"] if smoke else [])])
     folder = Path(run_dir) if run_dir else RUNS / name

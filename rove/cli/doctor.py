@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rove.cli.answerers import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra
+from rove.cli.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra
 from rove.cli.common import (
     RUNS,
     SETTINGS,
@@ -32,9 +32,9 @@ from rove.cli.common import (
 )
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
+from rove.core.errors import ConfigError, MissingKeyError
 from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
-from rove.errors import ConfigError, MissingKeyError
 from rove.server import base_url_of, listening, make_app
 
 SIGNS = {OK: ("✓", "green"), WARN: ("!", "yellow"), FAIL: ("✗", "red"), SKIP: ("–", "dim")}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rove.cli.asking import confirmed
+from rove.cli.confirm import confirmed
+from rove.core.errors import ConfigError
 from rove.envs import loading
-from rove.errors import ConfigError
 
 if TYPE_CHECKING:
     from rove.hub.client.installed import Installed

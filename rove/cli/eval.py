@@ -11,7 +11,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import API_KEY_VAR, find_endpoint, make_client
+from rove.cli.clients import API_KEY_VAR, find_endpoint, make_client
 from rove.cli.common import (
     SETTINGS,
     Tell,
@@ -28,17 +28,18 @@ from rove.cli.common import (
 )
 from rove.cli.environments import hub_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
+from rove.cli.tables import counts_line, summary_table
+from rove.core.errors import RunError
+from rove.core.protocols import Client
+from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.questions import QuestionsEnv
-from rove.errors import RunError
-from rove.evaluate import Options, evaluate, run_identity
-from rove.isolation.opening import Isolation, open_environment
-from rove.protocols import Client
-from rove.records import ErrorInfo, Outcome, RolloutRecord
-from rove.runs import Run
+from rove.remote.loading import Isolation, open_environment
+from rove.rollouts.evaluate import Options, evaluate, run_identity
+from rove.runs.run import Run
 from rove.statistics import Price
 from rove.statistics.reward_errors import broken_reward
-from rove.viewer.tables import counts_line, number, summary_table
+from rove.viewer.format import number
 
 
 class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from rove.cli import hub_key, hub_login, hub_owner
 from rove.cli.common import console_for, counted, hint, print_json, run_async
-from rove.cli.hubs import at
-from rove.errors import ConfigError
+from rove.cli.hub_options import at
+from rove.core.errors import ConfigError
 
 DATA = Path("hub")
 KEY_BYTES = 32

@@ -7,7 +7,7 @@ import sys
 import click
 
 from rove.cli.common import console_for, hint, run_async
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.client.hub import Hub
 from rove.hub.client.settings import hub_of, is_url, keep, normal
 

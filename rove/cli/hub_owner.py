@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from rove.cli.common import console_for, hint
-from rove.cli.hubs import at, hub_option, with_hub
-from rove.errors import ConfigError
+from rove.cli.hub_options import at, hub_option, with_hub
+from rove.core.errors import ConfigError
 from rove.hub.client.settings import needed_server
 from rove.hub.package.names import Reference, parse_reference
 

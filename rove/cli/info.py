@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import at, card, hub_at, hub_option, plain, versions
+from rove.cli.hub_options import at, card, hub_at, hub_option, plain, versions
 from rove.hub.client import known_keys
 from rove.hub.client.installed import find
 from rove.hub.client.installing import Offer, look_up
 from rove.hub.client.listings import Releases
 from rove.hub.client.settings import needed_hub
 from rove.hub.package.names import Reference, parse_reference
-from rove.viewer.tables import interval, number
+from rove.viewer.format import interval, number
 
 
 async def _asked(where: str, given: str | None, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from rove.cli.common import hint
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package.names import check_module, normalise_name
 
 TEMPLATES = Path(__file__).with_name("templates")

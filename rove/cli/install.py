@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rove.cli.asking import confirmed
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hubs import card, hub_at, hub_option, show_notes
-from rove.errors import ConfigError
+from rove.cli.confirm import confirmed
+from rove.cli.hub_options import card, hub_at, hub_option, show_notes
+from rove.core.errors import ConfigError
 from rove.hub.client import known_keys, sources
 from rove.hub.client.installed import Installed, find
 from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here

@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from rove.cli.common import console_for, hint, print_json
-from rove.cli.hubs import plain
+from rove.cli.hub_options import plain
 from rove.envs.loading import example_environments
 from rove.hub.client.installed import all_installed
 

@@ -11,13 +11,13 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import needs_train_extra
+from rove.cli.clients import needs_train_extra
 from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings, trust_option
 from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError
+from rove.core.messages import as_messages, text_of
 from rove.envs.loading import load_environment
-from rove.errors import ConfigError
-from rove.evaluate import all_text, generate
-from rove.messages import as_messages, text_of
+from rove.rollouts.evaluate import all_text, generate
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel

@@ -10,19 +10,19 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.answerers import embedded
+from rove.cli.clients import embedded
 from rove.cli.common import ProgressDisplay, progress, run_async
 from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError, Error
 from rove.envs.environment import Environment
 from rove.envs.questions import is_question_file
-from rove.errors import ConfigError, Error
-from rove.isolation.opening import Isolation, looking_at
+from rove.remote.loading import Isolation, looking_at
 from rove.rubrics import JudgeRubric, RubricGroup
-from rove.runs import Run
-from rove.viewer.tables import interval
+from rove.runs.run import Run
+from rove.viewer.format import interval
 
 if TYPE_CHECKING:
-    from rove.protocols import Client
+    from rove.core.protocols import Client
     from rove.train.placement import Row
     from rove.train.sft import SFTConfig
 

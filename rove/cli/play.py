@@ -14,23 +14,23 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from rove.boards import Board
-from rove.cli.answerers import make_client
+from rove.cli.clients import make_client
 from rove.cli.common import hint, json_object, run_async, trust_option
 from rove.cli.environments import hub_option
-from rove.cli.play_seats import Given, Named, Seats, never_asked, read_seats
+from rove.cli.play_roles import Given, Named, Seats, never_asked, read_seats
+from rove.cli.rollout_text import said
+from rove.core.errors import ConfigError, in_json
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.protocols import Client, Request, Response, Sampling
+from rove.core.records import RolloutRecord
+from rove.core.renderings import Board
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
-from rove.errors import ConfigError, in_json
-from rove.groups import run_groups
-from rove.isolation.environment import AwayEnv
-from rove.isolation.opening import Isolation, open_environment
-from rove.messages import AssistantMessage, text_of
-from rove.protocols import Client, Request, Response, Sampling
-from rove.records import RolloutRecord
-from rove.rollout import plan
-from rove.tool_calls import FORMATS, Call, read_calls
-from rove.viewer.words import said
+from rove.remote.environment import AwayEnv
+from rove.remote.loading import Isolation, open_environment
+from rove.rendering.tool_calls import FORMATS, Call, read_calls
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import plan
 
 
 def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, seat: str = "") -> int:

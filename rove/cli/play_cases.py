@@ -7,14 +7,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rove.cases import Case, play_cases
 from rove.cli.common import run_async
+from rove.core.errors import RunError
+from rove.core.protocols import Client, Sampling
 from rove.envs.environment import Environment
-from rove.errors import RunError
-from rove.protocols import Client, Sampling
-from rove.runs import Run
-from rove.viewer.playing import OWN_SEATS
-from rove.viewer.tables import number
+from rove.games.replay_cases import Case, play_cases
+from rove.runs.run import Run
+from rove.viewer.format import number
+from rove.viewer.play_session import OWN_SEATS
 
 
 def run_cases(env: Environment, client: Client, model: str, sampling: Sampling, folder: Path, console: Console) -> int:

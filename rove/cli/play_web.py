@@ -13,15 +13,15 @@ from rich.console import Console
 
 from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
-from rove.cli.play_seats import Given, Seats
+from rove.cli.play_roles import Given, Seats
+from rove.core.protocols import Client, Sampling
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
-from rove.parsers import XMLParser
-from rove.protocols import Client, Sampling
-from rove.records import RolloutRecord
-from rove.runs import Run
+from rove.parsers.parser import XMLParser
+from rove.runs.run import Run
 from rove.server import listening
-from rove.viewer.playing import AtTable, Table, make_table
+from rove.viewer.play_session import AtTable, Table, make_table
 
 FOLDERS: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
 """What is added to a run folder's name for games from another seat than the first: a person's is no game of the model's."""

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rove.cli.asking import confirmed
 from rove.cli.common import console_for, counted, hint, print_json, print_warnings, run_async
-from rove.cli.hubs import at, card, hub_at, hub_option
-from rove.errors import ConfigError, HubError
+from rove.cli.confirm import confirmed
+from rove.cli.hub_options import at, card, hub_at, hub_option
+from rove.core.errors import ConfigError, HubError
 from rove.hub.client.run_results import results_of
 from rove.hub.client.settings import needed_server
 from rove.hub.package import signing

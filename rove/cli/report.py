@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from rove.cli.common import console_for, hint
-from rove.errors import ConfigError
-from rove.runs import Run
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
 from rove.viewer.report import ROLLOUTS, markdown, write_report
 
 FILE = "report.html"

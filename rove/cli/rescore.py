@@ -10,14 +10,14 @@ from rich.console import Console
 
 from rove.cli.common import console_for, hint, json_object, print_json, progress, run_async, run_folder, short
 from rove.cli.eval import Watch
+from rove.cli.tables import counts_line, summary_table
 from rove.clients.scripted import ScriptedClient
-from rove.config import merge
+from rove.core.config import merge
+from rove.core.errors import ConfigError
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.errors import ConfigError
-from rove.rescore import CONCURRENT, rescore, rescored_identity, settings_of
-from rove.runs import Run
-from rove.viewer.tables import counts_line, summary_table
+from rove.rollouts.rescore import CONCURRENT, rescore, rescored_identity, settings_of
+from rove.runs.run import Run
 
 
 def environment_of(source: Run, env_args: dict[str, Any] | None, env_dir: str | None) -> Environment:

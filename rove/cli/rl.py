@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from rove.cli.answerers import needs_train_extra
+from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
@@ -29,19 +29,19 @@ from rove.cli.common import (
     trust_option,
 )
 from rove.cli.environments import hub_option
-from rove.cli.fields import all_settings
+from rove.cli.rollout_text import rollout_text
+from rove.cli.settings_help import all_settings
+from rove.cli.tables import curves_table
 from rove.cli.training import begin, draw, identity_of
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
-from rove.isolation.opening import open_environment
-from rove.records import RolloutRecord
-from rove.runs import Run
-from rove.viewer.tables import curves_table
-from rove.viewer.words import rollout_text
+from rove.remote.loading import open_environment
+from rove.runs.run import Run
 
 if TYPE_CHECKING:
-    from rove.train.ranks import Ranks
     from rove.train.rl import RLConfig
+    from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {
     "trust_remote_code",
@@ -61,8 +61,8 @@ SMALL_BATCH = 256
 
 def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
-    from rove.train.ranks import ALONE
     from rove.train.rl import train_rl
+    from rove.train.worker_group import ALONE
 
     config.check()
     ranks = ranks or ALONE
@@ -109,7 +109,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
 
 def warnings_of(config: RLConfig, env: Environment) -> list[str]:
     """What is allowed but rarely wise; with evaluations their rows are compared with those that are trained on."""
-    from rove.train.overlap import overlaps, trained_keys
+    from rove.train.contamination import overlaps, trained_keys
 
     found: list[str] = []
     if config.batch_size < SMALL_BATCH:
@@ -144,7 +144,7 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """The curves, whether anything came of it, and what to do next."""
-    from rove.train.gains import no_gain
+    from rove.train.plateau import no_gain
 
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
@@ -209,8 +209,8 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.ranks import join
         from rove.train.rl import RLConfig, follow_rl
+        from rove.train.worker_group import join
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
     ranks = join()

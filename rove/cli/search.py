@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from rove.cli.common import console_for, hint, print_json
-from rove.cli.hubs import at, hub_option, listing, with_hub
+from rove.cli.hub_options import at, hub_option, listing, with_hub
 
 
 @click.command()

@@ -14,18 +14,18 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.answerers import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
+from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
 from rove.cli.common import SETTINGS, console_for, counted, hint, settings, trust_option
 from rove.cli.environments import hub_option
 from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
-from rove.config import check_positive
-from rove.digest import check_base
+from rove.core.config import check_positive
+from rove.core.digest import check_base
+from rove.core.errors import ConfigError, MissingKeyError
+from rove.core.messages import text_of
+from rove.core.protocols import Client, Request, Response
+from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.errors import ConfigError, MissingKeyError
-from rove.messages import text_of
-from rove.protocols import Client, Request, Response
-from rove.state import State
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000

@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.common import hint
-from rove.config import check_positive
+from rove.core.config import check_positive
 from rove.envs.loading import load_environment
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from rove.cli.answerers import needs_train_extra
+from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
@@ -25,15 +25,15 @@ from rove.cli.common import (
     tell_goal,
     trust_option,
 )
-from rove.cli.fields import all_settings
 from rove.cli.placement import place_model
+from rove.cli.settings_help import all_settings
+from rove.cli.tables import curves_table
 from rove.cli.training import begin, draw, identity_of
-from rove.runs import Run
-from rove.viewer.tables import curves_table
+from rove.runs.run import Run
 
 if TYPE_CHECKING:
-    from rove.train.ranks import Ranks
     from rove.train.sft import SFTConfig
+    from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {
     "trust_remote_code",
@@ -50,8 +50,8 @@ BOOKKEEPING = {
 
 def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
-    from rove.train.ranks import ALONE
     from rove.train.sft import train_sft
+    from rove.train.worker_group import ALONE
 
     config.check()
     ranks = ranks or ALONE
@@ -87,7 +87,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
 
 def warnings_of(config: SFTConfig, data: Run) -> list[str]:
     """Return warnings about measuring on examples that are trained on."""
-    from rove.train.overlap import overlaps
+    from rove.train.contamination import overlaps
 
     least = -math.inf if config.min_reward is None else config.min_reward
     learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
@@ -155,8 +155,8 @@ def command(ctx: click.Context, as_json: bool, fresh: bool, env_args: str | None
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.ranks import join
         from rove.train.sft import SFTConfig, follow_sft
+        from rove.train.worker_group import join
     console = console_for(as_json)
     config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join()
     if not ranks.is_first:

@@ -20,18 +20,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from rove import compat
-from rove.cli.answerers import find_endpoint, is_folder, make_client
+from rove.cli.clients import find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, settings, short
-from rove.config import RUN_CONFIG, merge, read_toml
-from rove.digest import fingerprint
+from rove.core.config import RUN_CONFIG, merge, read_toml
+from rove.core.digest import fingerprint
+from rove.core.errors import ConfigError, Error, nearest, traceback_text
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
-from rove.errors import ConfigError, Error, nearest, traceback_text
-from rove.evaluate import Options, run_identity
-from rove.isolation.opening import Isolation, looking_at
-from rove.runs import Run
+from rove.remote.loading import Isolation, looking_at
+from rove.rollouts.evaluate import Options, run_identity
+from rove.runs.run import Run
 from rove.statistics.reward_errors import broken_reward
-from rove.viewer.tables import caveats, interval, number
+from rove.viewer.format import caveats, interval, number
 
 if TYPE_CHECKING:
     from rove.cli.eval import EvalConfig

@@ -11,16 +11,16 @@ from rich.console import Console
 
 from rove.cli.common import CURVES, print_warnings
 from rove.cli.live import working
-from rove.digest import digest_model
+from rove.core.digest import digest_model
 from rove.envs.loading import environment_version
-from rove.isolation.opening import without_isolation
-from rove.runs import Run
+from rove.remote.loading import without_isolation
+from rove.runs.run import Run
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
-    from rove.train.ranks import Ranks
     from rove.train.rl import RLConfig
     from rove.train.sft import SFTConfig
+    from rove.train.worker_group import Ranks
 
 
 def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> dict[str, Any]:
@@ -77,6 +77,6 @@ def begin(
 
 def draw(run: Run) -> None:
     """Draw the run's curves, into its folder."""
-    from rove.viewer.plots import plot_run
+    from rove.cli.plots import plot_run
 
     plot_run(run.metrics(), run.path / CURVES, str(run.path))

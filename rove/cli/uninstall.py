@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from rove.cli.asking import confirmed
 from rove.cli.common import console_for
-from rove.errors import HubError
+from rove.cli.confirm import confirmed
+from rove.core.errors import HubError
 from rove.hub.client.installed import all_installed, find, uninstall
 from rove.hub.package.names import parse_reference
 

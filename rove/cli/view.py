@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rove.cli.common import RUNS, console_for, run_async
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 
 @click.command()
@@ -32,7 +32,7 @@ def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, 
         return
     from rove.server import is_loopback
     from rove.viewer.app import serve_viewer
-    from rove.viewer.shelf import Shelf
+    from rove.viewer.run_store import Shelf
 
     shelf = Shelf(folder, annotate)
     console = console_for(False)
@@ -53,12 +53,12 @@ def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, 
 
 def _in_the_terminal(folder: Path, annotate: bool) -> None:
     try:
-        from rove.viewer.terminal import Terminal
+        from rove.cli.terminal import Terminal
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise
         raise ConfigError("--terminal needs the library textual: pip install 'rove[terminal]'") from error
-    from rove.viewer.shelf import Shelf
+    from rove.viewer.run_store import Shelf
 
     shelf = Shelf(folder, annotate)
     try:

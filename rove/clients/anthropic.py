@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rove.clients.endpoint import EndpointClient
-from rove.errors import ConfigError
-from rove.protocols import Request, Response
+from rove.core.errors import ConfigError
+from rove.core.protocols import Request, Response
 from rove.wire.anthropic import API_VERSION, read_response, request_body
 
 

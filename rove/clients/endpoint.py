@@ -22,7 +22,7 @@ from yarl import URL
 
 from rove.clients.limiter import Limiter
 from rove.clients.masking import NO_KEY, Secrets
-from rove.errors import (
+from rove.core.errors import (
     ConfigError,
     InfraError,
     InvalidModelResponseError,
@@ -30,7 +30,7 @@ from rove.errors import (
     ModelError,
     OverlongPromptError,
 )
-from rove.protocols import Request, Response
+from rove.core.protocols import Request, Response
 from rove.wire.chat import excerpt
 
 MAX_BACKOFF = 8.0

@@ -16,8 +16,8 @@ from rove.clients.masking import NO_KEY
 from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.clients.replicas import Replicas
 from rove.clients.responses import ResponsesClient
-from rove.config import check_positive, convert, read_toml
-from rove.errors import ConfigError, MissingKeyError, nearest
+from rove.core.config import check_positive, convert, read_toml
+from rove.core.errors import ConfigError, MissingKeyError, nearest
 
 PLACES = (Path("endpoints.toml"), Path("configs/endpoints.toml"))
 """Where the file is looked for when none is named."""

@@ -14,9 +14,9 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from rove.errors import InfraError
-from rove.messages import AssistantMessage
-from rove.protocols import Response
+from rove.core.errors import InfraError
+from rove.core.messages import AssistantMessage
+from rove.core.protocols import Response
 
 NO_KEY = "EMPTY"
 """Sent as the key where there is none: some servers want any."""

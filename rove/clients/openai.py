@@ -9,9 +9,9 @@ import msgspec
 
 from rove.clients.endpoint import EndpointClient
 from rove.clients.masking import NO_KEY
-from rove.errors import ConfigError
-from rove.messages import UserMessage
-from rove.protocols import Client, Request, Response
+from rove.core.errors import ConfigError
+from rove.core.messages import UserMessage
+from rove.core.protocols import Client, Request, Response
 from rove.wire import chat, completions
 
 _SDK_HEADERS = re.compile(r"accept|authorization|content-type|user-agent|x-stainless-.*", re.IGNORECASE)

@@ -11,8 +11,8 @@ import msgspec
 
 from rove.clients.endpoint import REFUSED, EndpointClient
 from rove.clients.limiter import Change
-from rove.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError
-from rove.protocols import Request, Response
+from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError
+from rove.core.protocols import Request, Response
 
 AVOIDED = 30.0
 """Seconds a replica that gave no answer is left alone; then one request finds out whether it is back."""

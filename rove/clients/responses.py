@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rove.clients.openai import OpenAIClient
-from rove.errors import ConfigError
-from rove.protocols import Request, Response
+from rove.core.errors import ConfigError
+from rove.core.protocols import Request, Response
 from rove.wire.responses import read_response, request_body
 
 

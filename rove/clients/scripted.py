@@ -7,11 +7,11 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from rove.errors import InvalidModelResponseError
-from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
-from rove.protocols import Request, Response
-from rove.records import Usage
-from rove.state import State
+from rove.core.errors import InvalidModelResponseError
+from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
+from rove.core.state import State
 
 Answer = str | Mapping[str, Any]
 Player = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]

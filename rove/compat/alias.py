@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 NAME = "verifiers"
 HOME = "rove.compat.verifiers"

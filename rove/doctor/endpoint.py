@@ -12,11 +12,11 @@ import msgspec
 
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.core.errors import EmptyModelResponseError, Error, InfraError, nearest
+from rove.core.messages import UserMessage, text_of
+from rove.core.protocols import Request, Response, Sampling
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
-from rove.errors import EmptyModelResponseError, Error, InfraError, nearest
-from rove.messages import UserMessage, text_of
-from rove.protocols import Request, Response, Sampling
-from rove.tool_calls import calls_of
+from rove.rendering.tool_calls import calls_of
 
 CHECKS = 10
 """Findings of an endpoint that answers."""

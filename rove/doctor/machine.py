@@ -19,7 +19,7 @@ from rove.models.load import LoadedModel
 from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.rl import RLConfig
-from rove.train.samples import Sample
+from rove.train.sequences import Sample
 from rove.train.trainer import token_logprobs
 
 ADAM = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rove.core.errors import ConfigError
 from rove.doctor.findings import FAIL, OK, WARN, Finding
 from rove.envs.environment import Environment
-from rove.errors import ConfigError
-from rove.train.overlap import MOST, Overlap, overlaps, trained_keys
+from rove.train.contamination import MOST, Overlap, overlaps, trained_keys
 from rove.train.rl import RLConfig
 
 BATCH, TINY_BATCH = 256, 64

@@ -10,6 +10,9 @@ from typing import NamedTuple
 import torch
 
 from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError
+from rove.core.protocols import Client, Sampling
+from rove.core.records import RolloutRecord
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 from rove.doctor.machine import (
     Trial,
@@ -21,27 +24,24 @@ from rove.doctor.machine import (
     memory_needed,
     try_training,
 )
-from rove.doctor.samples import Lengths, check_context, check_samples, first_prompts, groups_with_spread, lengths_of
+from rove.doctor.rollouts import Lengths, check_context, check_samples, first_prompts, groups_with_spread, lengths_of
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.errors import ConfigError
-from rove.groups import run_groups
-from rove.isolation.opening import open_environment
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads, load_model
-from rove.protocols import Client, Sampling
-from rove.record_lines import encode_record
-from rove.records import RolloutRecord
-from rove.rollout import Job
+from rove.remote.loading import open_environment
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import Job
+from rove.runs.serialization import encode_record
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
+from rove.train.collect import step_groups
 from rove.train.lora import adapted
-from rove.train.playing import step_groups
 from rove.train.rl import RLConfig
-from rove.train.samples import samples_from_record
+from rove.train.sequences import samples_from_record
 
 PLAYED = 8
 """Rollouts of every scripted player."""

@@ -6,13 +6,13 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, Message
+from rove.core.protocols import Generation, InferenceEngine, Request, Response, Sampling
 from rove.engine.engine import Engine
 from rove.engine.tool_grammar import tool_call_grammar
-from rove.errors import ConfigError
-from rove.messages import AssistantMessage, Message
 from rove.models.load import LoadedModel
-from rove.protocols import Generation, InferenceEngine, Request, Response, Sampling
-from rove.renderer import Renderer, Speech
+from rove.rendering.renderer import Renderer, Speech
 
 
 class ClientEngine(InferenceEngine, Protocol):

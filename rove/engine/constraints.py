@@ -13,8 +13,8 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from rove.errors import ConfigError, in_json
-from rove.protocols import Sampling
+from rove.core.errors import ConfigError, in_json
+from rove.core.protocols import Sampling
 
 WHITESPACE = " ?"
 """Between the parts of a JSON text there may be one space. With any whitespace, as JSON has it, small models (and large ones

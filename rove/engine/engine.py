@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 import torch
 
+from rove.core.errors import ConfigError, ModelError
+from rove.core.protocols import Generation, OnToken, Sampling, Token, room_after
 from rove.engine import decoder, lora, sampler
-from rove.engine.asked import Asked
 from rove.engine.constraints import constraint_for
+from rove.engine.draw import score
+from rove.engine.requests import Asked
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler
-from rove.engine.sampling import score
 from rove.engine.scheduler import Row
-from rove.engine.stops import Ending
-from rove.errors import ConfigError, ModelError
+from rove.engine.stop_checker import Ending
 from rove.models.load import context_of, copy_weights, read_weights
-from rove.protocols import Generation, OnToken, Sampling, Token, room_after
-from rove.renderer import Renderer
+from rove.rendering.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rove.engine.prefixes import PrefixIndex
+from rove.engine.prefix_index import PrefixIndex
 
 SMALLEST = 64
 """Positions of the smallest rows."""

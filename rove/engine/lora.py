@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn.functional import linear
 
-from rove.digest import ADAPTER_CONFIG as CONFIG
-from rove.digest import ADAPTER_TENSORS as TENSORS
+from rove.core.digest import ADAPTER_CONFIG as CONFIG
+from rove.core.digest import ADAPTER_TENSORS as TENSORS
+from rove.core.errors import ConfigError, nearest
 from rove.engine.families import FAMILIES
-from rove.errors import ConfigError, nearest
 
 SAYS_NOTHING = {
     "auto_mapping",

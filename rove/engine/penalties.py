@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rove.protocols import Sampling
+from rove.core.protocols import Sampling
 
 
 class Penalties:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
+from rove.core.errors import ConfigError
 from rove.engine.decoder import Decoder
 from rove.engine.families import FAMILIES
 from rove.engine.kv_cache import KVCache
 from rove.engine.lora import Adapter, Source, load
 from rove.engine.scheduler import Row, Scheduler
-from rove.errors import ConfigError
 
 
 class Runner(Protocol):

@@ -5,7 +5,7 @@ What happens to a row's logits, in this order (vLLM's), each only where the row 
 1. the grammar of a structured output, `min_tokens` and `logit_bias`: tokens that must not come get −∞, others their bias;
 2. repetition, frequency and presence penalties (`rove.engine.penalties`);
 3. the temperature;
-4. min-p, top-k, top-p (`rove.engine.sampling.keep_likely`).
+4. min-p, top-k, top-p (`rove.engine.draw.keep_likely`).
 
 The token is drawn from the outcome, and the log-probabilities reported are of the outcome, all four included: they are those
 that the token was drawn with, which is what importance weights of off-policy training need (vLLM calls this
@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import torch
 
+from rove.core.errors import ConfigError
+from rove.core.protocols import Sampling
 from rove.engine.constraints import Constraint
+from rove.engine.draw import alternatives, draw, keep_likely, temper, uniforms
 from rove.engine.penalties import Penalties, has_penalty
-from rove.engine.sampling import alternatives, draw, keep_likely, temper, uniforms
-from rove.engine.stops import ends_of
-from rove.errors import ConfigError
-from rove.protocols import Sampling
+from rove.engine.stop_checker import ends_of
 
 
 class Row(NamedTuple):

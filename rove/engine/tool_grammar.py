@@ -1,6 +1,6 @@
 """Grammars (llguidance's Lark) of forced tool calls: the text must be calls of the allowed tools, in the model's own format.
 
-The arguments of each call match the tool's JSON schema. `rove.tool_calls` reads every text that these grammars accept,
+The arguments of each call match the tool's JSON schema. `rove.rendering.tool_calls` reads every text that these grammars accept,
 except numbers beyond the range of a float (1e999) and strings that quote the mark that ends a call.
 """
 
@@ -12,10 +12,10 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rove.core.errors import ConfigError
+from rove.core.protocols import ToolChoice
 from rove.engine.constraints import WHITESPACE
-from rove.errors import ConfigError
-from rove.protocols import ToolChoice
-from rove.tool_calls import Format
+from rove.rendering.tool_calls import Format
 
 SpecialToken = Callable[[str], int | None]
 """Return the id of the special token with this text; None for ordinary text."""

@@ -8,21 +8,21 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rove.config import check_positive
-from rove.digest import digest_code
+from rove.core.config import check_positive
+from rove.core.digest import digest_code
+from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, ends_task, nearest, phase
+from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
+from rove.core.protocols import Request, Sampling
+from rove.core.records import TrajectoryStep
+from rove.core.state import State
 from rove.envs.environment import Environment, Turn, teardown
 from rove.envs.multi_turn import num_turns
-from rove.errors import AgentError, ConfigError, Error, LimitReachedError, ends_task, nearest, phase
-from rove.functions import is_async, maybe_await, unwrapped
-from rove.messages import AssistantMessage, Message, Messages, as_messages, text_of
-from rove.processes import run_command
-from rove.protocols import Request, Sampling
-from rove.records import TrajectoryStep
 from rove.rubrics import Rubric
 from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
-from rove.state import State
-from rove.threads import Threads, UnderWay
-from rove.tools import as_content
+from rove.tools.tool import as_content
+from rove.utils.functions import is_async, maybe_await, unwrapped
+from rove.utils.processes import run_command
+from rove.utils.threads import Threads, UnderWay
 
 Agent = Callable[[Access, State], Any]
 """A foreign agent, sync or async: (how it reaches the model, the rollout's state) → its answer."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError
-from rove.messages import Messages, SystemMessage, UserMessage, as_messages
+from rove.core.errors import ConfigError
+from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""

@@ -11,16 +11,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 from typing import Any, Protocol
 
-from rove.digest import digest_files
+from rove.core.digest import digest_files
+from rove.core.errors import ConfigError, ends_task, nearest
+from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
+from rove.core.protocols import Request
+from rove.core.records import TrajectoryStep
+from rove.core.state import State
 from rove.envs.dataset import DatasetSource, Rows, build_example
-from rove.errors import ConfigError, ends_task, nearest
-from rove.functions import maybe_await
-from rove.messages import AssistantMessage, Message, Messages, UserMessage, text_of
-from rove.parsers import Parser
-from rove.protocols import Request
-from rove.records import TrajectoryStep
+from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
-from rove.state import State
+from rove.utils.functions import maybe_await
 
 
 class Turn(Protocol):
@@ -212,15 +212,15 @@ class Environment(ABC):
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """See `rove.generate`."""
-        return await importlib.import_module("rove.evaluate").generate(self, client, model, **options)
+        return await importlib.import_module("rove.rollouts.evaluate").generate(self, client, model, **options)
 
     async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """See `rove.evaluate`."""
-        return await importlib.import_module("rove.evaluate").evaluate(self, client, model, **options)
+        return await importlib.import_module("rove.rollouts.evaluate").evaluate(self, client, model, **options)
 
     def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
         """See `rove.make_dataset`."""
-        return importlib.import_module("rove.evaluate").make_dataset(records, **options)
+        return importlib.import_module("rove.rollouts.evaluate").make_dataset(records, **options)
 
     def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """`generate` for code that is not async."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from rove.core.errors import ConfigError
+from rove.core.messages import Message, Messages, UserMessage, as_messages
+from rove.core.records import TrajectoryStep
+from rove.core.state import State
 from rove.envs.environment import Turn
-from rove.errors import ConfigError
-from rove.messages import Message, Messages, UserMessage, as_messages
-from rove.records import TrajectoryStep
-from rove.state import State
 
 SEAT = "sub_model"
 """The seat of sub-models that are not trained."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
+from rove.core.errors import ConfigError, nearest
+from rove.core.records import Scores
+from rove.core.state import State
 from rove.envs.environment import Environment, Player, Turn
-from rove.errors import ConfigError, nearest
-from rove.records import Scores
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
-from rove.state import State
 
 
 class EnvGroup(Environment):

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from rove.config import read_toml
-from rove.digest import digest_files
+from rove.core.config import read_toml
+from rove.core.digest import digest_files
+from rove.core.errors import ConfigError, Error, nearest
 from rove.envs.environment import Environment
 from rove.envs.questions import QuestionsEnv, is_question_file
-from rove.errors import ConfigError, Error, nearest
 
 GROUP = "rove.environments"
 """Entry points of packages that bring environments: the name of one = its top-level module."""

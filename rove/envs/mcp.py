@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.config import check_positive
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
+from rove.core.messages import Messages
+from rove.core.state import State
 from rove.envs.environment import Turn, cleanup, teardown
 from rove.envs.tool import ToolEnv
-from rove.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.mcp import Servers, ServerSettings, read_servers
 from rove.mcp.content import content_of, text_of_result
 from rove.mcp.sdk import check_installed
-from rove.messages import Messages
-from rove.state import State
-from rove.tools import Arguments, Tool
+from rove.tools.tool import Arguments, Tool
 
 SCOPES = ("shared", "rollout")
 STATE_KEY = "mcp_servers"

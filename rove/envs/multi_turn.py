@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from rove.boards import Board
+from rove.core.errors import ConfigError, phase
+from rove.core.messages import Messages, as_messages, text_of
+from rove.core.renderings import Board
+from rove.core.state import State
 from rove.envs.environment import Environment, Turn, stop
-from rove.errors import ConfigError, phase
-from rove.functions import maybe_await
-from rove.messages import Messages, as_messages, text_of
 from rove.rubrics import Rubric
-from rove.state import State
+from rove.utils.functions import maybe_await
 
 
 class Opponent(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from rove.core.state import State
 from rove.envs.sandbox import SandboxEnv
 from rove.rubrics import MathRubric, Rubric, RubricGroup
 from rove.sandbox import Functions
-from rove.state import State
-from rove.tools import make_tool
+from rove.tools.tool import make_tool
 
 MATH_PROMPT = (
     "Solve the problem. Use the tool `python` for whatever is better computed than guessed: variables stay from call to call. "

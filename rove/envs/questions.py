@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rove.digest import digest_files
+from rove.core.digest import digest_files
+from rove.core.errors import ConfigError, Error, nearest
+from rove.core.messages import Messages
+from rove.core.state import State
 from rove.envs.dataset import JsonLines
 from rove.envs.single_turn import SingleTurnEnv
-from rove.errors import ConfigError, Error, nearest
-from rove.messages import Messages
-from rove.parsers import MaybeThinkParser
+from rove.parsers.parser import MaybeThinkParser
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
 from rove.rubrics.regex import RegexRubric
-from rove.state import State
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 QUESTION_COLUMNS = ("question", "prompt")

@@ -7,8 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, SandboxError, phase
+from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
+from rove.core.model_roles import ask
+from rove.core.protocols import Client
+from rove.core.state import State
 from rove.envs.environment import Turn, stop, teardown
 from rove.envs.exploration import (
     BEGIN,
@@ -28,14 +33,9 @@ from rove.envs.exploration import (
 )
 from rove.envs.python import PythonEnv
 from rove.envs.sandbox import use_of
-from rove.errors import ConfigError, SandboxError, phase
-from rove.functions import function_name, maybe_await
-from rove.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
-from rove.protocols import Client
 from rove.rubrics import Rubric
 from rove.sandbox import Backend, Functions, Session
-from rove.seats import ask
-from rove.state import State
+from rove.utils.functions import function_name, maybe_await
 
 FENCED = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 KEEP = '_keep(str(answer["content"]), bool(answer["ready"]))'

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
+from rove.core.errors import ConfigError, SandboxError, phase
+from rove.core.messages import Messages
+from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.stateful_tool import StatefulToolEnv
-from rove.errors import ConfigError, SandboxError, phase
-from rove.functions import maybe_await
-from rove.messages import Messages
 from rove.rubrics import Rubric
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
-from rove.state import State
-from rove.tools import Arguments
+from rove.tools.tool import Arguments
+from rove.utils.functions import maybe_await
 
 SECONDS = 30.0
 """Wall time of one call, where nothing else is said."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rove.core.messages import Messages, as_messages
+from rove.core.state import State
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.messages import Messages, as_messages
-from rove.state import State
 
 
 class SingleTurnEnv(MultiTurnEnv):

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, Optional, Required, TypedDict, Union
 
-from rove.digest import digest_code
+from rove.core.digest import digest_code
+from rove.core.errors import ConfigError
+from rove.core.state import State
 from rove.envs.agent import AgentEnv, task_of
 from rove.envs.tool import ToolEnv
-from rove.errors import ConfigError
 from rove.server.proxy import Access
-from rove.state import State
-from rove.tools import Tool
+from rove.tools.tool import Tool
 
 TYPES: dict[str, Any] = {
     "string": str,

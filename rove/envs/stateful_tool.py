@@ -7,13 +7,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rove.core.errors import ConfigError, phase
+from rove.core.messages import Messages
+from rove.core.state import State
 from rove.envs.tool import ToolEnv
-from rove.errors import ConfigError, phase
-from rove.functions import maybe_await
-from rove.messages import Messages
-from rove.state import State
-from rove.threads import Threads, UnderWay
-from rove.tools import Arguments, Tool, make_tool
+from rove.tools.tool import Arguments, Tool, make_tool
+from rove.utils.functions import maybe_await
+from rove.utils.threads import Threads, UnderWay
 
 
 class StatefulToolEnv(ToolEnv):

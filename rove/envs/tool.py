@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from rove.envs.environment import Turn, stop
-from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import (
+from rove.core.errors import (
     ConfigError,
     InfraError,
     LimitReachedError,
@@ -23,13 +21,13 @@ from rove.errors import (
     nearest,
     phase,
 )
-from rove.functions import is_async, maybe_await
-from rove.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
+from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
+from rove.core.state import State
+from rove.envs.environment import Turn, stop
+from rove.envs.multi_turn import MultiTurnEnv
+from rove.rendering.tool_calls import Call, read_calls, unreadable_call
 from rove.rubrics import Rubric
-from rove.state import State
-from rove.threads import Threads, UnderWay
-from rove.tool_calls import Call, read_calls, unreadable_call
-from rove.tools import (
+from rove.tools.tool import (
     QUOTED,
     Arguments,
     Tool,
@@ -40,6 +38,8 @@ from rove.tools import (
     make_tool,
     tool_identity,
 )
+from rove.utils.functions import is_async, maybe_await
+from rove.utils.threads import Threads, UnderWay
 
 GRACE_SECONDS = 1.0
 """So long a cleanup waits for sync tools that are still at work, before it is left to run after them."""

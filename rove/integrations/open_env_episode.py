@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.groups import run_groups
 from rove.integrations.environments.open_env_wire import RefusedError
-from rove.messages import AssistantMessage, text_of
-from rove.protocols import Request, Response
-from rove.records import RolloutRecord
-from rove.rollout import plan
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import plan
 
 ACTION = {
     "type": "object",

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from rove.digest import derive_seed
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
 from rove.envs.environment import Environment
-from rove.errors import ConfigError
 from rove.integrations.environments.open_env_wire import RefusedError
 from rove.integrations.open_env_episode import ACTION, Episode, Room
 from rove.integrations.open_env_rest import Rest

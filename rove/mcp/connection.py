@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rove.errors import Error, MCPServerError, ToolCallError
+from rove.core.errors import Error, MCPServerError, ToolCallError
 from rove.mcp import sdk
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings

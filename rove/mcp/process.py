@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from rove.errors import MCPServerError
+from rove.core.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
-from rove.processes import has_ended, signal_group, start_group
+from rove.utils.processes import has_ended, signal_group, start_group
 
 CLOSED_SECONDS = 2.0
 """How long a server may take to end once its stdin is closed, and again once it is asked to."""

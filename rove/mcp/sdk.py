@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 

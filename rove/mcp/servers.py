@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.errors import MCPServerError
+from rove.core.errors import MCPServerError
 from rove.mcp.connection import Connection
 from rove.mcp.settings import ServerSettings
 

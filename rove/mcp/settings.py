@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from rove.config import convert
-from rove.errors import ConfigError, nearest
+from rove.core.config import convert
+from rove.core.errors import ConfigError, nearest
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

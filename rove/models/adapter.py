@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rove.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
-from rove.errors import ConfigError, nearest
+from rove.core.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
+from rove.core.errors import ConfigError, nearest
 from rove.models.linear import FastLinear, fast_adapter
 
 NAME = "default"

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rove.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
-from rove.errors import ConfigError, missing_train_package
+from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
+from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
 from rove.models.linear import use_fast_linear
-from rove.renderer import Renderer
+from rove.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rove.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest
 from rove.models.load import LoadedModel, prepare
 
 ROLES = ("system", "user", "assistant", "tool")

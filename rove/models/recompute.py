@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rove.errors import ConfigError
-from rove.functions import function_name
-from rove.parsers import Parser
-from rove.records import Scores
+from rove.core.errors import ConfigError
+from rove.core.records import Scores
+from rove.core.state import State
+from rove.parsers.parser import Parser
 from rove.rubrics.rubric import RewardFunc, Rubric, merge_scores
-from rove.state import State
+from rove.utils.functions import function_name
 
 
 class RubricGroup(Rubric):

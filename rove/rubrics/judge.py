@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.digest import fingerprint
-from rove.errors import ConfigError, InvalidModelResponseError, ModelError, OverlongPromptError
-from rove.messages import as_messages, text_of
-from rove.parsers import Completion, Parser
-from rove.records import RolloutRecord, Scores
+from rove.core.digest import fingerprint
+from rove.core.errors import ConfigError, InvalidModelResponseError, ModelError, OverlongPromptError
+from rove.core.messages import as_messages, text_of
+from rove.core.model_roles import record_answer
+from rove.core.records import RolloutRecord, Scores
+from rove.core.state import State
+from rove.parsers.parser import Completion, Parser
 from rove.rubrics.panel import Desk, Judge, Reply, as_sampling, make_judges, own_form
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.rubrics.verdicts import (
@@ -28,8 +30,6 @@ from rove.rubrics.verdicts import (
     read_verdict,
     verdict_form,
 )
-from rove.seats import record_answer
-from rove.state import State
 
 JUDGE_PROMPT = """\
 Here are a question, the answer to it that is known to be right, and a response to judge.

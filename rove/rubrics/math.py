@@ -6,9 +6,9 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
-from rove.config import check_positive
-from rove.errors import ConfigError
-from rove.parsers import Completion, MaybeThinkParser, Parser, extract_boxed_answer
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError
+from rove.parsers.parser import Completion, MaybeThinkParser, Parser, extract_boxed_answer
 from rove.rubrics.math_pool import MathPool
 from rove.rubrics.rubric import RewardFunc, Rubric
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rove.errors import Error, InfraError, RemoteError, WorkerError
+from rove.core.errors import Error, InfraError, RemoteError, WorkerError
 from rove.workers import Workers
 
 MEMORY = 2 << 30

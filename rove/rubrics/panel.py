@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.digest import derive_seed
-from rove.errors import ConfigError, InfraError
-from rove.messages import UserMessage
-from rove.protocols import Client, Request, Response, Sampling
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, InfraError
+from rove.core.messages import UserMessage
+from rove.core.protocols import Client, Request, Response, Sampling
 
 REMEMBERED = 50_000
 """Judgments kept, the latest ones: a run of RL asks for new ones without end."""

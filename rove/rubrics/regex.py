@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rove.config import check_positive
-from rove.errors import Error, WorkerError
-from rove.parsers import Completion
+from rove.core.config import check_positive
+from rove.core.errors import Error, WorkerError
+from rove.parsers.parser import Completion
 from rove.rubrics.rubric import Rubric
 from rove.rubrics.scorers import read_answer
 from rove.workers import Workers

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rove.digest import digest_code
-from rove.errors import ConfigError, Error, nearest, phase
-from rove.functions import function_name, maybe_await, unwrapped
-from rove.parsers import Parser
-from rove.records import Scores
-from rove.state import INPUT_FIELDS, State
+from rove.core.digest import digest_code
+from rove.core.errors import ConfigError, Error, nearest, phase
+from rove.core.records import Scores
+from rove.core.state import INPUT_FIELDS, State
+from rove.parsers.parser import Parser
+from rove.utils.functions import function_name, maybe_await, unwrapped
 
 RewardFunc = Callable[..., Any]
 """A reward function: arguments by name, returns a number, or (marked with `group_reward`) one number per state."""

@@ -14,8 +14,8 @@ import re
 import string
 from collections.abc import Sequence
 
-from rove.errors import Error
-from rove.parsers import Completion, MaybeThinkParser, XMLParser, extract_boxed_answer
+from rove.core.errors import Error
+from rove.parsers.parser import Completion, MaybeThinkParser, XMLParser, extract_boxed_answer
 
 _TAGGED = XMLParser(["answer"])
 _TEXT = MaybeThinkParser()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from rove.errors import InvalidModelResponseError
+from rove.core.errors import InvalidModelResponseError
 
 SHOWN = 200
 """Characters of a judge's words that an error quotes."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rove.config import check_positive
+from rove.core.config import check_positive
 
 Functions = Mapping[str, Callable[..., Any]]
 """Async functions of the host that code may call, by name. What they are given and what they return is JSON: numbers, texts,

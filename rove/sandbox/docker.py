@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from rove.config import check_positive
-from rove.errors import ConfigError
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.session import Streams, SupervisedSession
 

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.config import check_positive
-from rove.errors import ConfigError, SandboxError, nearest
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError, SandboxError, nearest
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.containment import ESSENTIAL, FEATURES, LIMITING, describe
 from rove.sandbox.parent import Parent, python_folders

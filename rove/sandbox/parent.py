@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import SandboxError
+from rove.core.errors import SandboxError
 from rove.sandbox.backend import SandboxLimits
 from rove.sandbox.cgroups import Groups
 

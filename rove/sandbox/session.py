@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import msgspec
 
-from rove.errors import ConfigError, SandboxError, SandboxFileError
-from rove.sandbox.asked import reply_to
+from rove.core.errors import ConfigError, SandboxError, SandboxFileError
 from rove.sandbox.backend import Functions, Result, SandboxLimits
+from rove.sandbox.host_functions import reply_to
 
 START_SECONDS = 60.0
 """For one session to say that it is ready."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.server.refusals import Refusal, refusal
+from rove.server.validation import Refusal, refusal
 
 HOST = web.AppKey("host", str)
 """The address or name that an application listens on; `rove.server.listen.listening` sets it. Default: 127.0.0.1."""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rove.protocols import Client
+from rove.core.protocols import Client
 from rove.server.admission import check_content_type, check_page
-from rove.server.answers import Wire, answer, json_response
-from rove.server.desk import Desk
-from rove.server.refusals import Refusal, refusal
+from rove.server.handlers import Wire, answer, json_response
+from rove.server.request_queue import Desk
 from rove.server.tokens import count_tokens, detokenize, tokenize
+from rove.server.validation import Refusal, refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 from rove.wire.common import excerpt
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.server.admission import HOST
 from rove.server.app import DESK
 

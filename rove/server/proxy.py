@@ -16,17 +16,17 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
-from rove.messages import Message, Messages, as_message, as_messages, text_of
-from rove.protocols import Request, Response, Sampling
-from rove.records import TrajectoryStep
-from rove.server.answers import json_response
+from rove.core.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
+from rove.core.messages import Message, Messages, as_message, as_messages, text_of
+from rove.core.protocols import Request, Response, Sampling
+from rove.core.records import TrajectoryStep
+from rove.core.state import State
 from rove.server.app import APIS, answering, key_of, model_body
-from rove.server.desk import Desk
+from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
-from rove.server.refusals import Refusal, refusal
-from rove.state import State
-from rove.tools import call_arguments, call_id, call_name
+from rove.server.request_queue import Desk
+from rove.server.validation import Refusal, refusal
+from rove.tools.tool import call_arguments, call_id, call_name
 from rove.wire.common import excerpt
 from rove.wire.serving import Asked
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rove.errors import ConfigError
-from rove.server.answers import json_response, read_json
-from rove.server.desk import Desk
+from rove.core.errors import ConfigError
+from rove.server.handlers import json_response, read_json
+from rove.server.request_queue import Desk
 from rove.wire.chat import asked_messages, checked_template_kwargs
 from rove.wire.serving import read_body
 from rove.wire.serving_anthropic import read_request

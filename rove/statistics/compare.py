@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rove.errors import ConfigError, nearest
-from rove.records import Outcome, RolloutRecord
+from rove.core.errors import ConfigError, nearest
+from rove.core.records import Outcome, RolloutRecord
 from rove.statistics.estimates import POINTS, mean, needed_examples
 from rove.statistics.intervals import (
     DIGITS,

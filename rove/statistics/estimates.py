@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 POINTS = 0.02
 """The difference that planning is about: two points of a score between 0 and 1."""

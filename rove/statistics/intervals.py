@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.statistics.estimates import mean
 
 FEWEST_EXAMPLES = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rove.records import REWARD_ERRORS, Outcome, RolloutRecord
+from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord
 
 
 class RewardErrors:

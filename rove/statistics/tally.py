@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError
-from rove.records import Outcome, RolloutRecord, Scores, Usage
+from rove.core.errors import ConfigError
+from rove.core.records import Outcome, RolloutRecord, Scores, Usage
 from rove.statistics.estimates import POINTS, needed_examples, pass_at_k, pass_hat_k, percentiles
 from rove.statistics.intervals import DIGITS, Estimate, mean_estimate, sample_variance
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from rove.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest
 
 SPREADLESS = 1e-6
 """Rewards closer together than this teach nothing."""

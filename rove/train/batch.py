@@ -16,8 +16,8 @@ import torch
 
 from rove.models import attention
 from rove.models.packing import Packing
-from rove.train.ranks import ALONE, Ranks
-from rove.train.samples import Sample
+from rove.train.sequences import Sample
+from rove.train.worker_group import ALONE, Ranks
 
 IDLE = Sample([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """Trains nothing: for a process that has less to do than the others, which may not compute without it."""

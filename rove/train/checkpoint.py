@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from rove.errors import RunError
+from rove.core.errors import RunError
 from rove.models.load import LoadedModel, copy_weights, trained
 from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, share_out_optimizer, write_shards
 from rove.train.trainer import Trainer

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.config import check_positive
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError, RunError, nearest
+from rove.core.protocols import Sampling
+from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
-from rove.errors import ConfigError, RunError, nearest
-from rove.evaluate import evaluate
-from rove.groups import RolloutError
-from rove.isolation.environment import AwayEnv
-from rove.isolation.opening import Isolation, looking_at, open_beside
-from rove.lines import Goals, every_line, lined, prove
+from rove.games.exhaustive import Goals, every_line, lined, prove
 from rove.models.load import LoadedModel
-from rove.protocols import Sampling
-from rove.records import Outcome, RolloutRecord
-from rove.runs import Run
+from rove.remote.environment import AwayEnv
+from rove.remote.loading import Isolation, looking_at, open_beside
+from rove.rollouts.evaluate import evaluate
+from rove.rollouts.groups import RolloutError
+from rove.runs.run import Run
 from rove.train.progress import OnProgress, ignore
 
 FOLDER = "evaluations"

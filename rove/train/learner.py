@@ -1,6 +1,6 @@
 """What learns: a model's trainer and its reference, whole in one process or in parts in several.
 
-Where several train it, each has a learner of its own, and all are told the same (`rove.train.ranks.Team`).
+Where several train it, each has a learner of its own, and all are told the same (`rove.train.worker_group.Team`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rove.digest import derive_seed
-from rove.errors import ConfigError
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
-from rove.runs import Run
+from rove.runs.run import Run
+from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.lora import dropping
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.ranks import ALONE, Ranks, Team
 from rove.train.recovery import recover
-from rove.train.samples import Sample
+from rove.train.sequences import Sample
 from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
-from rove.trained_tokens import TrainedRollout
+from rove.train.worker_group import ALONE, Ranks, Team
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig

@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
-from rove.errors import ConfigError, nearest
-from rove.files import read_regular
-from rove.run_schema import decoded
-from rove.runs import Run
+from rove.core.errors import ConfigError, nearest
+from rove.runs.run import Run
+from rove.runs.schema import decoded
+from rove.utils.files import read_regular
 
 PROJECT = "rove"
 FILE = "loggers.json"

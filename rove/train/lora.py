@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rove.digest import derive_seed
-from rove.errors import ConfigError
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, check_peft
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from rove.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest
 
 MOST_LOG_RATIO = 20.0
 """No ratio is above e to the power of this, half a billion: infinity times an advantage of 0 would not be a number."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
-from rove.runs import Run
-from rove.train.bad_steps import try_step
-from rove.train.playing import DRAWN, Played, Player
+from rove.runs.run import Run
+from rove.runs.token_stats import write_tokens
+from rove.train.async_collect import Stream
+from rove.train.backends import make_sampler
+from rove.train.collect import DRAWN, Played, Player
+from rove.train.non_finite import try_step
 from rove.train.progress import OnProgress, ignore
-from rove.train.ranks import Team
-from rove.train.samplers import make_sampler
-from rove.train.samples import Sample
-from rove.train.stream import Stream
+from rove.train.sequences import Sample
 from rove.train.trainer import lr_scale
-from rove.trained_tokens import write_tokens
+from rove.train.worker_group import Team
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -31,7 +31,7 @@ class Pipeline:
 
     With `max_off_policy_steps` = 0 model and embedded sampler share their weights. With 1 the sampler has a copy, and plays a
     step on the event loop while the one before is trained in a thread; with more it plays all the time, and takes new weights
-    meanwhile (`rove.train.stream`). More of who plays: `rove.train.samplers`.
+    meanwhile (`rove.train.async_collect`). More of who plays: `rove.train.backends`.
 
     Args:
         config: settings.

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from rove.core.errors import RunError
+from rove.core.messages import text_of
+from rove.core.protocols import Client
+from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
-from rove.errors import RunError
-from rove.evaluate import evaluate
-from rove.messages import text_of
-from rove.protocols import Client
-from rove.records import ErrorInfo, Outcome, RolloutRecord
-from rove.renderer import Renderer
+from rove.rendering.renderer import Renderer
+from rove.rollouts.evaluate import evaluate
 from rove.train.progress import OnProgress, ignore
 
 FORMAT_LEARNED = 0.9

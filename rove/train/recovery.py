@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rove.errors import RunError
-from rove.run_schema import decoded, decoded_row
-from rove.runs import Progress, Run
+from rove.core.errors import RunError
+from rove.runs.run import Progress, Run
+from rove.runs.schema import decoded, decoded_row
 from rove.train.checkpoint import read_state
 from rove.train.sharding import FOLDER, check_shards
 

@@ -9,17 +9,20 @@ from typing import Any
 
 import msgspec
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.errors import ConfigError
-from rove.isolation.opening import Isolation
 from rove.models.load import LoadedModel
-from rove.records import RolloutRecord
-from rove.runs import Run
+from rove.remote.loading import Isolation
+from rove.runs.run import Run
 from rove.train.advantages import check_estimator, check_gamma
-from rove.train.alarms import AlarmLimits
+from rove.train.alerts import AlarmLimits
+from rove.train.backends import check_sampler
+from rove.train.callbacks import OnAlarm, Watcher
 from rove.train.checkpoint import restore_weights
+from rove.train.curriculum import Ordering, check_difficulty
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
@@ -27,10 +30,7 @@ from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.progress import OnProgress, ignore
-from rove.train.ranks import ALONE, Ranks, Team
-from rove.train.samplers import check_sampler
-from rove.train.sampling import Ordering, check_difficulty
-from rove.train.watching import OnAlarm, Watcher
+from rove.train.worker_group import ALONE, Ranks, Team
 from rove.vllm.server import VLLMConfig
 
 

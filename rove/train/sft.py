@@ -12,27 +12,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
+from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.engine.client import EngineClient
-from rove.errors import ConfigError
 from rove.models.load import LoadedModel
-from rove.records import RolloutRecord, TrajectoryStep
-from rove.renderer import Renderer
-from rove.runs import Run
-from rove.train.alarms import AlarmLimits
-from rove.train.bad_steps import try_step
+from rove.rendering.renderer import Renderer
+from rove.runs.run import Run
+from rove.train.alerts import AlarmLimits
+from rove.train.callbacks import OnAlarm, Watcher
 from rove.train.checkpoint import restore_weights
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
 from rove.train.losses import cross_entropy
+from rove.train.non_finite import try_step
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.ranks import ALONE, Ranks, Team
-from rove.train.samples import Sample, samples_from_messages
+from rove.train.sequences import Sample, samples_from_messages
 from rove.train.trainer import lr_scale
-from rove.train.watching import OnAlarm, Watcher
+from rove.train.worker_group import ALONE, Ranks, Team
 
 
 class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

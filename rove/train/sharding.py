@@ -27,11 +27,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rove.errors import RunError
-from rove.files import open_regular
+from rove.core.errors import RunError
 from rove.models.load import trained
 from rove.models.recompute import layers_of
-from rove.train.ranks import Ranks
+from rove.train.worker_group import Ranks
+from rove.utils.files import open_regular
 
 FOLDER = "shards"
 """Where a checkpoint has its parts."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch
-from rove.train.samples import Sample
-from rove.trained_tokens import TrainedRollout, TrainedTurn
+from rove.train.sequences import Sample
 
 DIGITS = 6
 """After the point; a ratio is then right to a millionth."""

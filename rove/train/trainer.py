@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rove.errors import Error
+from rove.core.errors import Error
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, default_threads, twin
 from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.ranks import ALONE, Ranks
 from rove.train.sharding import is_sharded, shard, whole
+from rove.train.worker_group import ALONE, Ranks
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig

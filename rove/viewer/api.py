@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.annotations import Annotations, Change, Said, Subject
-from rove.annotations import annotate as keep
-from rove.errors import ConfigError, RunError
-from rove.runs import Run
+from rove.core.errors import ConfigError, RunError
+from rove.runs.annotations import Annotations, Change, Said, Subject
+from rove.runs.annotations import annotate as keep
+from rove.runs.run import Run
 from rove.viewer import queries
-from rove.viewer.comparing import compared
-from rove.viewer.growing import GrowingLines
+from rove.viewer.compare import compared
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, Progress
+from rove.viewer.jsonl_tail import GrowingLines
 from rove.viewer.queries import Chosen
 from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
-from rove.viewer.shelf import TROUBLE, Shelf, described, status, why_stopped
+from rove.viewer.run_store import TROUBLE, Shelf, described, status, why_stopped
 
 SIBLINGS = 16
 """Siblings shown side by side at most."""

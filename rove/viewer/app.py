@@ -17,13 +17,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rove.errors import ConfigError, RunError
+from rove.core.errors import ConfigError, RunError
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
 from rove.viewer.html import utf8_text
+from rove.viewer.run_store import Shelf
 from rove.viewer.search import Query
-from rove.viewer.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 

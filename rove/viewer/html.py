@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rove.viewer.tables import number
+from rove.viewer.format import number
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -14,14 +14,14 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from rove.annotations import Annotations
-from rove.errors import RunError
-from rove.files import open_regular, read_lines
-from rove.messages import text_of
-from rove.record_lines import Listed, decode_listed
-from rove.viewer.growing import mark
+from rove.core.errors import RunError
+from rove.core.messages import text_of
+from rove.runs.annotations import Annotations
+from rove.runs.serialization import Listed, decode_listed
+from rove.utils.files import open_regular, read_lines
 from rove.viewer.html import excerpt, utf8_text
 from rove.viewer.index_store import drop_indexes, remove_index, store_of
+from rove.viewer.jsonl_tail import mark
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rove.files import cache_folder
+from rove.utils.files import cache_folder
 
 MAX_INDEXES = 1000
 """Indexes kept in the cache folder."""

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
-from rove.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest
 from rove.viewer.index import FIXED, Index
 
 SCORE = "score."

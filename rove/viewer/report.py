@@ -18,18 +18,18 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from rove.errors import RunError
-from rove.files import write_whole
-from rove.runs import Run
+from rove.core.errors import RunError
+from rove.runs.run import Run
 from rove.statistics import Price, Tally
+from rove.utils.files import write_whole
 from rove.viewer import queries
-from rove.viewer.growing import GrowingLines
+from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index
+from rove.viewer.jsonl_tail import GrowingLines
 from rove.viewer.queries import EVERY, SCANNED
 from rove.viewer.rollouts import read_line, told
-from rove.viewer.shelf import described
-from rove.viewer.tables import caveats, limits, seconds
+from rove.viewer.run_store import described
 from rove.viewer.training import training
 
 ROLLOUTS = 200

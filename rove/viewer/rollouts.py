@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import RunError
-from rove.files import open_regular
-from rove.record_lines import decode_record
-from rove.records import RolloutRecord, TrajectoryStep
-from rove.trained_tokens import TrainedRollout
+from rove.core.errors import RunError
+from rove.core.records import RolloutRecord, TrajectoryStep
+from rove.runs.serialization import decode_record
+from rove.runs.token_stats import TrainedRollout
+from rove.utils.files import open_regular
 from rove.viewer.html import cut
 
 MESSAGE = 20_000

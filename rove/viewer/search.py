@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from rove.errors import ConfigError, RunError
-from rove.files import open_regular, read_lines
-from rove.messages import text_of
-from rove.record_lines import decode_record
-from rove.records import RolloutRecord
+from rove.core.errors import ConfigError, RunError
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
+from rove.runs.serialization import decode_record
+from rove.utils.files import open_regular, read_lines
 
 AROUND = 60
 """Characters shown on either side of what was found."""

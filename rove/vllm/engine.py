@@ -1,7 +1,7 @@
 """Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
 
 Written against vLLM 0.32 (`/inference/v1/generate`); all that knows its HTTP is here, in `rove.vllm.fleet` (how servers get
-weights), `rove.vllm.watch` and `rove.vllm.server`.
+weights), `rove.vllm.health` and `rove.vllm.server`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rove.engine.stops import Ending, ends_of
-from rove.errors import ConfigError, InfraError, ModelError
-from rove.protocols import Generation, OnToken, Sampling, Token, room_after
-from rove.renderer import Renderer
-from rove.vllm.answers import Probe, generation, prompt_logprobs
+from rove.core.errors import ConfigError, InfraError, ModelError
+from rove.core.protocols import Generation, OnToken, Sampling, Token, room_after
+from rove.engine.stop_checker import Ending, ends_of
+from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, Weights
+from rove.vllm.health import Watch
+from rove.vllm.responses import Probe, generation, prompt_logprobs
+from rove.vllm.router import Spread
 from rove.vllm.server import Server, VLLMConfig
-from rove.vllm.spread import Spread
-from rove.vllm.watch import Watch
 
 DEFAULT_MAX_TOKENS = 512
 TRIES = 4
@@ -148,7 +148,7 @@ class VLLMEngine:
 
         Args:
             version: written on every token sampled from now on.
-            weights: a model folder (see `rove.train.samplers`). None when they are those that the servers have.
+            weights: a model folder (see `rove.train.backends`). None when they are those that the servers have.
             adapter: folder of an adapter that goes beside that model, its base.
 
         Raises:

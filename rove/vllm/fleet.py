@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.digest import ADAPTER_CONFIG
-from rove.errors import InfraError, RunError
-from rove.vllm.answers import Probe, differences
+from rove.core.digest import ADAPTER_CONFIG
+from rove.core.errors import InfraError, RunError
+from rove.vllm.responses import Probe, differences
 from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
 
 STARTS = 3

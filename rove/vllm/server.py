@@ -25,10 +25,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
-from rove.config import check_positive
-from rove.errors import ConfigError, InfraError
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError, InfraError
 
-KEEPER = Path(__file__).with_name("keeper.py")
+KEEPER = Path(__file__).with_name("supervisor.py")
 NAME = "rove"
 """What a server that is started here calls its model."""
 FLAGS = ("--host", "127.0.0.1", "--served-model-name", NAME, "--enable-scale-out", "--uvicorn-log-level", "warning")

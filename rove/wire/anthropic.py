@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError, InvalidModelResponseError
-from rove.protocols import Request, Response
-from rove.records import Usage
+from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
     ToolCall,

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.errors import ConfigError, InvalidModelResponseError
-from rove.messages import FIELDS, ROLES, text_of
-from rove.protocols import Request, Response
-from rove.records import Usage
+from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.messages import FIELDS, ROLES, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
 from rove.wire.common import (
     ToolCall,
     answer,

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
-from rove.messages import AssistantMessage, text_of
-from rove.protocols import Request, Response, Sampling
-from rove.records import Usage
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.protocols import Request, Response, Sampling
+from rove.core.records import Usage
 
 MAX_TOKENS = 10**9
 """Largest token count of one response that is believed; a larger or negative one counts as not reported."""

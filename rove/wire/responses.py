@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import InvalidModelResponseError, ModelError
-from rove.protocols import Request, Response
-from rove.records import Usage
+from rove.core.errors import InvalidModelResponseError, ModelError
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
     answer,

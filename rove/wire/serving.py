@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from rove.errors import ConfigError
-from rove.messages import text_of
-from rove.protocols import Request, Response, Sampling, ToolChoice
-from rove.records import Usage
+from rove.core.errors import ConfigError
+from rove.core.messages import text_of
+from rove.core.protocols import Request, Response, Sampling, ToolChoice
+from rove.core.records import Usage
 from rove.wire.common import excerpt
 
 MAX_CHOICES = 128

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.errors import ConfigError
-from rove.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.protocols import Request, Response
-from rove.records import Usage
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
 from rove.wire.chat import asked_messages
 from rove.wire.common import excerpt, said, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.messages import text_of
-from rove.protocols import Request, Response
-from rove.records import Usage
+from rove.core.messages import text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import Usage
 from rove.wire.common import without_none
 from rove.wire.completions import Ids
 from rove.wire.serving import (

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import RemoteError, WorkerError
+from rove.core.errors import RemoteError, WorkerError
 from rove.workers.worker import Answerer, Worker
 
 START_SECONDS = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import Error, RemoteError, WorkerError, in_json
+from rove.core.errors import Error, RemoteError, WorkerError, in_json
 
 LENGTH = struct.Struct("<I")
 SHOWN = 100

@@ -19,15 +19,15 @@ from rove.compat.verifiers.group import EnvGroup
 from rove.compat.verifiers.messages import content_text, normalize_messages, to_rove
 from rove.compat.verifiers.mode import fixed
 from rove.compat.verifiers.types import Response, State, Tool
-from rove.digest import digest_code
+from rove.core.digest import digest_code
+from rove.core.errors import ConfigError
+from rove.core.messages import Message, UserMessage
+from rove.core.protocols import Response as RoveResponse
+from rove.core.records import REWARD_ERRORS, Scores, TrajectoryStep
+from rove.core.state import State as RoveState
 from rove.envs.environment import Environment, Turn
-from rove.errors import ConfigError
-from rove.functions import function_name, unwrapped
-from rove.messages import Message, UserMessage
-from rove.protocols import Response as RoveResponse
-from rove.records import REWARD_ERRORS, Scores, TrajectoryStep
 from rove.rubrics import Rubric
-from rove.state import State as RoveState
+from rove.utils.functions import function_name, unwrapped
 
 SEAT = "environment"
 _KEPT = "v0_state"

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from rove.errors import InfraError, InvalidModelResponseError
-from rove.functions import maybe_await as awaited
+from rove.core.errors import InfraError, InvalidModelResponseError
+from rove.utils.functions import maybe_await as awaited
 
 
 async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -18,10 +18,10 @@ from rove.compat.verifiers.errors import EmptyModelResponseError, Error, ModelEr
 from rove.compat.verifiers.messages import ToolCall, content_text, normalize_messages, to_rove
 from rove.compat.verifiers.models import Model
 from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage
-from rove.protocols import Client as RoveClient
-from rove.protocols import Request, Sampling
-from rove.protocols import Response as RoveResponse
-from rove.records import Usage as RoveUsage
+from rove.core.protocols import Client as RoveClient
+from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Response as RoveResponse
+from rove.core.records import Usage as RoveUsage
 
 ClientT = TypeVar("ClientT")
 MessagesT = TypeVar("MessagesT")

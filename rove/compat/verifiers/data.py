@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 # The blanks in it are v0's: scores were measured with them.

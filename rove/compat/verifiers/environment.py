@@ -29,7 +29,7 @@ from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
 from rove.compat.verifiers.types import Response, RolloutTiming, SamplingArgs, State, Tool, flatten_task_input
 from rove.compat.verifiers.usage import UsageTracker
-from rove.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest
 
 _FORMER = frozenset({"client", "model", "max_concurrent"})
 """Keywords of 0.1.0 that are still understood."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from rove.errors import (
+from rove.core.errors import (
     EmptyModelResponseError,
     Error,
     InfraError,
@@ -17,7 +17,7 @@ from rove.errors import (
     ToolError,
     ToolParseError,
 )
-from rove.errors import MissingKeyError as _MissingKeyError
+from rove.core.errors import MissingKeyError as _MissingKeyError
 
 __all__ = [
     "BrowserSandboxError",

@@ -19,8 +19,8 @@ from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.outputs import GenerateOutputs, make_metadata, push_to_hub, save_results, state_to_output
 from rove.compat.verifiers.types import State
-from rove.errors import ConfigError
-from rove.records import REWARD_ERRORS
+from rove.core.errors import ConfigError
+from rove.core.records import REWARD_ERRORS
 from rove.statistics.reward_errors import broken_reward
 
 if TYPE_CHECKING:

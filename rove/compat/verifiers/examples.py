@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rove.compat.verifiers.data import extract_boxed_answer, extract_hash_answer
 from rove.compat.verifiers.mode import fixed
-from rove.digest import derive_seed
+from rove.core.digest import derive_seed
 
 LETTERS = "ABCDEFGHIJ"
 

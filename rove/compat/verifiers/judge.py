@@ -16,7 +16,7 @@ from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 DEFAULT_JUDGE_PROMPT = (
     "Given a ground truth answer and a response, determine if the response is correct.\n\n"

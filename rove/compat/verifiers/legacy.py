@@ -11,7 +11,7 @@ from packaging.version import Version
 from rove.compat.verifiers.calls import call_user
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.types import State, Tool
-from rove.functions import is_async
+from rove.utils.functions import is_async
 
 _ASYNC = Version("0.1.3")
 """The release in which environments became asynchronous, and `max_turns` unlimited unless given."""

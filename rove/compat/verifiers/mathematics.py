@@ -15,7 +15,7 @@ from rove.compat.verifiers.mode import fixed
 from rove.compat.verifiers.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
 from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric
-from rove.errors import ConfigError, Error
+from rove.core.errors import ConfigError, Error
 from rove.rubrics.math_pool import MathPool
 
 

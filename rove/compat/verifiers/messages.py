@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rove.compat.verifiers.models import Model, plain
-from rove.messages import Message as RoveMessage
+from rove.core.messages import Message as RoveMessage
 
 Messages = list[Any]
 """Messages as in `Message`; plain dicts are accepted everywhere."""

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 VARIABLE = "ROVE_COMPAT"
 

@@ -24,7 +24,7 @@ from rove.compat.verifiers.types import (
     TrajectoryStep,
     TrajectoryStepTokens,
 )
-from rove.errors import LimitReachedError
+from rove.core.errors import LimitReachedError
 
 
 class MultiTurnMonitorRubric(Rubric):

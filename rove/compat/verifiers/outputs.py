@@ -19,7 +19,7 @@ from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.models import plain
 from rove.compat.verifiers.types import RolloutOutput, State
 from rove.compat.verifiers.usage import UsageTracker, context_tokens
-from rove.records import REWARD_ERRORS
+from rove.core.records import REWARD_ERRORS
 
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rove.compat.verifiers.messages import content_text
 from rove.compat.verifiers.mode import fixed, set_former
-from rove.parsers import identity
+from rove.parsers.parser import identity
 
 
 def _field(message: Any, name: str, default: Any = None) -> Any:

@@ -17,9 +17,9 @@ from rove.compat.verifiers.former_scoring import FormerScoring, only_state, scor
 from rove.compat.verifiers.mode import fixed, outdated, set_former
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.types import INPUT_FIELDS, State
-from rove.errors import LimitReachedError, phase
-from rove.functions import function_name
-from rove.records import REWARD_ERRORS
+from rove.core.errors import LimitReachedError, phase
+from rove.core.records import REWARD_ERRORS
+from rove.utils.functions import function_name
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from rove.compat.verifiers.clients import wire_tool
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.types import Tool
-from rove.docstrings import read_docstring
-from rove.functions import function_name
+from rove.utils.docstrings import read_docstring
+from rove.utils.functions import function_name
 
 _PLAIN = {
     int: {"type": "integer"},

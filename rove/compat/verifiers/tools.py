@@ -19,8 +19,8 @@ from rove.compat.verifiers.multiturn import MultiTurnEnv
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
 from rove.compat.verifiers.schema import convert_func_to_tool_def, is_valid_tool_content_parts
 from rove.compat.verifiers.types import State
-from rove.errors import LimitReachedError
-from rove.functions import function_name
+from rove.core.errors import LimitReachedError
+from rove.utils.functions import function_name
 
 
 class ToolMonitorRubric(Rubric):

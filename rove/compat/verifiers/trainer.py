@@ -12,8 +12,8 @@ import msgspec
 
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.models import Model
-from rove.errors import ConfigError
-from rove.runs import Run
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
 
 _RENAMED = {
     "learning_rate": "learning_rate",

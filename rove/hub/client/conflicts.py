@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package.contents import has_load_environment
 
 HINT = "install it without --into-current, into a virtual environment of its own"

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from rove.errors import ConfigError, HubError, TrustError
+from rove.core.errors import ConfigError, HubError, TrustError
 from rove.hub.client.listings import HubFile, Index, Listed, Releases, check_filename
 from rove.hub.client.settings import is_url, normal, token_for
 from rove.hub.client.transport import AbsentError, Folder, Sink, Text, Web

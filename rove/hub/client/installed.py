@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from rove.core.errors import ConfigError, HubError
 from rove.envs import loading
 from rove.envs.environment import Environment
-from rove.errors import ConfigError, HubError
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
-from rove.hub.places import data_folder
+from rove.hub.user_paths import data_folder
 
 try:
     import fcntl
@@ -162,7 +162,7 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
     found = find(reference)
     if found is None:
         raise ConfigError(f"{reference} is not installed; install it with `rove install {reference}`")
-    from rove.isolation import IsolatedEnv
+    from rove.remote import IsolatedEnv
 
     options = {"python": str(found.python)} | {key: value for key, value in options.items() if value is not None}
     if found.compatibility == V0:

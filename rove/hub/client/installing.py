@@ -17,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.errors import ConfigError, HubError, TrustError
-from rove.files import write_whole
+from rove.core.errors import ConfigError, HubError, TrustError
 from rove.hub.client import installed, known_keys
 from rove.hub.client.conflicts import check_current
 from rove.hub.client.hub import Hub
@@ -29,7 +28,8 @@ from rove.hub.client.requirements import ANSWERED_FOR, brought_along, check_pyth
 from rove.hub.package.archives import check_package
 from rove.hub.package.manifest import V0, Manifest, read_manifest
 from rove.hub.package.names import Reference
-from rove.isolation.venv import make_venv, run_pip, standing_in
+from rove.remote.venv import make_venv, run_pip, standing_in
+from rove.utils.files import write_whole
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"

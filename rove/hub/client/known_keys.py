@@ -8,12 +8,12 @@ from pathlib import Path
 
 import tomli_w
 
-from rove.config import read_toml
-from rove.errors import TrustError
-from rove.files import write_whole
+from rove.core.config import read_toml
+from rove.core.errors import TrustError
 from rove.hub.client.settings import normal
 from rove.hub.package import signing
-from rove.hub.places import config_folder
+from rove.hub.user_paths import config_folder
+from rove.utils.files import write_whole
 
 FILE = "known_keys.toml"
 

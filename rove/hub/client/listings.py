@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from packaging.version import Version
 
-from rove.errors import HubError, TrustError
+from rove.core.errors import HubError, TrustError
 from rove.hub.package import limits
 
 

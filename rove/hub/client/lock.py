@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from rove.config import read_toml
-from rove.errors import ConfigError, TrustError
-from rove.files import write_whole
+from rove.core.config import read_toml
+from rove.core.errors import ConfigError, TrustError
 from rove.hub.client.listings import HubFile, check_filename
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
+from rove.utils.files import write_whole
 
 LOCK = "rove.lock"
 SCHEMA = 1

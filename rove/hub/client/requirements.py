@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 import rove
 from rove.compat import STAND_INS
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package.dependencies import applies, parse_requirement, parse_specifiers
 
 VERIFIERS = "verifiers"

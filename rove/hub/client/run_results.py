@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from rove.clients.masking import MASK, NO_KEY, Secrets
-from rove.digest import digest_files
-from rove.errors import RunError
+from rove.core.digest import digest_files
+from rove.core.errors import RunError
+from rove.core.records import RolloutRecord
 from rove.hub.package.manifest import Manifest
-from rove.records import RolloutRecord
-from rove.runs import Run
+from rove.runs.run import Run
 
 SCHEMA = 1
 EXAMPLES = 3

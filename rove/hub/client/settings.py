@@ -9,9 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from rove.config import read_toml
-from rove.errors import ConfigError
-from rove.hub.places import config_folder
+from rove.core.config import read_toml
+from rove.core.errors import ConfigError
+from rove.hub.user_paths import config_folder
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 

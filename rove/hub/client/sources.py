@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.client.installed import LOCAL
 from rove.hub.client.installing import Offer
 from rove.hub.client.listings import HubFile

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from rove.clients.masking import NO_KEY, Secrets
-from rove.errors import ConfigError, HubError, InfraError
+from rove.core.errors import ConfigError, HubError, InfraError
 
 RETRIES = 3
 """Tries after the first one, where a failure may pass."""

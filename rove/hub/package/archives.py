@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.metadata import Metadata, parse_email
 
-from rove.errors import PackageError
+from rove.core.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.contents import check_contents, within_limit
 from rove.hub.package.manifest import Manifest, check_requirements, filename

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rove.errors import ConfigError, PackageError
+from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata
 from rove.hub.package.dependencies import applies, parse_requirement
 from rove.hub.package.manifest import File, filename, one_line

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rove
-from rove.check.reading import Reading
-from rove.config import read_toml
-from rove.errors import ConfigError
-from rove.files import put_in_place
+from rove.check.source_reader import Reading
+from rove.core.config import read_toml
+from rove.core.errors import ConfigError
 from rove.hub.package import limits
 from rove.hub.package.archives import Wheel
 from rove.hub.package.backend import OUTPUT, build_archives, write_members
@@ -22,6 +21,7 @@ from rove.hub.package.folder import MANIFEST, README
 from rove.hub.package.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes, one_line
 from rove.hub.package.reading import Declared, arguments, check_api, compatibility, declared, read_code, secrets
 from rove.hub.package.unpacking import Members
+from rove.utils.files import put_in_place
 
 REPOSITORY = ("repository", "source", "source code", "code", "homepage", "home")
 """Under which names `[project.urls]` has it, the likeliest first."""

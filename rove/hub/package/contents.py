@@ -12,8 +12,8 @@ import configparser
 import re
 import warnings
 
+from rove.core.errors import ConfigError, PackageError
 from rove.envs.loading import GROUP
-from rove.errors import ConfigError, PackageError
 from rove.hub.package import limits
 from rove.hub.package.names import check_module, module_of, normalise_name
 from rove.hub.package.unpacking import Members

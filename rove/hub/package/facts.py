@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from rove.errors import PackageError, RemoteError, WorkerError
-from rove.isolation.environment import NOT_THEIRS, rove_alone
+from rove.core.errors import PackageError, RemoteError, WorkerError
+from rove.remote.environment import NOT_THEIRS, rove_alone
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("facts_worker.py")

@@ -10,7 +10,7 @@ from rove import compat
 from rove.clients.scripted import ScriptedClient
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.evaluate import generate
+from rove.rollouts.evaluate import generate
 
 LOCAL = ("localhost", "127.0.0.1", "::1", "", None)
 

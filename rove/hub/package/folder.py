@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from rove.errors import PackageError
+from rove.core.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.archives import Wheel, check_package
 from rove.hub.package.manifest import Manifest, read_manifest

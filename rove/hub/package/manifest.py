@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from rove.errors import PackageError
+from rove.core.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.dependencies import parse_requirement, parse_specifiers
 from rove.hub.package.names import check_module, check_name, check_version

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from packaging.utils import canonicalize_version
 from packaging.version import InvalidVersion, Version
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package import limits
 
 RESERVED = frozenset({"simple", "static", "api", "index", "files"})

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from rove.check.reading import Reading, read
 from rove.check.rules import OTHER_API, V1, generation
-from rove.config import convert
-from rove.errors import PackageError
+from rove.check.source_reader import Reading, read
+from rove.core.config import convert
+from rove.core.errors import PackageError
 from rove.hub.package.contents import LOAD
 from rove.hub.package.manifest import ROVE, V0, Argument, Needs, one_line
 from rove.hub.package.unpacking import Members
@@ -69,7 +69,7 @@ def arguments(members: Members, module: str) -> list[Argument]:
 
 
 def read_code(members: Members) -> Reading:
-    """What the package's modules say; see `rove.check.reading`.
+    """What the package's modules say; see `rove.check.source_reader`.
 
     Raises:
         PackageError: one of them is no Python.

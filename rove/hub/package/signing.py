@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rove.errors import ConfigError, PackageError
+from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.manifest import canonical
-from rove.hub.places import config_folder
+from rove.hub.user_paths import config_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

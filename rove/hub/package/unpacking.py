@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
-from rove.errors import PackageError
+from rove.core.errors import PackageError
 from rove.hub.package import limits
 
 Members = dict[str, bytes]

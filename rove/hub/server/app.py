@@ -15,15 +15,15 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rove.errors import ConfigError, in_json
+from rove.core.errors import ConfigError, in_json
 from rove.hub.package.names import normalise_name
 from rove.hub.server import catalogue, simple
-from rove.hub.server.answers import ACCESS, ARCHIVE, decoded, doorkeeper, file_answer, json_answer, page, redirect
 from rove.hub.server.catalogue import Query
 from rove.hub.server.checking import active
+from rove.hub.server.errors import Refused
+from rove.hub.server.handlers import ACCESS, ARCHIVE, decoded, doorkeeper, file_answer, json_answer, page, redirect
 from rove.hub.server.pages.frame import KINDS, POLICY, static_files
 from rove.hub.server.pages.site import Site
-from rove.hub.server.refusals import Refused
 from rove.hub.server.results import LARGEST_RUN, read_run
 from rove.hub.server.store import Store
 from rove.hub.server.uploads import Pace, Uploads, patient

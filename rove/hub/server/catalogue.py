@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from packaging.version import Version
 
-from rove.errors import ConfigError
-from rove.hub.server.refusals import Refused
+from rove.core.errors import ConfigError
+from rove.hub.server.errors import Refused
 from rove.hub.server.store import Kept, Store
 
 SCHEMA = 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from rove.errors import ConfigError, PackageError, RemoteError, WorkerError
-from rove.hub.server.refusals import Refused
+from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
+from rove.hub.server.errors import Refused
 from rove.hub.server.store import Kept
 from rove.workers import Workers
 

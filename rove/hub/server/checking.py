@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rove.errors import PackageError
+from rove.core.errors import PackageError
 from rove.hub.package.folder import PARTS, README, verify
 from rove.hub.package.manifest import read_manifest
 from rove.hub.package.texts import active

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 FILE = "hub.sqlite"
 VERSION = 1

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.errors import ConfigError, PackageError
-from rove.files import put_in_place
+from rove.core.errors import ConfigError, PackageError
 from rove.hub.server import catalogue, simple
 from rove.hub.server.pages.frame import static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.store import Store
+from rove.utils.files import put_in_place
 
 INDEX = "index.html"
 

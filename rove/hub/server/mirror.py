@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from rove.errors import ConfigError, Error
+from rove.core.errors import ConfigError, Error
 from rove.hub.client.hub import Hub
 from rove.hub.client.listings import Release, Releases
 from rove.hub.package.folder import MANIFEST
@@ -15,7 +15,7 @@ from rove.hub.package.manifest import filename, read_manifest
 from rove.hub.package.names import Reference
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.refusals import Refused
+from rove.hub.server.errors import Refused
 from rove.hub.server.results import LARGEST_RUN, read_run
 from rove.hub.server.store import Store
 

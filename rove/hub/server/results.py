@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rove.hub.package.texts import active
-from rove.hub.server.refusals import Refused
+from rove.hub.server.errors import Refused
 
 LARGEST_RUN = 4 << 20
 """Bytes of one."""

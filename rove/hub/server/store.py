@@ -21,11 +21,11 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
-from rove.hub.server.refusals import Refused
+from rove.hub.server.errors import Refused
 from rove.hub.server.results import MOST_RUNS, Result
 from rove.hub.server.tokens import Access
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 from rove.hub.package.names import check_name, check_owner
 from rove.hub.server.database import TIME, Database, now
-from rove.hub.server.refusals import Refused
+from rove.hub.server.errors import Refused
 
 PREFIX = "rove_"
 """How a token begins, so that people and scanners of secrets know one."""

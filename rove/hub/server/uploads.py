@@ -20,7 +20,7 @@ from rove.hub.package.folder import MANIFEST
 from rove.hub.package.manifest import read_manifest
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.refusals import Refused
+from rove.hub.server.errors import Refused
 from rove.hub.server.store import Store
 
 T = TypeVar("T")

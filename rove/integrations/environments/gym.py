@@ -10,18 +10,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError
+from rove.core.messages import Messages, UserMessage, text_of
+from rove.core.state import State
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError
-from rove.functions import maybe_await
 from rove.integrations.environments.gym_text import describe, game_of, read_action
 from rove.integrations.environments.libraries import needs
-from rove.messages import Messages, UserMessage, text_of
 from rove.rubrics import Rubric
-from rove.state import State
-from rove.threads import Threads, UnderWay
+from rove.utils.functions import maybe_await
+from rove.utils.threads import Threads, UnderWay
 
 MAX_STEPS = 100
 """In an episode of what knows no limit of its own."""

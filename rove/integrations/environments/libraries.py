@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from rove.errors import ConfigError
+from rove.core.errors import ConfigError
 
 
 def needs(module: str, extra: str, who: str) -> None:

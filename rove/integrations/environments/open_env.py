@@ -13,16 +13,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
+from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
+from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.integrations.environments.open_env_wire import RefusedError, Session
-from rove.messages import Messages, ToolMessage, UserMessage, text_of
 from rove.rubrics import Rubric
-from rove.state import State
-from rove.tools import call_arguments, call_id, call_name
+from rove.tools.tool import call_arguments, call_id, call_name
 
 TOOL = "act"
 """The tool that an action is, with `as_tool`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from rove.errors import Error, InfraError
+from rove.core.errors import Error, InfraError
 
 MOST_BYTES = 64 << 20
 """Of one message."""

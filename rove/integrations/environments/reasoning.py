@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, nearest
+from rove.core.messages import Messages
+from rove.core.records import Scores
+from rove.core.state import State
 from rove.envs.environment import teardown
 from rove.envs.single_turn import SingleTurnEnv
-from rove.errors import ConfigError, nearest
 from rove.integrations.environments.libraries import needs
-from rove.messages import Messages
-from rove.parsers import Parser, XMLParser
-from rove.records import Scores
+from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
-from rove.state import State
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("reasoning_worker.py")

@@ -11,18 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rove.digest import digest_files
+from rove.core.digest import digest_files
+from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
+from rove.core.messages import Message, Messages, as_messages
+from rove.core.protocols import Request
+from rove.core.records import Scores
+from rove.core.state import State
 from rove.envs.agent import AgentEnv, longest_conversation
 from rove.envs.environment import Turn, teardown
-from rove.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
-from rove.isolation.room import Room
-from rove.messages import Message, Messages, as_messages
-from rove.protocols import Request
-from rove.records import Scores
+from rove.remote.worker_pool import Room
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
 from rove.server.proxy import Access, ModelTurn
-from rove.state import State
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("taskset_worker.py")

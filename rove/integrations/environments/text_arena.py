@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rove.clients.scripted import Player, ScriptedClient
-from rove.config import check_positive
-from rove.digest import derive_seed
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, nearest
+from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
+from rove.core.model_roles import ask
+from rove.core.protocols import Client
+from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.errors import ConfigError, nearest
 from rove.integrations.environments.libraries import needs
-from rove.messages import AssistantMessage, Messages, UserMessage, text_of
-from rove.protocols import Client
 from rove.rubrics import Rubric
-from rove.seats import ask
-from rove.state import State
 from rove.workers import Worker, Workers
 
 WORKER = Path(__file__).with_name("text_arena_worker.py")

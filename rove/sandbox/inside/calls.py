@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .asking import ANSWER, ASKED, FAILED, REQUEST
 from .clip import Clipped
 from .frames import read_frame, write_frame
+from .host_calls import ANSWER, ASKED, FAILED, REQUEST
 from .polling import readable
 
 ASKING_SECONDS = 0.001

@@ -11,9 +11,9 @@ import traceback
 from types import CodeType, ModuleType
 from typing import Any
 
-from . import asking
-from .asking import ANSWER, REQUEST, Asking
+from . import host_calls
 from .frames import read_all, write_all
+from .host_calls import ANSWER, REQUEST, Asking
 
 
 def serve(requests: int, answers: int, limit: int, most: int) -> None:
@@ -69,7 +69,7 @@ def told(error: BaseException, name: str) -> str:
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     whole = traceback.TracebackException(type(error), error, trace, limit=-20)
-    whole.stack[:] = [frame for frame in whole.stack if frame.filename != asking.__file__]
+    whole.stack[:] = [frame for frame in whole.stack if frame.filename != host_calls.__file__]
     return "".join(whole.format()).rstrip()
 
 

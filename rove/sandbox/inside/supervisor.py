@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import kernel, repl
-from .asking import REQUEST
 from .calls import Call, Child, HostGoneError
 from .frames import read_frame, write_frame
+from .host_calls import REQUEST
 
 FAILED = 70
 """Exit status of a process that could not do what it was started for."""

@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .frames import write_frame
+from .namespaces import FOLDER, Room
 from .polling import readable
-from .room import FOLDER, Room
 from .supervisor import Supervisor
 
 PRELOADED = [

@@ -1,4 +1,4 @@
-// Boards: what environments say of how a rollout looks (rove/boards.py): data only: rows of cells, each a text and a look.
+// Boards: what environments say of how a rollout looks (rove/core/renderings.py): data only: rows of cells, each a text and a look.
 
 import { el } from "./dom.js";
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from rove.core.messages import ROLES
+from rove.core.records import ErrorInfo, RolloutRecord, Scores
 from rove.hub.server.pages.html import block, fold, short, table, tag, text
-from rove.messages import ROLES
-from rove.records import ErrorInfo, RolloutRecord, Scores
 from rove.viewer.html import cut, excerpt
 
 MESSAGE_LIMIT = 8_000

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
+from rove.core.records import RolloutRecord, Scores
 from rove.hub.package.manifest import Whole
-from rove.records import RolloutRecord, Scores
 
 Value = Annotated[float, Meta(ge=-1e15, le=1e15)]
 

@@ -1,0 +1,113 @@
+"""`rove data`: the rollouts of a run as a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from rove.cli.common import console_for, hint, print_json
+from rove.core.errors import ConfigError
+from rove.rollouts.export import WRITERS, check_name, check_target, push, write_rows
+from rove.rollouts.export_rows import RunRows
+from rove.rollouts.filters import FUNCTIONS, NAMES, Filter
+from rove.runs.run import OWNED, Run
+
+SUFFIXES = {"jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet", "hf-dir": ""}
+LOADING = {
+    "jsonl": 'datasets.load_dataset("json", data_files="{}")',
+    "csv": 'datasets.load_dataset("csv", data_files="{}")',
+    "parquet": 'datasets.load_dataset("parquet", data_files="{}")',
+    "hf-dir": 'datasets.load_from_disk("{}")',
+}
+"""How others read each form."""
+
+
+def form_of(to: str | None, output: Path | None, upload: bool) -> str:
+    """Return the form to write: `to`, else the one of the file's ending, else jsonl.
+
+    Raises:
+        ConfigError: Only a dataset folder can be uploaded, and `to` is another form; or the file's ending is unknown or that of
+            another form.
+    """
+    by_name = {suffix: form for form, suffix in SUFFIXES.items() if suffix}
+    suffix = output.suffix if output else ""
+    if to is None and not upload and suffix and suffix not in by_name:
+        raise ConfigError(f"{output} ends in '{suffix}'; expected {', '.join(by_name)}, or give the form with --to")
+    form = to or ("hf-dir" if upload else by_name.get(suffix, "jsonl"))
+    if suffix in by_name and by_name[suffix] != form:
+        raise ConfigError(f"{output} ends in '{suffix}', but the form is {form}; give another -o or leave --to out")
+    if upload and form != "hf-dir":
+        raise ConfigError(f"--push uploads a dataset folder; leave --to {form} out, or give --to hf-dir")
+    return form
+
+
+def target_of(run: Path, output: Path | None, form: str) -> Path:
+    """Where the rows go.
+
+    Raises:
+        ConfigError: that is a part of the run itself, or something that is not replaced.
+    """
+    target = output or run / f"data{SUFFIXES[form]}"
+    if target.resolve() in {(run / name).resolve() for name in (*OWNED, "")}:
+        raise ConfigError(f"{target} is a part of the run; give another -o")
+    check_target(target, form)
+    return target
+
+
+def print_rows(console: Console, run: Path, target: Path, form: str, count: int, rows: RunRows) -> None:
+    """What was written, and what to do with it."""
+    failed = f" ({rows.failed} failed rollouts are left out)" if rows.failed else ""
+    said = f"{count} of {rows.scored} scored rollouts → {target}{failed}"
+    console.print(said, soft_wrap=True, markup=False)
+    hint(
+        console,
+        f"load it: {LOADING[form].format(target)}",
+        f"train on the whole run: rove sft --data {run} -m MODEL --min-reward R",
+    )
+
+
+@click.command(epilog=f"Names in a filter: {', '.join(NAMES)}. Functions: {', '.join(FUNCTIONS)}.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--filter", "expression", help="Which rollouts, like 'metrics.win > 0 and not is_truncated'.  [default: all]"
+)
+@click.option(
+    "--tag", "tags", multiple=True, help="Only rollouts with this tag, or another --tag (rove view --annotate)."
+)
+@click.option("--not-tag", "not_tags", multiple=True, help="No rollout with this tag.")
+@click.option("--to", type=click.Choice(list(WRITERS)), help="The form.  [default: jsonl, or as -o says]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder.  [default: RUN/data…]")
+@click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload it to the Hugging Face Hub, private if new.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+def command(
+    run: Path,
+    expression: str | None,
+    tags: tuple[str, ...],
+    not_tags: tuple[str, ...],
+    to: str | None,
+    output: Path | None,
+    upload: str | None,
+    as_json: bool,
+) -> None:
+    """Write the scored rollouts of the folder RUN as dataset rows: prompt, completion, answer, reward, info, metrics, ….
+
+    Failed rollouts never come out. In a filter metrics.NAME is the value of a reward function or metric.
+    """
+    passes = None if expression is None else Filter(expression)
+    if upload is not None:
+        check_name(upload)
+    form = form_of(to, output, upload is not None)
+    target = target_of(run, output, form)
+    rows = RunRows(Run(run), passes, tags, not_tags)
+    count = write_rows(rows, target, form)
+    console = console_for(as_json)
+    if not as_json:
+        print_rows(console, run, target, form, count, rows)
+    address = None if upload is None else push(target, upload)
+    if as_json:
+        counts = {"rows": count, "scored": rows.scored, "failed": rows.failed}
+        print_json({**counts, "path": str(target), "form": form, "pushed": address})
+    elif address is not None:
+        console.print(f"uploaded: {address}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Types that every other package uses: messages, requests, records, errors, configuration."""

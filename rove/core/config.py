@@ -1,0 +1,222 @@
+"""Settings from a TOML file, dotted flags and named flags, merged left to right into a typed struct."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import msgspec.inspect
+
+from rove.core.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+RUN_CONFIG = {"kind", "identity", "config"}
+"""Tables of a run folder's config.toml: given as `@ runs/…/config.toml` its settings are used again."""
+
+
+def load(
+    kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
+) -> T:
+    """A settings struct from what a command line gave.
+
+    Args:
+        kind: a msgspec struct.
+        named: values of named flags; None = not given. They win over everything else.
+        extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
+            `--flag` alone for true. A value is JSON where it is JSON, else text; a setting that is text takes it as it
+            stands. Later words win over earlier ones; lists are replaced whole, tables are merged.
+        bare: the setting that one word without a flag stands for; it wins over files, wherever it stands.
+        flags: names of flags that are no settings, to be suggested after a misspelt one.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key (with the nearest known one), or a value of the wrong type.
+    """
+    values: dict[str, Any] = {}
+    alone: dict[str, Any] = {}
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        if word.startswith("@"):
+            content = read_toml(word[1:] or _next(words, "a file after @"))
+            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
+        elif word.startswith("--"):
+            key, value = _flag(word[2:], words, types)
+            if value is True:
+                _check_alone(kind, key, words)
+            merge(values, _nested(key.split("."), value))
+        elif bare and bare not in alone:
+            alone[bare] = word
+        else:
+            raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
+    merge(values, {**alone, **{key: value for key, value in named.items() if value is not None}})
+    _check_known(kind, values, flags)
+    missing = _missing(kind, values)
+    if missing:
+        ways = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
+        raise ConfigError(
+            f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; give {' and '.join(ways)}, or a file "
+            f"that has {'them' if len(missing) > 1 else 'it'}: @ settings.toml"
+        )
+    return convert(kind, values, flags)
+
+
+def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None:
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    for key in values:
+        if key in names:
+            continue
+        if key in flags:
+            raise ConfigError(f"'{key}' is no setting but a flag of the command: give --{key.replace('_', '-')}")
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
+
+
+def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]
+
+
+def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
+    """A settings struct from plain values.
+
+    Args:
+        flags: further names to suggest after a misspelt one.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value of the wrong type.
+    """
+    _check_known(kind, values, flags)
+    missing = _missing(kind, values)
+    if missing:
+        raise ConfigError(f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}")
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):  # of a struct's own check
+            raise error.__cause__ from None
+        raise ConfigError(f"settings: {_explained(str(error), values, kind)}") from error
+
+
+def _explained(message: str, values: Any, kind: Any) -> str:
+    """What msgspec says, with the value that was given, or the nearest name to an unknown one."""
+    said, _, place = message.partition(" - at `$")
+    steps = re.findall(r"\.\.\.|[^.\[\]`]+", place)
+    info = msgspec.inspect.type_info(kind)
+    for step in steps:
+        info = _below(info, step)
+        if "..." not in steps:  # which is some key of a table
+            values = values[int(step)] if isinstance(values, list) else values[step]
+    where = place.rstrip("`").lstrip(".")
+    if "..." in steps:
+        return f"{where}: {said}"
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown is None:
+        advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in said else ""
+        if isinstance(values, str) and _lists_texts(info):
+            advice = f": write {_as_list(values)}"
+        return f"{where} is {values!r}: {said[:1].lower()}{said[1:]}{advice}"
+    known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
+    return f"{where} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], known)}"
+
+
+def _below(info: Any, step: str) -> Any:
+    """The type of a field or an item; None where it cannot be told."""
+    for one in getattr(info, "types", (info,)):
+        if isinstance(one, msgspec.inspect.StructType):
+            return next((field.type for field in one.fields if field.name == step), None)
+        if isinstance(one, msgspec.inspect.ListType):
+            return one.item_type
+        if isinstance(one, msgspec.inspect.DictType):
+            return one.value_type
+    return None
+
+
+def check_positive(settings: Any, *names: str) -> None:
+    """Refuse settings that are given but not above 0.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} is {value}; expected more than 0")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        ConfigError: it does not exist or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"settings file {path} does not exist") from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path}: {error}") from error
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Put `over` onto `base` in place: tables are merged, everything else is replaced."""
+    for key, value in over.items():
+        if isinstance(value, Mapping):  # copied, so that merging more into `base` never changes `over`
+            below = base.get(key)
+            base[key] = merge(below if isinstance(below, dict) else {}, value)
+        else:
+            base[key] = value
+    return base
+
+
+def parse_value(text: str) -> Any:
+    """A flag's value: JSON where it is JSON, else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _next(words: list[str], what: str) -> str:
+    if not words:
+        raise ConfigError(f"expected {what}")
+    return words.pop(0)
+
+
+def _flag(word: str, words: list[str], types: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key and the value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
+    key, equals, text = word.partition("=")
+    name = key.replace("-", "_")
+    if not equals:
+        alone = not words or words[0].startswith(("--", "@"))
+        if name.startswith("no_") and (alone or types.get(name[3:]) is bool):
+            return name[3:], False
+        if alone or (types.get(name) is bool and words[0] not in ("true", "false")):
+            return name, True
+        text = words.pop(0)
+    return name, text if types.get(name) in (str, str | None) else parse_value(text)
+
+
+def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
+    """Refuse a list without a value; the next word, which begins like a flag, may have been meant for it."""
+    info = msgspec.inspect.type_info(kind)
+    for step in key.split("."):
+        info = _below(info, step)
+    if _lists_texts(info):
+        raise ConfigError(f"--{key} takes a list, in JSON: --{key} {_as_list(words[0] if words else 'a value')}")
+
+
+def _lists_texts(info: Any) -> bool:
+    lists = [one for one in getattr(info, "types", (info,)) if isinstance(one, msgspec.inspect.ListType)]
+    return any(isinstance(one.item_type, msgspec.inspect.StrType) for one in lists)
+
+
+def _as_list(text: str) -> str:
+    return f"'{msgspec.json.encode([text]).decode()}'"
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}

@@ -1,0 +1,92 @@
+"""Chat messages in the OpenAI wire form, readable both as `m["role"]` and as `m.role`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rove.core.errors import ConfigError
+
+FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+class Message(dict[str, Any]):
+    """One chat message: a plain dict whose wire fields are attributes too (an absent wire field reads as None)."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FIELDS or name in self:
+            return self.get(name)
+        raise AttributeError(f"a message has no field '{name}'; its fields are {sorted(FIELDS | self.keys())}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class SystemMessage(Message):
+    """Instructions to the model."""
+
+    def __init__(self, content: Any = "", **fields: Any):
+        super().__init__({"role": "system", **fields, "content": content})
+
+
+class UserMessage(Message):
+    """What the environment says."""
+
+    def __init__(self, content: Any = "", **fields: Any):
+        super().__init__({"role": "user", **fields, "content": content})
+
+
+class AssistantMessage(Message):
+    """What the model says."""
+
+    def __init__(self, content: Any = None, **fields: Any):
+        super().__init__({"role": "assistant", **fields, "content": content})
+
+
+class ToolMessage(Message):
+    """What a tool returned, in answer to the tool call `tool_call_id`."""
+
+    def __init__(self, content: Any = "", tool_call_id: str = "", **fields: Any):
+        super().__init__({"role": "tool", **fields, "content": content, "tool_call_id": tool_call_id})
+
+
+Messages = list[Message]
+
+
+def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
+    """A `Message` from a mapping (checked) or from a text said by `role`.
+
+    Raises:
+        ConfigError: the mapping has no known role.
+    """
+    if isinstance(value, Message):
+        return value
+    if isinstance(value, str):
+        return Message(role=role, content=value)
+    if not isinstance(value, Mapping) or value.get("role") not in ROLES:
+        raise ConfigError(f"not a chat message: {value!r}; expected a dict with a 'role' out of {sorted(ROLES)}")
+    return Message(value)
+
+
+def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str], role: str = "user") -> Messages:
+    """A list of messages from a text, one message, or several; texts are said by `role`.
+
+    Raises:
+        ConfigError: one of them has no known role, or `value` is nothing of the kind.
+    """
+    if isinstance(value, (str, Mapping)):
+        return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  a Mapping is not taken for an Iterable here
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"not chat messages: {value!r}; expected a text, a dict with a 'role', or a list of these")
+    return [as_message(item, role) for item in value]
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message: its content, or its text parts joined; "" when it has none."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)

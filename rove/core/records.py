@@ -1,0 +1,211 @@
+"""What a rollout leaves behind: frozen and versioned; `rove.runs.serialization` is how it lies on disk."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from rove.core.renderings import Board
+
+SCHEMA_VERSION = 1
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts, as the answerer reports them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+
+
+class StepTokens(msgspec.Struct, frozen=True):
+    """The exact tokens of one model turn.
+
+    A turn whose prompt was [1, 2, 3] and whose answer was sampled as [7, 8] has prompt_ids [1, 2, 3], completion_ids [7, 8]
+    and two logprobs. The next turn of the same branch has prompt_ids [1, 2, 3, 7, 8, …].
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    """The sampled ids, the sampled end-of-turn token included."""
+    logprobs: list[float]
+    """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
+    policy_version: int = 0
+    """Version of the weights that sampled them; the oldest, where they changed on the way."""
+    version_spans: list[tuple[int, int]] = []
+    """Where they did: each version, oldest first, and how many of the sampled ids are of it."""
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Each version of the weights that sampled any of the ids, oldest first, and how many are of it."""
+        return self.version_spans or [(self.policy_version, len(self.completion_ids))]
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and completion together: what the next turn of this branch must start with."""
+        return self.prompt_ids + self.completion_ids
+
+
+class TrajectoryStep(msgspec.Struct, frozen=True):
+    """One model turn: what it was shown, what it answered.
+
+    While a rollout runs or is scored, its environment and reward functions may say what a turn was worth:
+    `state["trajectory"][-1]["reward"] = 0.5`. Nothing else of a step can be changed.
+    """
+
+    prompt: list[dict[str, Any]]
+    completion: list[dict[str, Any]]
+    finish_reason: str = "stop"
+    usage: Usage = Usage()
+    seconds: float = 0.0
+    """Wall time the answer took."""
+    tokens: StepTokens | None = None
+    attempts: list[str] = []
+    """One line per failed try before this answer, oldest first."""
+    reward: float | None = None
+    """What this turn earned beside the rollout's own reward; None: nobody said. RL trains by it, evaluation does not count it."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that this turn was shown, where they are not those of the rollout; [] = none."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: float) -> None:
+        """Set the reward.
+
+        Raises:
+            TypeError: the key is another one.
+            ValueError: the reward is not a finite number.
+        """
+        if key != "reward":
+            raise TypeError(f"{key!r} of a step is a fact and cannot be changed; only its 'reward' can")
+        if not math.isfinite(value):
+            raise ValueError(f"the reward of a step is {value}; expected a finite number")
+        msgspec.structs.force_setattr(self, "reward", float(value))
+
+
+REWARD_ERRORS = "reward_errors"
+"""Key of `Scores.extras`: reward function → the error that it raised, which counted as 0.0."""
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """What a rubric says of one rollout: `reward` = Σ weight × value over `rewards`."""
+
+    reward: float
+    rewards: dict[str, float]
+    """Raw value of every reward function."""
+    weights: dict[str, float]
+    metrics: dict[str, float] = {}
+    """Values that do not count towards the reward."""
+    extras: dict[str, Any] = {}
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """An exception as data: where in the rollout, what, and every failed attempt before it."""
+
+    phase: str
+    type: str
+    message: str
+    traceback: str = ""
+    attempts: list[str] = []
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Wall seconds of a rollout's parts."""
+
+    total: float = 0.0
+    model: float = 0.0
+    scoring: float = 0.0
+
+
+class RolloutRecord(msgspec.Struct, frozen=True):
+    """One finished rollout. Exactly one of `scores` and `error` is set."""
+
+    example_key: str
+    """Hash of the example's content; the same row has the same key in every run."""
+    example_id: int
+    """The example's position in its dataset."""
+    rollout_index: int
+    """0 … rollouts_per_example − 1: which sibling of its group."""
+    seed: int
+    prompt: list[dict[str, Any]]
+    completion: list[dict[str, Any]]
+    answer: str
+    info: dict[str, Any]
+    steps: list[TrajectoryStep]
+    stop_condition: str | None
+    is_truncated: bool
+    scores: Scores | None
+    error: ErrorInfo | None
+    usage: Usage = Usage()
+    timing: Timing = Timing()
+    temperature: float | None = None
+    """Sampling temperature, where one was asked for."""
+    step: int | None = None
+    """Training step that sampled it; None outside RL."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that the model was shown, in the OpenAI wire form; None: there were none."""
+    schema_version: int = SCHEMA_VERSION
+    env_id: str = ""
+    """Which environment of an `EnvGroup` it was played in, "outer/inner" in nested ones; "" outside of groups."""
+    seats: dict[str, list[TrajectoryStep]] = {}
+    """What others than the model said, by seat: judges, opponents, simulated users. Not in `usage`, never trained on."""
+    boards: dict[int, Board] = {}
+    """What it looked like after a message of prompt + completion, counted from 0, where the environment draws it."""
+
+    @property
+    def reward(self) -> float | None:
+        """The reward, or None when the rollout failed."""
+        return self.scores.reward if self.scores else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The rollout without its texts and tokens."""
+        return Outcome(
+            self.example_key,
+            self.example_id,
+            self.rollout_index,
+            self.stop_condition,
+            self.is_truncated,
+            self.scores,
+            self.error,
+            self.usage,
+            self.timing,
+            self.step,
+            [step.seconds for step in self.steps],
+            sum(len(step.attempts) for step in self.steps),
+            self.env_id,
+            {seat: [step.usage for step in steps] for seat, steps in self.seats.items()},
+        )
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What statistics and resuming need of a rollout: everything of a `RolloutRecord` but texts and tokens."""
+
+    example_key: str
+    example_id: int
+    rollout_index: int
+    stop_condition: str | None
+    is_truncated: bool
+    scores: Scores | None
+    error: ErrorInfo | None
+    usage: Usage = Usage()
+    timing: Timing = Timing()
+    step: int | None = None
+    turn_seconds: list[float] = []
+    """Wall time of each answer of the model."""
+    retries: int = 0
+    """Failed tries before those answers."""
+    env_id: str = ""
+    """See `RolloutRecord.env_id`."""
+    seats: dict[str, list[Usage]] = {}
+    """Tokens of each answer of every other seat."""
+
+    @property
+    def reward(self) -> float | None:
+        """The reward, or None when the rollout failed."""
+        return self.scores.reward if self.scores else None

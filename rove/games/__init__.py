@@ -1,0 +1,1 @@
+"""Board games: exhaustive evaluation over the game tree, and replay cases."""

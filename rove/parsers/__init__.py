@@ -1,0 +1,1 @@
+"""Read answers out of a model's text."""

@@ -1,0 +1,1 @@
+"""Run rollouts: one, a group, an evaluation; score them again; export them."""

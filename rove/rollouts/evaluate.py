@@ -1,0 +1,372 @@
+"""Evaluate a model in an environment, generate rollouts, make a dataset of them."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.clients.limiter import AdmissionLimiter
+from rove.core.config import check_positive, convert
+from rove.core.errors import ConfigError, TooManyErrorsError
+from rove.core.messages import text_of
+from rove.core.protocols import Client, Limits, Sampling
+from rove.core.records import Outcome, RolloutRecord, Usage
+from rove.envs.environment import Environment
+from rove.envs.loading import as_environment
+from rove.rendering.tool_calls import FORMATS, calls_of
+from rove.rollouts.export_rows import dataset_row
+from rove.rollouts.filters import Filter
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import Allowance, Job, plan
+from rove.runs.run import Run, in_one_piece
+from rove.statistics import Price, Tally
+from rove.statistics.reward_errors import RewardErrors
+
+OnRecord = Callable[[RolloutRecord | Outcome], None]
+SHARE_FROM = 20
+"""Rollouts before a share of errors says anything."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to run an evaluation: the keyword arguments of `generate` and `evaluate`.
+
+    Raises:
+        ConfigError: a value is out of range, or a budget or a cost is limited without a price.
+    """
+
+    num_examples: int = -1
+    """The first so many rows of the dataset; -1 = all."""
+    rollouts_per_example: int = 1
+    """Siblings per example."""
+    sampling_args: dict[str, Any] = {}
+    """Under OpenAI's names; they go over the environment's own."""
+    max_concurrent: int | None = None
+    """Rollouts at a time; what the client likes when not given."""
+    max_scoring: int | None = None
+    """Rollouts scored at a time; None = as many as run."""
+    limits: Limits = Limits()
+    """What one rollout may use."""
+    price: Price | None = None
+    """What tokens cost: for `limits.max_cost`, `budget` and the summary."""
+    seat_prices: dict[str, Price] = {}
+    """What tokens of other seats than the model cost, such as {"judge": …}: for the summary, and `budget` in this session."""
+    budget: float | None = None
+    """What the whole run may cost, earlier sessions and failed rollouts included. When it is spent no further rollout is
+    started; those that run are finished."""
+    max_errors: float | None = None
+    """Stop when more rollouts failed than this: a count if 1 or more, else a share of those finished (looked at from the
+    20th on). What is finished is kept."""
+    fail_fast: bool = False
+    """Raise at the first failed rollout instead of recording it."""
+    seed: int = 0
+    """Of everything random; the same seed, data and answers give the same rollouts."""
+    train: bool = False
+    """Use the training rows instead of the evaluation rows."""
+    pass_threshold: float = 1.0
+    """A rollout passes, for pass@k, when its reward is at least this."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "rollouts_per_example", "max_concurrent", "max_scoring", "budget", "max_errors")
+        if self.num_examples < 1 and self.num_examples != -1:
+            raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
+
+
+class _Evaluation:
+    """One evaluation under way: what is kept already, what is left to run, what came of it."""
+
+    def __init__(self, env: Environment, client: Client, model: str, options: Options, run: Run | None):
+        self.env = env
+        self.client = client
+        self.model = model
+        self.options = options
+        self.run = run
+        if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
+            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        lines, used = run.ledger() if run is not None else ({}, Usage())
+        self.kept = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
+        self.price = options.price or Price(0.0, 0.0)
+        self.spent = self.price.of(used)
+        self.planned = 0
+        self.out_of_budget = False
+        self._reopened = False
+        self._untold: deque[int] = deque()  # where the kept rollouts of this plan begin
+        self._errors: Counter[str] = Counter()
+        self._done = 0
+
+    async def finish(self, read: Callable[[Run, int], RolloutRecord | Outcome], tell: Callable[[Any], None]) -> None:
+        """Run what is missing; `tell` gets every record, those kept already as `read` reads them."""
+        options, run = self.options, self.run
+        rollouts = run_groups(
+            self.env,
+            self.client,
+            self._missing(),
+            model=self.model,
+            sampling=Sampling.from_args(self.env.sampling_args, options.sampling_args),
+            max_concurrent=options.max_concurrent,
+            max_scoring=options.max_scoring,
+            allowance=Allowance(options.limits, options.price),
+            fail_fast=options.fail_fast,
+            keep=self._keep,
+        )
+        limiter = getattr(self.client, "limiter", None)
+        if run is not None and isinstance(limiter, AdmissionLimiter):
+            limiter.on_change = lambda change: run.append_limit(change._asdict())
+        try:
+            with _rare_collections():
+                async with self.env.used_in_run(), aclosing(rollouts):  # so that no rollout still runs at the teardown
+                    async for record in rollouts:
+                        tell(record)
+                        self._check_errors(record)
+                        self._tell_kept(read, tell, most=200)  # no more: answers wait meanwhile
+                    self._tell_kept(read, tell)
+        finally:
+            if isinstance(limiter, AdmissionLimiter):
+                limiter.on_change = None
+
+    def _keep(self, record: RolloutRecord) -> None:
+        self.spent += self.price.of(record.usage)
+        for seat, price in self.options.seat_prices.items():
+            self.spent += sum(price.of(step.usage) for step in record.seats.get(seat, []))
+        if self.run is not None:
+            self.run.append_rollout(record)
+
+    def _missing(self) -> Iterator[list[Job]]:
+        """The groups still to run; one that is scored together is run together. Notes where the others are kept."""
+        options, together = self.options, self.env.rubric.has_group_rewards
+        examples = self.env.examples(options.num_examples, options.train)
+        for group in plan(examples, options.rollouts_per_example, options.seed):
+            self.planned += len(group)
+            missing = [job for job in group if (job.key, job.index) not in self.kept]
+            if together and not missing and not in_one_piece([self.kept[job.key, job.index] for job in group]):
+                missing = group  # of two attempts, the later one cut short
+            again = group if missing and together else missing
+            if len(again) < len(group):
+                self._untold.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
+            if again and self.run is not None and not self._reopened:
+                self.run.reopen()
+                self._reopened = True
+            if again and options.budget is not None and self.spent >= options.budget:
+                self.out_of_budget = True
+                return
+            if again:
+                yield again
+        if not self.planned:
+            raise ConfigError(
+                f"the dataset of environment '{self.env.env_id}' has no rows; there is nothing to evaluate"
+            )
+
+    def _tell_kept(
+        self,
+        read: Callable[[Run, int], RolloutRecord | Outcome],
+        tell: Callable[[Any], None],
+        most: int | None = None,
+    ) -> None:
+        for _ in range(len(self._untold) if most is None else min(most, len(self._untold))):
+            assert self.run is not None
+            tell(read(self.run, self._untold.popleft()))
+
+    def not_run(self, told: int) -> int | None:
+        """Rollouts of the plan that the budget did not allow; None when the dataset's length is not known."""
+        if not self.out_of_budget:
+            return 0
+        examples = self.env.count_examples(self.options.num_examples, self.options.train)
+        return None if examples is None else examples * self.options.rollouts_per_example - told
+
+    def _check_errors(self, record: RolloutRecord) -> None:
+        self._done += 1
+        most = self.options.max_errors
+        if record.error is None or most is None:
+            return
+        self._errors[f"{record.error.phase}: {record.error.type}"] += 1
+        failed = self._errors.total()
+        if failed > most if most >= 1 else self._done >= SHARE_FROM and failed > most * self._done:
+            [(worst, times)] = self._errors.most_common(1)
+            raise TooManyErrorsError(
+                f"{failed} of {self._done} rollouts failed, more than max_errors = {most:g} allows; "
+                f"{times} of them with {worst}; the last one:\n  {record.error.message}\n"
+                "What is finished is kept; the same command runs the rest"
+            )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage cycles more rarely: with a thousand rollouts under way it takes a fifth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], 20_000) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+async def generate(
+    env: Environment,
+    client: Client,
+    model: str = "",
+    *,
+    run: Run | str | Path | None = None,
+    on_record: OnRecord | None = None,
+    **options: Any,
+) -> list[RolloutRecord]:
+    """Roll a model out in an environment.
+
+    Args:
+        env: one of rove's, or of another library's that says how it is one (`__rove_environment__`).
+        client: who answers; an `openai.AsyncOpenAI` object is accepted too.
+        model: name of the model, for endpoints that serve several.
+        run: a run folder, or a started `Run`; every finished rollout is kept there, and those already kept are not run
+            again. A folder of another identity is refused (see `run_identity`).
+        on_record: called with every record, kept ones too, in no particular order.
+        options: see `Options`.
+
+    Returns:
+        one record per rollout, in the order of examples and siblings.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        RunError: the folder cannot be used.
+        TooManyErrorsError, RolloutError: as the options say.
+    """
+    tell = on_record or (lambda record: None)
+    records: list[RolloutRecord] = []
+
+    def keep(record: RolloutRecord) -> None:
+        records.append(record)
+        tell(record)
+
+    with _opened(run, as_environment(env), client, model, options) as evaluation:
+        await evaluation.finish(Run.record_at, keep)
+    return sorted(records, key=lambda record: (record.example_id, record.rollout_index))
+
+
+async def evaluate(
+    env: Environment,
+    client: Client,
+    model: str = "",
+    *,
+    run: Run | str | Path | None = None,
+    on_record: OnRecord | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """`generate`, summed up: reward and metrics with 95 % intervals over the scored rollouts, failures counted apart.
+
+    Keeps no text in memory, however many rollouts there are. Arguments and errors: those of `generate`; what is kept
+    already is given to `on_record` as an `Outcome`.
+
+    Returns:
+        a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that
+        the budget did not allow (None when the dataset's length is not known), and `cost.spent`: what every try cost, those
+        run again included. `broken_rewards`, where there are any: reward function → its last error, of those that raised in
+        every rollout though that counted as 0.0, as in environments written for `verifiers` v0.
+    """
+    tell = on_record or (lambda record: None)
+    with _opened(run, as_environment(env), client, model, options) as evaluation:
+        told = evaluation.options
+        tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
+
+        scored = rewarded = False
+        errors = RewardErrors()
+
+        def count(record: RolloutRecord | Outcome) -> None:
+            nonlocal scored, rewarded
+            scored = scored or record.scores is not None
+            rewarded = rewarded or bool(record.scores and record.scores.rewards)
+            tally.add(record)
+            errors.add(record)
+            tell(record)
+
+        await evaluation.finish(Run.outcome_at, count)
+        summary = {**tally.summary(), "not_run": evaluation.not_run(tally.rollouts)}
+        if errors.broken:
+            summary["broken_rewards"] = errors.broken
+        if "cost" in summary:
+            summary["cost"]["spent"] = evaluation.spent
+        if evaluation.run is not None and not evaluation.out_of_budget:
+            evaluation.run.finish(summary)
+    if scored and not rewarded:
+        name = env.env_id or type(env).__name__
+        warnings.warn(
+            f"the rubric of {name} has no reward function, so that every reward is 0; add one: rubric.add_reward_func(…), "
+            "for a JudgeRubric its `verdict`",
+            stacklevel=2,
+        )
+    return summary
+
+
+def run_identity(env: Environment, client: Any, model: str, options: Options) -> dict[str, Any]:
+    """What must be the same for a run to be continued: who answered, what was asked, how it was sampled.
+
+    The environment counts with its version and code, a model folder with its weights. How many examples and siblings
+    there are may change: what is missing is run.
+    """
+    return {
+        **env.identity,
+        "model": model,
+        **getattr(client, "identity", {}),
+        "sampling": msgspec.structs.asdict(Sampling.from_args(env.sampling_args, options.sampling_args)),
+        "limits": msgspec.structs.asdict(options.limits),
+        "price": options.price if options.limits.max_cost is not None else None,
+        "seed": options.seed,
+        "train": options.train,
+    }
+
+
+@contextmanager
+def _opened(
+    run: Run | str | Path | None, env: Environment, client: Any, model: str, values: dict[str, Any]
+) -> Iterator[_Evaluation]:
+    options = convert(Options, {name: value for name, value in values.items() if value is not None})
+    if not isinstance(client, Client):
+        client = importlib.import_module("rove.clients.openai").as_client(client)
+    if run is None or isinstance(run, Run):
+        yield _Evaluation(env, client, model, options, run)
+        return
+    with Run(run) as folder:
+        config = {"env": env.env_id, "env_args": env.env_args, "model": model, **msgspec.structs.asdict(options)}
+        folder.start("eval", config, run_identity(env, client, model, options))
+        yield _Evaluation(env, client, model, options, folder)
+
+
+def make_dataset(
+    records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
+) -> list[dict[str, Any]]:
+    """Scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
+
+    Args:
+        min_reward: leave out those below. Default: none.
+        filter: leave out those for which this expression, like "metrics.win > 0 and not is_truncated", is false (see
+            `rove.rollouts.filters.Filter`). Default: none.
+
+    Raises:
+        ConfigError: the filter is no expression, or has a name that does not exist.
+    """
+    passes = Filter(filter) if filter is not None else None
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        if record.scores is None or (min_reward is not None and record.scores.reward < min_reward):
+            continue
+        if passes is None or passes(record):
+            rows.append(dataset_row(record, record.scores))
+    return rows
+
+
+def all_text(records: Iterable[RolloutRecord]) -> list[str]:
+    """Every message of the rollouts as text, tools and calls as new models see and write them: what a tokenizer is trained on."""
+    hermes = next(one for one in FORMATS if one.name == "hermes")
+    texts: list[str] = []
+    for record in records:
+        texts += [json.dumps(tool, ensure_ascii=False) for tool in record.tools or ()]
+        for message in [*record.prompt, *record.completion]:
+            texts.append(text_of(message))
+            if calls := calls_of(message):
+                texts.append(hermes.write(calls))
+    return texts

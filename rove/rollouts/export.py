@@ -1,0 +1,248 @@
+"""Dataset rows as files: JSON lines, CSV, Parquet, or a folder for Hugging Face's `datasets`.
+
+Everything is streamed into a draft beside its final name and renamed once it is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.errors import ConfigError, InfraError
+from rove.core.messages import text_of
+from rove.rollouts.export_rows import Row
+from rove.utils.files import put_in_place, remove
+
+ROW_GROUP = 1000
+"""Rows held in memory at a time where columns are written."""
+COLUMNS = (
+    "prompt",
+    "completion",
+    "answer",
+    "reward",
+    "info",
+    "metrics",
+    "example_id",
+    "rollout_index",
+    "stop_condition",
+)
+
+
+def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
+    """Write rows to a file, or a folder, that appears once it is whole; returns how many there were.
+
+    In parquet and hf-dir `info` (and `tools`, where there are any) is JSON text, since columns have one type and every row's
+    info may look different; rove reads it back as a dict. CSV has a column `metrics.NAME` for each reward function and
+    metric; a prompt or completion of one text message is that text, any other is its messages as JSON.
+
+    Args:
+        rows: can be iterated several times.
+        path: replaced if it is there; a folder only if it holds a dataset.
+        form: "jsonl", "csv", "parquet" or "hf-dir".
+
+    Raises:
+        ConfigError: there is not a single row, something else is at `path`, the `hf` extra is missing, or the rows cannot be
+            put into columns.
+    """
+    check_target(path, form)
+    if next(iter(rows), None) is None:
+        raise ConfigError("no rollout passes the filter; nothing was written")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _draft(path) as draft:
+        return WRITERS[form](rows, draft)
+
+
+def check_target(path: Path, form: str) -> None:
+    """Refuse, before any work, what could not be written.
+
+    Raises:
+        ConfigError: the `hf` extra is missing, or there is a folder, or for hf-dir anything but a dataset, at `path`.
+    """
+    if form not in ("jsonl", "csv"):
+        _hf("datasets", form)
+    if form != "hf-dir" and path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a file for --to {form}")
+    if form == "hf-dir" and path.exists() and not (path / "dataset_info.json").exists():
+        raise ConfigError(f"{path} is there already and no dataset; give another folder")
+
+
+def push(path: Path, name: str) -> str:
+    """Upload a dataset folder to the Hugging Face Hub, where a new dataset is private; returns its address.
+
+    Raises:
+        ConfigError: `name` is not OWNER/NAME, or the `hf` extra is missing.
+        InfraError: the upload failed.
+    """
+    check_name(name)
+    datasets = _hf("datasets", "hf-dir")
+    try:
+        datasets.load_from_disk(str(path)).push_to_hub(name, private=True)
+    except Exception as error:  # whatever the network, the Hub and their libraries raise
+        raise InfraError(f"{path} is written, but could not be uploaded as {name}: {error}") from error
+    return f"https://huggingface.co/datasets/{name}"
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a dataset's name on the Hub.
+
+    Raises:
+        ConfigError: `name` is not OWNER/NAME.
+    """
+    owner, _, rest = name.partition("/")
+    if not owner or not rest or not all(c.isalnum() or c in "-_." for c in owner + rest):
+        raise ConfigError(f"--push takes OWNER/NAME, got '{name}'")
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """A name to write under, which becomes `path` when the block ends well and leaves nothing behind when it does not."""
+    draft = path.with_name(f".{path.name}.draft")
+    remove(draft)
+    try:
+        yield draft
+        put_in_place(draft, path) if draft.is_dir() else os.replace(draft, path)
+    finally:
+        remove(draft)
+
+
+def _hf(module: str, form: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--to {form} needs '{error.name}': install rove's hf extra (pip install 'rove[hf]'), or use --to jsonl"
+        ) from error
+
+
+# One writer per form: rows and a draft's name → how many rows
+
+
+def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
+    count = 0
+    with draft.open("wb") as file:
+        for row in rows:
+            file.write(msgspec.json.encode(_columns(row)) + b"\n")
+            count += 1
+    return count
+
+
+def _write_csv(rows: Iterable[Row], draft: Path) -> int:
+    metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
+    tools = dict.fromkeys("tools" for row in rows if "tools" in row)
+    head = [name for name in COLUMNS if name != "metrics"] + [f"metrics.{name}" for name in metrics] + [*tools]
+    count = 0
+    with draft.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.DictWriter(file, head)
+        writer.writeheader()
+        for row in rows:
+            cells = {name: _cell(value) for name, value in _columns(row).items() if name != "metrics"}
+            writer.writerow(cells | {f"metrics.{name}": value for name, value in row["metrics"].items()})
+            count += 1
+    return count
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        [message] = value
+        if message.keys() == {"role", "content"} and isinstance(message["content"], str):
+            return message["content"]
+    return msgspec.json.encode(value).decode()
+
+
+def _write_parquet(rows: Iterable[Row], draft: Path) -> int:
+    parquet = _hf("pyarrow.parquet", "parquet")
+    schema = _schema(rows)
+    with parquet.ParquetWriter(draft, schema) as writer:
+        return _write_tables(rows, schema, writer)
+
+
+def _write_folder(rows: Iterable[Row], draft: Path) -> int:
+    pyarrow, datasets = _hf("pyarrow", "hf-dir"), _hf("datasets", "hf-dir")
+    schema = _schema(rows)
+    stream = draft.with_name(f"{draft.name}.arrow")
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    remove(stream)
+    try:
+        with pyarrow.OSFile(str(stream), "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
+            count = _write_tables(rows, schema, writer)
+        datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
+    finally:
+        remove(stream)
+        if not silent:
+            datasets.enable_progress_bars()
+    return count
+
+
+WRITERS: dict[str, Callable[[Iterable[Row], Path], int]] = {
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+    "hf-dir": _write_folder,
+}
+
+
+# Columns: one type for all rows, found by reading all of them once
+
+
+def _write_tables(rows: Iterable[Row], schema: Any, writer: Any) -> int:
+    pyarrow = _hf("pyarrow", "parquet")
+    count = 0
+    for batch in _batches(rows):
+        writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+        count += len(batch)
+    return count
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    source = (_flat(row) for row in rows)
+    while batch := list(islice(source, ROW_GROUP)):
+        yield batch
+
+
+def _flat(row: Row) -> Row:
+    """A row whose columns have the same types in every other row."""
+    messages = {name: [_with_text(m) for m in row[name]] for name in ("prompt", "completion")}
+    as_text = {name: msgspec.json.encode(row[name]).decode() for name in ("info", "tools") if name in row}
+    return _columns(row) | messages | as_text
+
+
+def _columns(row: Row) -> Row:
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    return {name: row[name] for name in COLUMNS} | tools
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(isinstance(part, dict) and part.get("type") != "text" for part in content):
+            raise ConfigError(
+                "a message has images or other parts that are no text, which columns cannot hold: use --to jsonl"
+            )
+        return {**message, "content": text_of(message)}
+    return message
+
+
+def _schema(rows: Iterable[Row]) -> Any:
+    pyarrow = _hf("pyarrow", "parquet")
+    fixed = {"answer": pyarrow.string(), "stop_condition": pyarrow.string()}
+    schema = pyarrow.schema([])
+    try:
+        for batch in _batches(rows):
+            seen = pyarrow.Table.from_pylist(batch).schema
+            schema = pyarrow.unify_schemas([schema, seen], promote_options="permissive")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+        raise ConfigError(f"these rows do not fit into columns ({error}): use --to jsonl") from error
+    kept = [field for field in schema if not (pyarrow.types.is_struct(field.type) and not field.type.num_fields)]
+    return pyarrow.schema([field.with_type(fixed.get(field.name, field.type)) for field in kept])

@@ -1,0 +1,210 @@
+"""Filter expressions over rollouts, like `metrics.win > 0 and not is_truncated`.
+
+An expression sees plain data and has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers and four functions. It has no
+methods, attributes, loops or assignments, and is short: one that somebody else wrote can neither reach out of the
+record nor keep the machine busy.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
+
+from rove.core.errors import ConfigError, nearest
+from rove.core.records import RolloutRecord, Scores
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "len": len, "max": max, "min": min}
+NAMES = (
+    "answer",
+    "example_id",
+    "info",
+    "is_truncated",
+    "metrics",
+    "num_turns",
+    "reward",
+    "rewards",
+    "rollout_index",
+    "stop_condition",
+    "usage",
+)
+"""What an expression sees; see `visible`."""
+TABLES = ("metrics", "rewards", "usage")
+"""Names whose fields are the same in every rollout of an environment, so that a misspelt one can be told."""
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+MAX_LENGTH = 1000
+MAX_PARTS = 200
+
+_PARTS = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.IfExp),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot),
+    *(ast.BinOp, *ARITHMETIC),
+    *(ast.Name, ast.Load, ast.Constant, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Call),
+)
+
+
+def merged_metrics(scores: Scores) -> dict[str, float]:
+    """Reward functions and metrics by name, as dataset rows have them."""
+    return {**scores.rewards, **scores.metrics}
+
+
+def visible(record: RolloutRecord, scores: Scores) -> dict[str, Any]:
+    """What an expression sees of a scored rollout.
+
+    `metrics` has every function of the rubric by name, whatever its weight, as dataset rows have it; `rewards` only those that
+    count towards the reward.
+    """
+    return {
+        "answer": record.answer,
+        "example_id": record.example_id,
+        "info": record.info,
+        "is_truncated": record.is_truncated,
+        "metrics": merged_metrics(scores),
+        "num_turns": len(record.steps),
+        "reward": scores.reward,
+        "rewards": scores.rewards,
+        "rollout_index": record.rollout_index,
+        "stop_condition": record.stop_condition,
+        "usage": msgspec.structs.asdict(record.usage),
+    }
+
+
+class Filter:
+    """A predicate over rollouts made of an expression; failed rollouts never pass.
+
+    Args:
+        expression: see the module and `visible`. A metric must be there in every rollout, unless the expression itself asks
+            for it: `'win' in metrics and metrics.win > 0`.
+
+    Raises:
+        ConfigError: the expression has a syntax error, a part that is not allowed, or a name that does not exist.
+    """
+
+    def __init__(self, expression: str):
+        self.expression = expression
+        self._tree = self._parsed()
+        nodes = list(ast.walk(self._tree))
+        called = [node.func for node in nodes if isinstance(node, ast.Call)]
+        for node in nodes:
+            self._check(node, called)
+        self._fields = [field for node in nodes if (field := _field_of(node)) is not None]
+        self._asked_for = {name for node in nodes if isinstance(node, ast.Compare) for name in _asked_for(node)}
+        self._evaluator = _Evaluator()
+
+    def __call__(self, record: RolloutRecord) -> bool:
+        """Whether a rollout passes.
+
+        Raises:
+            ConfigError: the expression cannot be applied to it; says which names exist.
+        """
+        if record.scores is None:
+            return False
+        names = visible(record, record.scores)
+        for table, field in self._fields:
+            if field not in names[table] and field not in self._asked_for:
+                raise self._error(_no_field(table, field, names[table]), record)
+        self._evaluator.names = names
+        try:
+            return bool(self._evaluator.eval(self.expression, self._tree.body))
+        except (InvalidExpression, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise self._error(str(error), record) from error
+
+    def _error(self, what: str, record: RolloutRecord | None = None) -> ConfigError:
+        where = f" (example {record.example_id}, rollout {record.rollout_index})" if record else ""
+        return ConfigError(f"filter {self.expression!r}: {what}{where}")
+
+    def _parsed(self) -> ast.Expression:
+        if len(self.expression) > MAX_LENGTH:
+            raise ConfigError(f"a filter has at most {MAX_LENGTH} characters, this one has {len(self.expression)}")
+        try:
+            tree = ast.parse(self.expression.strip(), mode="eval")
+        except SyntaxError as error:
+            place = f" at character {error.offset}" if error.offset else ""
+            raise self._error(f"{error.msg}{place}; write it like 'metrics.win > 0 and not is_truncated'") from error
+        except (ValueError, RecursionError, MemoryError) as error:  # a null character, or nothing but brackets
+            raise self._error(f"not an expression: {error}") from error
+        if sum(1 for _ in ast.walk(tree)) > MAX_PARTS:
+            raise self._error(f"longer than {MAX_PARTS} names, values and operators")
+        return tree
+
+    def _check(self, node: ast.AST, called: list[ast.expr]) -> None:
+        if not isinstance(node, _PARTS):
+            raise self._error(
+                f"{type(node).__name__} is not allowed here; comparisons, and, or, not, in, + - * / // % are"
+            )
+        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS):
+            raise self._error(f"'{ast.unparse(node.func)}' cannot be called; functions are {', '.join(FUNCTIONS)}")
+        if isinstance(node, ast.Name) and node not in called and node.id not in NAMES:
+            raise self._error(
+                f"there is no name '{node.id}'; {_meant(node.id, NAMES)}; "
+                f"a reward function or metric is metrics.{node.id}"
+            )
+
+
+def _field_of(node: ast.AST) -> tuple[str, Any] | None:
+    """("metrics", "win") of `metrics.win` and of `metrics['win']`."""
+    if isinstance(node, ast.Attribute):
+        table, field = node.value, node.attr
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        table, field = node.value, node.slice.value
+    else:
+        return None
+    return (table.id, field) if isinstance(table, ast.Name) and table.id in TABLES else None
+
+
+def _asked_for(node: ast.Compare) -> list[Any]:
+    """["win"] of `'win' in metrics` and of `'win' not in metrics`."""
+    if isinstance(node.left, ast.Constant) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        return [node.left.value]
+    return []
+
+
+def _no_field(table: str, field: Any, fields: Mapping[str, Any]) -> str:
+    return f"{table} has no '{field}' here; {_meant(str(field), fields)}"
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """The nearest name, if one is near, and all there are."""
+    known = sorted(names)
+    near = nearest(name, known)
+    return f"{near} There are: {', '.join(known)}" if near.endswith("?") else near
+
+
+def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Arithmetic for numbers alone: on texts it can fill the memory."""
+
+    def checked(a: Any, b: Any) -> Any:
+        if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
+            raise TypeError(f"arithmetic is for numbers, not for {a!r:.50} and {b!r:.50}")
+        return operation(a, b)
+
+    return checked
+
+
+class _Evaluator(EvalWithCompoundTypes):
+    """Only what `Filter` lets through; a dot leads to a field of a table and never to one of Python's attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = FUNCTIONS
+        self.operators.update({kind: _on_numbers(operation) for kind, operation in ARITHMETIC.items()})
+        self.operators[ast.Is], self.operators[ast.IsNot] = operator.eq, operator.ne  # plain data has no identity
+
+    def _eval_attribute(self, node: ast.Attribute) -> Any:
+        table = self._eval(node.value)
+        if not isinstance(table, dict):
+            raise InvalidExpression(f"'{ast.unparse(node.value)}' has no fields: it is {table!r:.50}")
+        if node.attr not in table:
+            raise InvalidExpression(_no_field(ast.unparse(node.value), node.attr, table))
+        return table[node.attr]

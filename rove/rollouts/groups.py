@@ -1,0 +1,220 @@
+"""Running many rollouts at once: groups of siblings in, records out as soon as they are final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, nullcontext
+from typing import Any
+
+import msgspec
+
+from rove.clients.limiter import AdmissionLimiter
+from rove.core.errors import Error
+from rove.core.model_roles import SeatClients
+from rove.core.protocols import Client, Sampling
+from rove.core.records import RolloutRecord, Scores
+from rove.core.state import State
+from rove.envs.environment import Environment
+from rove.rollouts.runner import Allowance, Job, make_turn, run_rollout, score, score_siblings, try_record
+
+
+async def run_groups(
+    env: Environment,
+    client: Client,
+    groups: Iterable[Sequence[Job]],
+    *,
+    model: str = "",
+    sampling: Sampling | None = None,
+    max_concurrent: int | None = None,
+    max_scoring: int | None = None,
+    allowance: Allowance = Allowance(),  # noqa: B008  frozen
+    fail_fast: bool = False,
+    step: int | None = None,
+    seats: SeatClients | None = None,
+    keep: Callable[[RolloutRecord], None] = lambda record: None,
+    for_training: bool = False,
+) -> AsyncGenerator[RolloutRecord, None]:
+    """Run every job of every group and yield each record as soon as it is final.
+
+    A record is final when its rollout is scored; with group rewards, when all its siblings are. `groups` is read as
+    rollouts are started. At most `max_concurrent` run at a time; where the client finds its own limit, a new one starts
+    only when its first request would be admitted at once.
+
+    Args:
+        model: the model's name, for endpoints that serve several.
+        sampling: the environment's own when not given.
+        max_concurrent: what the client likes when not given.
+        max_scoring: rollouts scored at a time; no limit of its own when not given.
+        allowance: what one rollout may use.
+        step: training step, written into the records.
+        seats: who answers in other seats instead of whom the environment asks there itself.
+        keep: called with each record the moment it is final, the siblings of a group one right after the other;
+            records that nobody takes from the generator any more are kept all the same.
+        for_training: fail rollouts whose agent samples with parameters that the loss does not know; see
+            `rove.rollout.check_trainable`.
+
+    Raises:
+        RolloutError: a rollout failed and `fail_fast` is set.
+    """
+    sampling = sampling or Sampling.from_args(env.sampling_args)
+    units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
+    finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
+    scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
+
+    async def play(unit: _Unit, position: int, place: _Place) -> None:
+        turn = make_turn(client, model, sampling, allowance, place.give_up, for_training)
+        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, seats)
+        async with scoring:
+            records = await unit.add(position, env, state, sampling.temperature, step)
+        for record in records:
+            keep(record)
+        failed = next((record for record in records if record.error), None)
+        if fail_fast and failed:
+            raise RolloutError(failed)
+        if records:
+            finished.put_nowait(records)
+            await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
+
+    pool = _Pool(env, client, units, play)
+    workers = [pool.worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
+    async with aclosing(_until_done(workers, finished)) as batches:
+        async for records in batches:
+            for record in records:
+                yield record
+
+
+class _Pool:
+    """Workers that each play one rollout after another, until there are no more.
+
+    Args:
+        env, client: whose room a new rollout needs; the environment's first, so that none of the client's stands idle.
+        units: what to play.
+        play: plays one.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        client: Client,
+        units: Iterator[tuple[_Unit, int]],
+        play: Callable[[_Unit, int, _Place], Coroutine[Any, Any, None]],
+    ):
+        limiter = getattr(client, "limiter", None)
+        self.limiter = limiter if isinstance(limiter, AdmissionLimiter) and limiter.adaptive else None
+        self.env = env
+        self.units = units
+        self.play = play
+        self._next: tuple[_Unit, int] | None = None
+        self._exhausted = False
+        self._waiting: set[asyncio.Task[Any]] = set()  # workers without a rollout, for want of room
+
+    async def worker(self) -> None:
+        """Play, while there is something to play."""
+        place, me = _Place(self.limiter), asyncio.current_task()
+        assert me is not None
+        try:
+            while self._more():
+                self._waiting.add(me)
+                async with self.env.admitted():
+                    await place.take()
+                    self._waiting.discard(me)
+                    if self._more():
+                        assert self._next is not None
+                        (unit, position), self._next = self._next, None
+                        if self._waiting:  # tell them at once when this was the last: room may be long in coming
+                            self._more()
+                        await self.play(unit, position, place)
+        except asyncio.CancelledError:
+            if not (self._exhausted and me in self._waiting):
+                raise
+        finally:
+            self._waiting.discard(me)
+            place.give_up()
+
+    def _more(self) -> bool:
+        """Whether something is left to play; if not, nobody needs to wait for room any more."""
+        if self._next is None and not self._exhausted:
+            self._next = next(self.units, None)
+            if self._next is None:
+                self._exhausted = True
+                for task in self._waiting:
+                    task.cancel()
+        return self._next is not None
+
+
+async def _until_done(
+    workers: Sequence[Coroutine[Any, Any, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
+) -> AsyncGenerator[list[RolloutRecord], None]:
+    """What the workers put into the queue, until all are done or one fails; none outlives this generator."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
+    together = asyncio.gather(*tasks)
+    together.add_done_callback(lambda _: finished.put_nowait(None))
+    try:
+        while (records := await finished.get()) is not None:
+            yield records
+        await together
+    finally:
+        together.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # seen, even if nobody asks any more
+        for task in tasks:  # one by one: when a worker fails, gather leaves the others running
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Place:
+    """Room for one more rollout at a client that finds its own limit; at any other there always is."""
+
+    def __init__(self, limiter: AdmissionLimiter | None):
+        self._limiter = limiter
+        self._held = False
+
+    async def take(self) -> None:
+        """Wait for it."""
+        if self._limiter is not None and not self._held:
+            await self._limiter.reserve()
+            self._held = True
+
+    def give_up(self) -> None:
+        """The rollout's first request is about to be made, or will never be."""
+        if self._limiter is not None and self._held:
+            self._held = False
+            self._limiter.unreserve()
+
+
+class _Unit(msgspec.Struct):
+    """Jobs that are scored together, and what those played so far came to, by position."""
+
+    jobs: Sequence[Job]
+    played: dict[int, tuple[State, Scores | None]] = {}
+
+    async def add(
+        self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
+    ) -> list[RolloutRecord]:
+        """Score a finished rollout, and after the last sibling the group; the records that are final then."""
+        self.played[position] = state, await score(env, state)
+        if len(self.played) < len(self.jobs):
+            return []
+        states, scores = zip(*(self.played[i] for i in range(len(self.jobs))), strict=True)
+        made = zip(self.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
+        return [try_record(job, state, given, temperature, step) for job, state, given in made]
+
+
+def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:
+    for jobs in groups:
+        unit = _Unit(jobs)
+        for position in range(len(jobs)):
+            yield unit, position
+
+
+class RolloutError(Error):
+    """A rollout failed and the run was told to stop at the first failure."""
+
+    def __init__(self, record: RolloutRecord):
+        error = record.error
+        assert error is not None
+        super().__init__(
+            f"{error.phase}: {error.type}: {error.message} (example {record.example_id})\n{error.traceback}"
+        )
+        self.record = record

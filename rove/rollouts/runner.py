@@ -1,0 +1,433 @@
+"""Running one rollout, and scoring it. The only place where a step is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+
+from rove.core.digest import derive_seed
+from rove.core.errors import (
+    ConfigError,
+    Error,
+    InfraError,
+    LimitReachedError,
+    OverlongPromptError,
+    RemoteError,
+    ends_task,
+    phase,
+    phase_of,
+    traceback_text,
+)
+from rove.core.messages import Message, Messages, text_of
+from rove.core.model_roles import SeatClients, ask
+from rove.core.protocols import Client, Limits, Request, Response, Sampling
+from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.core.state import State
+from rove.envs.dataset import example_key
+from rove.envs.environment import Environment, Turn, messages_of
+from rove.statistics import Price
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One rollout to run: an example and which of its siblings."""
+
+    example: dict[str, Any]
+    key: str
+    index: int
+    seed: int
+    """Run seed; the rollout's own seeds are derived from it."""
+
+
+def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
+    """The jobs of a run, one group of siblings per example, made as they are asked for.
+
+    Equal rows get keys of their own ("…#2").
+    """
+    seen: dict[str, int] = {}
+    for example in examples:
+        key = example_key(example)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 1:
+            key = f"{key}#{seen[key]}"
+        yield [Job(example, key, index, seed) for index in range(rollouts_per_example)]
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """What the rollouts of a run may use."""
+
+    limits: Limits = Limits()
+    price: Price | None = None
+
+    def check(
+        self,
+        steps: Sequence[TrajectoryStep],
+        conversations: Sequence[Sequence[TrajectoryStep]] | None = None,
+        under_way: int = 0,
+    ) -> None:
+        """Refuse one more answer when these, and those under way, have used everything up.
+
+        Args:
+            steps: of the conversation that goes on; its turns count.
+            conversations: of all conversations of the rollout, where there are several; their tokens count.
+            under_way: answers of that conversation that are asked for.
+
+        Raises:
+            LimitReachedError: which limit.
+        """
+        limits = self.limits
+        if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
+            raise LimitReachedError("max_turns_reached")
+        if limits.max_total_tokens is not None or limits.max_cost is not None:
+            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
+            tokens = used.prompt_tokens + used.completion_tokens
+            if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
+                raise _cut_off("max_total_tokens_reached")
+            if limits.max_cost is not None and self.price is not None and self.price.of(used) >= limits.max_cost:
+                raise _cut_off("max_cost_reached")
+
+
+def _cut_off(name: str) -> LimitReachedError:
+    reached = LimitReachedError(name)
+    reached.truncated = True
+    return reached
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The turns of one rollout, several of which may be under way where an agent asks."""
+
+    begun: int = 0
+    under_way: int = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """A turn from its beginning to its end."""
+        self.begun += 1
+        self.under_way += 1
+        number = self.begun
+        try:
+            yield
+        except BaseException:
+            if self.begun == number:
+                self.begun -= 1  # asked again, it is the same turn with the same seed
+            raise
+        finally:
+            self.under_way -= 1
+
+
+def _continued(
+    steps: Sequence[TrajectoryStep], messages: Sequence[Any]
+) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
+    """The step that a conversation goes on from: that with which it begins with the most messages, of equals the last.
+
+    Returns:
+        the step, and these messages: steps that hold the very same ones take little memory.
+    """
+    found: TrajectoryStep | None = None
+    most: list[dict[str, Any]] = []
+    for step in reversed(steps):
+        if found is None or len(step.prompt) + len(step.completion) > len(most):
+            known = [*step.prompt, *step.completion]
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, messages)))
+            if found is None or common > len(most):
+                found, most = step, known[:common]
+    return found, most
+
+
+def over(sampling: Sampling, asked: Sampling) -> Sampling:
+    """The sampling with what an agent asks over it; the smaller `max_tokens`, and the texts in `stop` of both."""
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
+    if sampling.max_tokens is not None and "max_tokens" in given:
+        given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
+    if sampling.stop and "stop" in given:
+        given["stop"] = list(dict.fromkeys([*sampling.stop, *given["stop"]]))
+    return msgspec.structs.replace(sampling, **given)
+
+
+_OFF: dict[str, tuple[Any, ...]] = {
+    "temperature": (None,),
+    "top_p": (None, 1),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "min_tokens": (None, 0),
+    "response_format": (None,),
+    "structured_outputs": (None,),
+    "extra": ({},),
+}
+"""Sampling parameters that change the distribution of the tokens, and the values with which each does not."""
+
+
+def check_trainable(sampling: Sampling, asked: Sampling) -> None:
+    """Refuse sampling parameters of an agent that change the distribution of the tokens that are trained.
+
+    Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
+    wrong importance ratios.
+
+    Args:
+        sampling: parameters of the run.
+        asked: those that a request is to be sampled with.
+
+    Raises:
+        ConfigError: they differ in a parameter other than those that end an answer, such as `max_tokens` and `stop`.
+    """
+    for name, off in _OFF.items():
+        own, given = getattr(sampling, name), getattr(asked, name)
+        if given != own and not (given in off and own in off):
+            raise ConfigError(
+                f"the agent asks for {name} = {given!r}, but this training run samples with {name} = {own!r} and computes "
+                f"log-probabilities with it: remove '{name}' from agent_sampling of the environment, or let the agent send "
+                "the value of the run"
+            )
+
+
+def _step(request: Request, response: Response, seconds: float, shown: Any) -> TrajectoryStep:
+    """Return the step of a request and its response; `shown` are the tools that the environment offers."""
+    return TrajectoryStep(
+        prompt=request.messages,
+        completion=[response.message],
+        finish_reason=response.finish_reason,
+        usage=response.usage,
+        seconds=seconds,
+        tokens=response.tokens,
+        attempts=response.attempts,
+        tools=None if request.tools == shown else request.tools or [],
+    )
+
+
+def make_turn(
+    client: Client,
+    model: str,
+    sampling: Sampling,
+    allowance: Allowance = Allowance(),  # noqa: B008  frozen
+    on_request: Callable[[], None] = lambda: None,
+    for_training: bool = False,
+) -> Turn:
+    """Make the function that an environment calls for every model turn.
+
+    Args:
+        client, model: what answers.
+        sampling: parameters of the run.
+        allowance: what the rollout may use.
+        on_request: called before each request.
+        for_training: refuse what `check_trainable` refuses.
+    """
+    own = model
+
+    async def turn(
+        state: State,
+        messages: Messages,
+        *,
+        seat: str | None = None,
+        model: str = "",
+        sampling_args: Mapping[str, Any] | None = None,
+        asked: Request | None = None,
+    ) -> Message:
+        shown = state.get("tools")
+        if seat is not None:
+            args = sampling if sampling_args is None else sampling_args
+            tools = shown if asked is None else asked.tools
+            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=args, tools=tools)
+        trajectory: list[TrajectoryStep] = state["trajectory"]
+        turns: _Turns = state.setdefault("turn_numbers", _Turns())
+        allowance.check(trajectory, state.get("conversations"), turns.under_way)
+        how = sampling if asked is None else over(sampling, asked.sampling)
+        if for_training:
+            check_trainable(sampling, how)
+        before, known = _continued(trajectory, messages)
+        request = Request(
+            messages=[*known, *messages[len(known) :]],
+            sampling=how,
+            model=own,
+            tools=shown if asked is None else asked.tools,
+            previous=before.tokens if before else None,
+            seed=derive_seed(state["seed"], turns.begun),
+            state=state,
+            text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
+            on_text=None if asked is None else asked.on_text,
+        )
+        started = time.perf_counter()
+        on_request()
+        with turns.one_more(), phase("model"):
+            response = await client.respond(request)
+        trajectory.append(_step(request, response, time.perf_counter() - started, shown))
+        if response.finish_reason == "length":
+            state["is_truncated"] = True
+        return response.message
+
+    return turn
+
+
+async def run_rollout(
+    env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, seats: SeatClients | None = None
+) -> State:
+    """Play one rollout, in the environment's time limit or in this one if it is shorter; `seats`: who answers in other seats.
+
+    Never raises for what happens inside it: what went wrong is in `state["error"]`.
+    """
+    started = time.perf_counter()
+    state = State(
+        input=job.example,
+        trajectory=[],
+        seats={},
+        completion=[],
+        seed=derive_seed(job.seed, job.key, job.index),
+        env_seed=derive_seed(job.seed, job.key),
+        stop_condition=None,
+        is_truncated=False,
+        error=None,
+        **({} if seats is None else {"seat_clients": seats}),
+    )
+    try:
+        with _contained(state):
+            state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
+            limit = _shorter(env.time_limit(state), timeout_seconds)
+            await within(limit, state, lambda: env.run(state, turn))
+    finally:  # cancelled, too, a rollout frees what it holds
+        with _contained(state), phase("cleanup"):
+            await env.clean_up(state)
+    state["seconds"] = time.perf_counter() - started
+    return state
+
+
+async def within(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
+    """Run until that, a limit, or the time ends the rollout; which of them is in the state then."""
+    limit = asyncio.timeout(timeout_seconds)
+    try:
+        async with limit:
+            await run()
+    except OverlongPromptError:
+        state.update(stop_condition="prompt_too_long", is_truncated=True)
+    except LimitReachedError as reached:
+        state.update(stop_condition=str(reached), is_truncated=state["is_truncated"] or reached.truncated)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        # An endpoint that refuses, or does not answer at all, is no reason for a score.
+        unanswered = getattr(error.__cause__, "rove_unanswered", None)
+        if unanswered or not state["trajectory"]:
+            said = f"no answer in the {timeout_seconds:g} s that the rollout may take"
+            raise InfraError(f"{said}: {unanswered[-1]}" if unanswered else said, unanswered or ()) from error
+        state.update(stop_condition="timeout_reached", is_truncated=True)
+
+
+def _own_copy(value: Any) -> Any:
+    """`copy.deepcopy`, many times faster for what rows are made of: texts, numbers, lists, dicts and messages."""
+    kind = type(value)
+    if kind in (str, int, float, bool, type(None)):
+        return value
+    if kind is dict or isinstance(value, Message):
+        copied: dict[Any, Any] = dict.__new__(kind)
+        dict.update(copied, ((name, _own_copy(item)) for name, item in value.items()))
+        return copied
+    return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
+
+
+def _shorter(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+@contextmanager
+def _contained(*states: State) -> Iterator[None]:
+    """Turn what goes wrong in this block into the states' error, unless it `ends_task`."""
+    try:
+        yield
+    except BaseException as error:
+        if ends_task(error):
+            raise
+        for state in states:
+            state["error"] = state["error"] or error_info(error)
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """An exception as data; one of a worker process as it was there."""
+    if isinstance(error, RemoteError) and error.type:
+        return ErrorInfo(phase_of(error), error.type, error.args[0], error.traceback)
+    attempts = list(error.attempts) if isinstance(error, Error) else []
+    return ErrorInfo(phase_of(error), type(error).__name__, str(error), traceback_text(error), attempts)
+
+
+async def score(env: Environment, state: State) -> Scores | None:
+    """The rubric's scores of a finished rollout; None (and `state["error"]` set) when it failed, or scoring it does."""
+    if state["error"] is not None:
+        return None
+    started = time.perf_counter()
+    scores: Scores | None = None
+    with _contained(state), phase("scoring"):
+        scores = await env.rubric.score_rollout(state)
+    state["scoring_seconds"] = time.perf_counter() - started
+    return scores
+
+
+async def score_siblings(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
+    """Add the group rewards: they see the survivors only. If one raises, every survivor fails with its error."""
+    alive = [i for i, given in enumerate(scores) if given is not None]
+    if not alive or not env.rubric.has_group_rewards:
+        return scores
+    merged: list[Scores | None] = [None] * len(scores)
+    survivors = [given for given in scores if given is not None]
+    with _contained(*(states[i] for i in alive)), phase("scoring"):
+        joined = await env.rubric.score_group([states[i] for i in alive], survivors)
+        for i, given in zip(alive, joined, strict=True):
+            merged[i] = given
+    return merged
+
+
+def make_record(
+    job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
+) -> RolloutRecord:
+    """The frozen record of a finished, scored rollout."""
+    steps: list[TrajectoryStep] = state["trajectory"]
+    prompt, completion = messages_of(state)
+    return RolloutRecord(
+        example_key=job.key,
+        example_id=job.example["example_id"],
+        rollout_index=job.index,
+        seed=state["seed"],
+        prompt=prompt,
+        completion=completion,
+        answer=job.example["answer"],
+        info=job.example["info"],
+        steps=steps,
+        stop_condition=None if state["stop_condition"] is None else str(state["stop_condition"]),
+        is_truncated=bool(state["is_truncated"]),
+        scores=scores,
+        error=state["error"],
+        usage=sum((s.usage for s in steps), Usage()),
+        timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
+        temperature=temperature,
+        step=step,
+        env_id=state.get("env_id", ""),
+        seats=state.get("seats") or {},
+        boards=state.get("drawn_boards") or {},
+        tools=state.get("tools") or None,
+    )
+
+
+def try_record(
+    job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
+) -> RolloutRecord:
+    """`make_record`, and if the environment left a state that no record can be made of, one of that error."""
+    with _contained(state), phase("rollout"):
+        return make_record(job, state, scores, temperature, step)
+    empty = State(
+        state,
+        trajectory=[],
+        seats={},
+        drawn_boards={},
+        completion=[],
+        prompt=job.example["prompt"],
+        error=state["error"],
+    )
+    return make_record(job, empty, None, temperature, step)

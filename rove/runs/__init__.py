@@ -1,0 +1,1 @@
+"""The run folder: everything that a run keeps on disk."""

@@ -1,0 +1,162 @@
+"""Decode and check the JSON and TOML files of a run folder, which may be damaged or made by a stranger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+import msgspec
+
+from rove.core.errors import RunError
+
+T = TypeVar("T")
+
+MAX_DEPTH = 50
+"""Nesting limit of tables and lists."""
+MAX_INTEGER = 1 << 63
+"""Integers are smaller than this, as those of TOML and SQLite are."""
+
+Scalar = str | int | float | bool | None
+Numbers = dict[str, float | None]
+
+
+class Estimate(TypedDict, total=False):
+    """A mean with its interval, and the weight of a reward function."""
+
+    mean: float | None
+    half_width: float | None
+    """In summaries of older versions, instead of `low` and `high`."""
+    low: float | None
+    high: float | None
+    caveat: str | None
+    weight: float | None
+
+
+class Cost(TypedDict, total=False):
+    """What an evaluation cost."""
+
+    total: float | None
+    per_rollout: float | None
+
+
+class Best(TypedDict):
+    """The best measurement of a training run."""
+
+    metric: str
+    value: float
+    step: int
+
+
+Summary = TypedDict(
+    "Summary",
+    {
+        "rollouts": int,
+        "scored": int,
+        "failed": int,
+        "truncated": int,
+        "reward": Estimate | None,
+        "functions": dict[str, Estimate] | None,
+        "pass@k": dict[str, Estimate] | None,
+        "pass^k": dict[str, Estimate] | None,
+        "stops": dict[str, int] | None,
+        "errors": dict[str, int] | None,
+        "prompt_tokens": int | None,
+        "completion_tokens": int | None,
+        "tokens_per_rollout": Numbers | None,
+        "latency": dict[str, Numbers] | None,
+        "cost": Cost | None,
+        "too_few": str,
+        "steps": int,
+        "last": dict[str, Scalar],
+        "best": Best,
+        "stopped": str,
+    },
+    total=False,
+)
+"""What rove reads of summary.json; evaluation and training have some of these keys each."""
+
+
+class Settings(TypedDict, total=False):
+    """What rove reads of the settings in config.toml, beside names that are shown as text."""
+
+    env: str
+    env_args: dict[str, Any]
+    env_dir: str
+    num_examples: int
+    rollouts_per_example: int
+    pass_threshold: float
+    price: dict[str, float]
+    seed: int
+    steps: int
+
+
+class Config(TypedDict):
+    """The content of config.toml."""
+
+    kind: str
+    identity: dict[str, Any]
+    config: Settings
+
+
+class Stopped(TypedDict):
+    """The content of stopped.json."""
+
+    why: str
+
+
+def decoded(
+    file: Path, content: bytes, expected: Any, decode: Callable[[bytes], Any] = msgspec.json.decode
+) -> dict[str, Any]:
+    """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
+
+    Args:
+        file: named in the error.
+        content: of the file.
+        expected: a type that `msgspec.convert` knows.
+        decode: of its format. Default: JSON.
+
+    Raises:
+        RunError: the content is damaged, of other types, or nested deeper than MAX_DEPTH.
+    """
+    try:
+        found = decode(content)
+        msgspec.convert(found, expected)
+        check_plain(found)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RunError(f"{file} is damaged, or not a file that rove wrote: {error}") from error
+    return found
+
+
+def decoded_row(line: bytes) -> dict[str, Any]:
+    """Decode a line of metrics.jsonl or alarms.jsonl: numbers and texts by name, `step` an integer if there is one.
+
+    Raises:
+        RunError: the line is something else.
+    """
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Scalar])
+        step = found.get("step", 0)
+        if type(step) is not int:
+            raise ValueError(f"`step` is {step!r}; expected an integer")
+        check_plain(found)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RunError(f"not a row of numbers and texts: {error}; the line starts {line[:80]!r}") from error
+    return found
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Refuse values that cannot be shown or stored.
+
+    Raises:
+        ValueError: a table or list is nested deeper than MAX_DEPTH, or an integer is MAX_INTEGER or larger.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"tables or lists are nested deeper than {MAX_DEPTH}")
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            check_plain(item, depth + 1)
+    elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        raise ValueError(f"an integer has {len(str(value))} digits; expected less than 2^63")

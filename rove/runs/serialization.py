@@ -1,0 +1,265 @@
+"""Records as lines of JSON.
+
+In memory every step holds its whole prompt. On disk a step that extends the step before it holds only what was added, so
+that a rollout of T turns takes O(T) space; `decode_record` gives back what `encode_record` was given, but for values JSON
+cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from rove.core.errors import RunError
+from rove.core.messages import Message
+from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
+
+
+def _extends(longer: list[Any], shorter: list[Any]) -> bool:
+    return len(longer) >= len(shorter) and longer[: len(shorter)] == shorter
+
+
+class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step on disk: `shared_*` leading items are those of the previous step (its prompt, then its completion)."""
+
+    completion: list[dict[str, Any]]
+    prompt: list[dict[str, Any]] = []
+    shared_messages: int = 0
+    finish_reason: str = "stop"
+    usage: Usage = Usage()
+    seconds: float = 0.0
+    prompt_ids: list[int] | None = None
+    shared_ids: int = 0
+    completion_ids: list[int] = []
+    logprobs: list[float] = []
+    policy_version: int = 0
+    version_spans: list[tuple[int, int]] = []
+    attempts: list[str] = []
+    reward: float | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class _StoredRecord(msgspec.Struct, frozen=True):
+    record: RolloutRecord
+    steps: list[_StoredStep]
+    seats: dict[str, list[_StoredStep]] = {}
+
+
+class _StoredTurn(msgspec.Struct, frozen=True):
+    seconds: float = 0.0
+    attempts: list[str] = []
+
+
+class _StoredSeatTurn(msgspec.Struct, frozen=True):
+    usage: Usage = Usage()
+
+
+class _StoredOutcome(msgspec.Struct, frozen=True):
+    record: Outcome
+    steps: list[_StoredTurn]
+    seats: dict[str, list[_StoredSeatTurn]] = {}
+
+
+class Listed(Outcome, frozen=True):
+    """What a list of rollouts shows: an outcome, what was asked, and the schema it was written in."""
+
+    prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    temperature: float | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+class _StoredListed(msgspec.Struct, frozen=True):
+    record: Listed
+    steps: list[_StoredTurn]
+    seats: dict[str, list[_StoredSeatTurn]] = {}
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int = SCHEMA_VERSION
+
+
+class _StoredVersion(msgspec.Struct, frozen=True):
+    record: _Version
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which rollout a line is of, whether it failed, and what it used."""
+
+    example_key: str
+    rollout_index: int
+    step: int | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    usage: Usage = Usage()
+
+    @property
+    def key(self) -> tuple[int | None, str, int]:
+        """Training step (None outside of RL), example and sibling: what makes a rollout."""
+        return self.step, self.example_key, self.rollout_index
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error."""
+        return bytes(self.error) != b"null"
+
+
+class _StoredPlace(msgspec.Struct, frozen=True):
+    record: Place
+
+
+def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
+    stored: list[_StoredStep] = []
+    said: list[dict[str, Any]] = []
+    ids: list[int] = []
+    for step in steps:
+        shared_messages = len(said) if _extends(step.prompt, said) else 0
+        tokens = step.tokens
+        shared_ids = len(ids) if tokens and _extends(tokens.prompt_ids, ids) else 0
+        stored.append(
+            _StoredStep(
+                completion=step.completion,
+                prompt=step.prompt[shared_messages:],
+                shared_messages=shared_messages,
+                finish_reason=step.finish_reason,
+                usage=step.usage,
+                seconds=step.seconds,
+                prompt_ids=tokens.prompt_ids[shared_ids:] if tokens else None,
+                shared_ids=shared_ids,
+                completion_ids=tokens.completion_ids if tokens else [],
+                logprobs=tokens.logprobs if tokens else [],
+                policy_version=tokens.policy_version if tokens else 0,
+                version_spans=tokens.version_spans if tokens else [],
+                attempts=step.attempts,
+                reward=step.reward,
+                tools=step.tools,
+            )
+        )
+        said = step.prompt + step.completion
+        ids = tokens.ids if tokens else []
+    return stored
+
+
+def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
+    steps: list[TrajectoryStep] = []
+    said: list[dict[str, Any]] = []
+    ids: list[int] = []
+    for item in stored:
+        tokens = None
+        if item.prompt_ids is not None:
+            prompt_ids = ids[: item.shared_ids] + item.prompt_ids
+            tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version, item.version_spans)
+        prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
+        completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
+        told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
+        steps.append(TrajectoryStep(prompt, completion, *told))
+        said = prompt + completion
+        ids = tokens.ids if tokens else []
+    return steps
+
+
+def _storable(value: Any) -> Any:
+    """What JSON can hold instead: numpy's and torch's values as plain ones, half a surrogate pair as "?"."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return {name: _storable(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {_storable(str(key)): _storable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_storable(item) for item in value]
+    return _storable(value.tolist() if hasattr(value, "tolist") else str(value))
+
+
+_StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredListed, _StoredVersion, _StoredPlace)
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_StoredRecord)
+_outcome_decoder = msgspec.json.Decoder(_StoredOutcome)
+_listed_decoder = msgspec.json.Decoder(_StoredListed)
+_version_decoder = msgspec.json.Decoder(_StoredVersion)
+_place_decoder = msgspec.json.Decoder(_StoredPlace)
+
+
+def encode_record(record: RolloutRecord) -> bytes:
+    """One JSON line, without the newline; what JSON cannot hold (a tool may return anything) becomes what it can."""
+    bare, seats = msgspec.structs.replace(record, steps=[], seats={}), record.seats.items()
+    stored = _StoredRecord(bare, _store(record.steps), {seat: _store(steps) for seat, steps in seats})
+    try:
+        return _encoder.encode(stored)
+    except (TypeError, UnicodeEncodeError):
+        return _encoder.encode(_storable(stored))
+
+
+def decode_record(line: bytes) -> RolloutRecord:
+    """The record of one line.
+
+    Raises:
+        RunError: the line is not a rollout record, or of a newer schema than this rove reads.
+    """
+    stored = _decoded(_decoder, line)
+    _check_version(stored.record.schema_version)
+    return msgspec.structs.replace(
+        stored.record,
+        steps=_restore(stored.steps),
+        seats={seat: _restore(steps) for seat, steps in stored.seats.items()},
+        prompt=[Message(m) for m in stored.record.prompt],
+        completion=[Message(m) for m in stored.record.completion],
+    )
+
+
+def decode_outcome(line: bytes) -> Outcome:
+    """The outcome of one line, several times quicker than the whole record.
+
+    Raises:
+        RunError: the line is not a rollout record.
+    """
+    return _with_turns(_decoded(_outcome_decoder, line))
+
+
+def decode_listed(line: bytes) -> Listed:
+    """What a list shows of one line, about as quick as its outcome.
+
+    Raises:
+        RunError: the line is not a rollout record, or of a newer schema than this rove reads.
+    """
+    try:
+        listed = _with_turns(_decoded(_listed_decoder, line))
+    except RunError:
+        _check_version(_decoded(_version_decoder, line).record.schema_version)
+        raise
+    _check_version(listed.schema_version)
+    return listed
+
+
+def _check_version(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise RunError(f"this rollout has schema {version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove")
+
+
+def _with_turns(stored: Any) -> Any:
+    """The stored outcome, what its steps tell of it included."""
+    return msgspec.structs.replace(
+        stored.record,
+        turn_seconds=[step.seconds for step in stored.steps],
+        retries=sum(len(step.attempts) for step in stored.steps),
+        seats={seat: [step.usage for step in steps] for seat, steps in stored.seats.items()},
+    )
+
+
+def decode_place(line: bytes) -> Place:
+    """Which rollout a line is of; quickest.
+
+    Raises:
+        RunError: the line is not a rollout record.
+    """
+    return _decoded(_place_decoder, line).record
+
+
+def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
+    try:
+        return decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error

@@ -1,0 +1,82 @@
+"""Every error as an HTTP answer in the shape of the API that was asked, with a reason that can be read."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rove.core.errors import ConfigError, Error, InfraError, ModelError, OverlongPromptError
+from rove.wire.common import excerpt
+from rove.wire.serving import error_body
+from rove.wire.serving_anthropic import error_body as anthropic_error
+
+logger = logging.getLogger(__name__)
+
+
+class Refusal(Exception):
+    """A request that is not even asked of the client."""
+
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def told(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
+    """The HTTP status of an error and its JSON, in the shape of an API (see `Asked.api`).
+
+    What the asker can mend is a 4xx, and so is a prompt that does not fit; a model that gave no usable answer is a 502,
+    an endpoint behind that is out of reach a 503, any other error a 500.
+    """
+    status, body = _told(error)
+    if api == "anthropic":
+        return status, anthropic_error(status, body["error"]["message"])
+    return status, {**body["error"], **body, "type": "error"} if api == "responses" else body
+
+
+def _told(error: Exception) -> tuple[int, dict[str, Any]]:
+    message = excerpt(error, 1000)
+    if isinstance(error, Refusal):
+        return error.status, error_body(message, _type(error.status), error.code)
+    if isinstance(error, web.RequestPayloadError):
+        return 400, error_body(f"the body could not be read: {message}")
+    if isinstance(error, web.HTTPException):
+        return _told_by_http(error)
+    if isinstance(error, OverlongPromptError):
+        return 400, error_body(message, code="context_length_exceeded")
+    if isinstance(error, ConfigError):
+        return 400, error_body(message)
+    if isinstance(error, ModelError):
+        return 502, error_body(message, "model_error")
+    if isinstance(error, InfraError):
+        return 503, error_body(message, "server_error")
+    if not isinstance(error, Error):
+        logger.error("a request failed", exc_info=error)
+    return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
+
+
+def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return 405, error_body(f"this path does not take {error.method}; expected {allowed}")
+    return error.status, error_body(f"{error.reason}", _type(error.status))
+
+
+def refusal(error: Exception, path: str = "") -> web.Response:
+    """The answer to a request to this path that ended with this error."""
+    status, body = told(error, "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else "")
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        headers["Allow"] = error.headers["Allow"]
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)
+
+
+def _type(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,1 @@
+"""Functions as tools: schemas and checks of arguments."""

@@ -1,0 +1,77 @@
+"""Steps whose loss or gradient is not a finite number: skipped, counted, and the end of training when they do not stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rove.core.errors import RunError
+from rove.runs.run import Run
+from rove.train.sequences import Sample
+from rove.train.trainer import TrainingError
+
+FILE = "bad_batch.msgpack"
+SKIPPED = "optim/skipped"
+"""1 in the metrics of a step that was skipped, 0 in those of one that was not."""
+
+
+class BadBatch(msgspec.Struct, frozen=True):
+    """What training stopped at."""
+
+    step: int
+    reason: str
+    samples: list[Sample]
+
+
+def in_a_row(history: Sequence[Mapping[str, float]]) -> int:
+    """How many of the last steps that had anything to train on were skipped, without one between them that was not."""
+    tried = [row[SKIPPED] for row in history if SKIPPED in row]
+    return next((i for i, skipped in enumerate(reversed(tried)) if not skipped), len(tried))
+
+
+def try_step(
+    train: Callable[[], dict[str, float]],
+    samples: Sequence[Sample],
+    run: Run,
+    history: Sequence[Mapping[str, float]],
+    most: int,
+) -> dict[str, float]:
+    """What `train` measured; of a step that had to be skipped, only that.
+
+    Args:
+        train: takes the step, or raises TrainingError and leaves weights and optimizer as they were.
+        samples: what it trains on.
+        run: where the samples of the last step are kept when training stops.
+        history: metrics of the steps before, oldest first.
+        most: so many skipped steps in a row stop training.
+
+    Raises:
+        TrainingError: that many were skipped.
+    """
+    try:
+        return {**train(), SKIPPED: 0.0}
+    except TrainingError as error:
+        bad = in_a_row(history) + 1
+        if bad < most:
+            return {SKIPPED: 1.0}
+        step = len(history) + 1
+        run.write_bytes(FILE, msgspec.msgpack.encode(BadBatch(step, str(error), list(samples))))
+        raise TrainingError(
+            f"step {step}: {error}. That makes {bad} skipped in a row (max_bad_steps = {most}), so training stops; the last "
+            f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
+            "that are no numbers"
+        ) from error
+
+
+def read_bad_batch(path: str | Path) -> BadBatch:
+    """The batch at which a run stopped, from its folder.
+
+    Raises:
+        RunError: there is none.
+    """
+    file = Path(path) / FILE
+    if not file.exists():
+        raise RunError(f"{path} has no {FILE}: training did not stop at a step that is not finite")
+    return msgspec.msgpack.decode(file.read_bytes(), type=BadBatch)

@@ -1,0 +1,151 @@
+"""From rollouts to token sequences with a mask: what exactly is trained.
+
+A rollout of two turns whose second prompt extends the first turn's tokens is one sample. With first prompt [1, 2], sampled
+[7, 8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
+
+    ids   1  2  7  8  3  9
+    mask  0  0  1  1  0  1
+
+Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. A turn goes on with the longest sample
+that its prompt extends: what other conversations had their turns in between (see `RLMEnv`, `AgentEnv`) breaks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rove.core.errors import ConfigError
+from rove.core.records import RolloutRecord
+from rove.rendering.renderer import Renderer
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Which rollout a sample is of."""
+
+    example_key: str
+    rollout_index: int
+    turns: list[tuple[int, int]]
+    """Its turns that are trained here, in the order of their tokens: the number of each, and how many tokens it sampled."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One token sequence to train on; all lists are as long as `ids`."""
+
+    ids: list[int]
+    mask: list[bool]
+    """True on the tokens the model said."""
+    logprobs: list[float]
+    """The sampler's log-probabilities where the mask is true, else 0."""
+    advantages: list[float]
+    """The advantage of each token, 0 where the mask is false."""
+    temperature: float = 1.0
+    weight: float = 1.0
+    """What its tokens' losses count, relative to a mean over all tokens of the step."""
+    policy_version: int = 0
+    """Oldest version of the weights that sampled any of it."""
+    origin: Origin | None = None
+    """None where it is of no rollout."""
+    version_spans: list[tuple[int, int]] = []
+    """Where more than one version has sampled: which, and how many of its tokens, in the tokens' order."""
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Which version of the weights has sampled how many of its tokens, in their order."""
+        return self.version_spans or [(self.policy_version, sum(self.mask))]
+
+
+class _Branch(NamedTuple):
+    """A sample that grows."""
+
+    ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    advantages: list[float]
+    versions: list[tuple[int, int]]
+    turns: list[tuple[int, int]]
+
+
+def samples_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[Sample]:
+    """The samples of a rollout that carries exact tokens, each sampled token in exactly one of them.
+
+    Args:
+        record: the rollout.
+        advantages: of each of its turns; a single one is that of all of them.
+
+    Raises:
+        ConfigError: a step has no tokens, so that nothing exact can be trained.
+    """
+    branches: list[_Branch] = []
+    of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
+    if len(of_turns) == 1:
+        of_turns = [of_turns[0]] * len(record.steps)
+    for turn, (step, advantage) in enumerate(zip(record.steps, of_turns, strict=True)):
+        tokens = step.tokens
+        if tokens is None:
+            raise ConfigError(
+                "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
+            )
+        place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
+        if place is None:
+            place = len(branches)
+            branches.append(_Branch([], [], [], [], [], []))
+        ids, mask, logprobs, values, versions, turns = branches[place]
+        added = len(tokens.prompt_ids) - len(ids)
+        branches[place] = _Branch(
+            tokens.prompt_ids + tokens.completion_ids,
+            mask + [False] * added + [True] * len(tokens.completion_ids),
+            logprobs + [0.0] * added + tokens.logprobs,
+            values + [0.0] * added + [advantage] * len(tokens.completion_ids),
+            _joined(versions, tokens.versions),
+            [*turns, (turn, len(tokens.completion_ids))],
+        )
+    temperature = record.temperature or 1.0
+    key, index = record.example_key, record.rollout_index
+    return [
+        Sample(
+            ids,
+            mask,
+            logprobs,
+            values,
+            temperature,
+            policy_version=min(version for version, _ in versions),
+            origin=Origin(key, index, turns),
+            version_spans=versions if len(versions) > 1 else [],
+        )
+        for ids, mask, logprobs, values, versions, turns in branches
+    ]
+
+
+def _joined(versions: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    if versions and versions[-1][0] == more[0][0]:
+        return [*versions[:-1], (more[0][0], versions[-1][1] + more[0][1]), *more[1:]]
+    return versions + more
+
+
+def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
+    """The longest of the branches that a prompt begins with, of equals the latest."""
+    fitting = [
+        (len(ids), place)
+        for place, ids in enumerate(branches)
+        if len(ids) <= len(prompt_ids) and ids[-1] == prompt_ids[len(ids) - 1] and prompt_ids[: len(ids)] == ids
+    ]
+    return max(fitting)[1] if fitting else None
+
+
+def samples_from_messages(
+    renderer: Renderer,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]] | None = None,
+    said_at: Collection[int] | None = None,
+) -> list[Sample]:
+    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it.
+
+    See `Renderer.training_branches` for `said_at`.
+    """
+    return [
+        Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
+        for ids, mask in renderer.training_branches(messages, tools, said_at)
+    ]

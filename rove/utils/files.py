@@ -1,0 +1,188 @@
+"""Files and folders: atomic replacement, and reading of files that strangers may have made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rove.core.errors import RunError
+
+MAX_FILE_BYTES = 1 << 26
+"""Size limit of a file that is read whole."""
+MAX_LINE_BYTES = 1 << 29
+"""Size limit of one line of a file of JSON lines."""
+FILE_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""What is not a regular file, in words."""
+
+
+def cache_folder() -> Path:
+    """Return rove's cache folder of this user: `$XDG_CACHE_HOME/rove`, or `~/.cache/rove`.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "rove"
+
+
+def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
+    """Open a regular file without following a symbolic link and without waiting for a named pipe.
+
+    Args:
+        file: its folder is trusted, the file itself need not be.
+        mode: "rb", "rb+", "ab" or "wb".
+
+    Raises:
+        RunError: `file` is something other than a regular file.
+        OSError: the file does not exist, or cannot be opened.
+    """
+    check_regular(file)
+    stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it
+    try:
+        _check_kind(file, os.fstat(stream.fileno()))
+    except RunError:
+        stream.close()
+        raise
+    return stream
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
+def check_regular(file: Path) -> None:
+    """Refuse a symbolic link, a named pipe, a device or a folder; a file that does not exist is fine.
+
+    Raises:
+        RunError: `file` is something other than a regular file.
+    """
+    if os.path.lexists(file):
+        _check_kind(file, os.lstat(file))
+
+
+def _check_kind(file: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = FILE_KINDS.get(stat.S_IFMT(found.st_mode), "not a file")
+        raise RunError(f"{file} is {kind}; expected a regular file. Remove it, or put a copy of the file in its place")
+
+
+def read_regular(file: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        RunError: `file` is something other than a regular file, or larger than MAX_FILE_BYTES.
+        OSError: the file does not exist or cannot be read.
+    """
+    with open_regular(file) as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise RunError(f"{file} has more than {MAX_FILE_BYTES:,} bytes; expected at most that many")
+    return content
+
+
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open file, each with its newline; the last one may have none.
+
+    Raises:
+        RunError: a line is longer than MAX_LINE_BYTES.
+    """
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise RunError(
+                f"a line of {stream.name} has more than {MAX_LINE_BYTES:,} bytes; expected at most that many"
+            )
+        yield line
+
+
+def check_tree(path: Path) -> None:
+    """Refuse a file or folder in which writing could change something elsewhere, or wait forever.
+
+    Raises:
+        RunError: at `path` or below it is anything other than regular files and folders.
+    """
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        _check_kind(path, found)
+        return
+    for entry in os.scandir(path):
+        if not entry.is_file(follow_symlinks=False):
+            check_tree(Path(entry.path))
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder with its content, or a symbolic link but not what it points to, if it exists."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    """Write a file beside its place and rename it, so that a reader never sees half of it.
+
+    Neither the file nor its draft is written through a symbolic link.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    remove(draft)
+    with open_regular(draft, "wb") as stream:
+        stream.write(content)
+    os.replace(draft, target)
+
+
+def create_folders(folder: Path) -> list[Path]:
+    """Create a folder and its missing parents; return those that this call created, the innermost first."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        folder.mkdir(exist_ok=True)  # raises if it is a file
+        return []
+    except FileNotFoundError:
+        parents = create_folders(folder.parent)
+        return [*create_folders(folder), *parents]
+    return [folder]
+
+
+def put_in_place(draft: Path, target: Path) -> None:
+    """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
+    old = target.with_name(f".{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    os.replace(draft, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folders(folder: Path) -> None:
+    """Undo a replacement that was cut short."""
+    for old in folder.glob(".*.old"):
+        target = old.with_name(old.name[1:].removesuffix(".old"))
+        if target.exists():
+            remove(old)
+        else:
+            os.replace(old, target)
+
+
+def heal(file: Path) -> None:
+    """Cut a last line that was torn by a crash."""
+    if not file.exists():
+        return
+    with open_regular(file, "rb+") as stream:
+        end = position = stream.seek(0, os.SEEK_END)
+        while position > 0:
+            start = max(0, position - 65536)
+            stream.seek(start)
+            newline = stream.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            stream.truncate(position)

@@ -1,0 +1,71 @@
+"""Format numbers, intervals and curves as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def percent(value: float | None) -> str:
+    """0.123 → "12.3"; nothing → "–"."""
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A value for people: `digits` decimals, 4 digits from 1000 on; nothing (nan, or what JSON makes of it) → "–"."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.{digits}f}"
+
+
+def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the limits of an interval; None where there are none.
+
+    Args:
+        estimate: From a summary; older ones have `half_width` instead of `low` and `high`.
+    """
+    low, high, half = (estimate.get(name) for name in ("low", "high", "half_width"))
+    mean = estimate.get("mean")
+    if isinstance(mean, (int, float)) and isinstance(half, (int, float)):
+        low, high = mean - half, mean + half
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
+    """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
+    found = limits(estimate)
+    mark = "*" if estimate.get("caveat") else ""
+    return f"[{number(found[0], digits)}, {number(found[1], digits)}]{mark}" if found else f"–{mark}"
+
+
+def caveats(estimates: Iterable[Mapping[str, Any]]) -> str:
+    """Return the caveats of these intervals as one line; "" without any."""
+    texts = dict.fromkeys(str(one["caveat"]) for one in estimates if one.get("caveat"))
+    return f"* {'; '.join(texts)}" if texts else ""
+
+
+def seconds(value: float) -> str:
+    """A duration with two significant digits: 0.012 s, 1.5 s, 340 s."""
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve in one line of text, averaged down to `width` characters."""
+    clean = [v for v in values if not math.isnan(v)]
+    if not clean:
+        return ""
+    size = max(1, math.ceil(len(clean) / width))
+    points = [sum(clean[i : i + size]) / len(clean[i : i + size]) for i in range(0, len(clean), size)]
+    low, high = min(points), max(points)
+    spread = (high - low) or 1.0
+    return "".join(SPARKS[min(7, int((p - low) / spread * 8))] for p in points)
+
+
+def signed(value: float | None) -> str:
+    """`number` with its sign, also when it is a plus."""
+    return f"+{number(value)}" if value is not None and value > 0 else number(value)

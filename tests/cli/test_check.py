@@ -1,0 +1,84 @@
+"""`rove check`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import Rove, environment, in_this_process
+
+from rove.check.packages import Package
+from rove.cli.check import _next
+from tests.check.test_check import env, wheel
+from tests.docs.test_docs import blocks, commands
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.broad
+def test_a_folder_of_packages_of_which_some_break(rove: Rove, tmp_path: Path) -> None:
+    environment(tmp_path / "packages", "fine", env())
+    (tmp_path / "packages" / "broken.py").write_text(env("import pandas_of_nobody"))
+    done = rove("check", "packages", "-n", "1", "-o", "matrix.md", "-o", "matrix.json", "--json")
+    assert done.status == 1, done.err
+    told = json.loads(done.out)
+    verdicts = {one["package"]: (one["status"], one["played"]["rollouts"]) for one in told["packages"]}
+    assert verdicts == {"broken": ("needs", 0), "fine": ("runs unchanged", 4)}
+    assert json.loads((tmp_path / "matrix.json").read_text()) == told
+    assert "1 run unchanged, 1 need something" in (tmp_path / "matrix.md").read_text()
+    assert "check 2/2  fine: runs unchanged" in done.err
+
+
+def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
+    rubric = "vf.JudgeRubric(judge_client=vf)"
+    made = f"vf.SingleTurnEnv(dataset=[{{'question': '[q]', 'answer': 'a'}}], rubric={rubric})"
+    (tmp_path / "judged.py").write_text(f"import verifiers as vf\n\ndef load_environment():\n    return {made}\n")
+    done = rove("check", "judged.py")
+    assert done.status == 0, done.err
+    for words in ("judged  runs with deviations", "written for: G3", "names of verifiers: JudgeRubric, SingleTurnEnv"):
+        assert words in done.out
+    assert "rollouts: 4, 0 failed" in done.out and "differs: the question that `JudgeRubric` asks about" in done.out
+    assert "rove eval --isolated judged --env-dir" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing_there"], "there is no file nothing_there"),
+        (["tictactoe", "-o", "matrix.txt"], "ends in .md or .json"),
+        (["tictactoe", "-o", "nowhere/matrix.md"], "there is no folder nowhere"),
+        (["tictactoe", "-a", "5"], "-a takes a JSON object"),
+        (["."], "holds none"),
+        (["tictactoe", "-n", "0"], "num_examples is 0"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_is_wrong_is_told_before_any_work(rove: Rove, words: list[str], said: str) -> None:
+    done = rove("check", *words)
+    assert done.status == 2
+    assert said in " ".join(done.err.split())
+
+
+@pytest.mark.slow
+def test_commands_of_the_page(rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # which is how pip spells: without
+    wheel(tmp_path, "my_env", env(), "verifiers>=0.1.5")
+    environment(tmp_path / "packages", "old", env())
+    [block] = [one for one in blocks("docs/compat.md", "bash") if "rove check" in one]
+    for command in commands(block):
+        done = rove(*command[1:])
+        assert done.status == 0, f"{shlex.join(command)}\n{done.out}\n{done.err}"
+    assert "| old | G3 | runs unchanged |" in (tmp_path / "matrix.md").read_text()
+
+
+def test_the_next_step_works_where_the_package_was_checked(tmp_path: Path) -> None:
+    (tmp_path / "quiz.py").touch()
+    module = Package("quiz", "module", tmp_path / "quiz.py", tmp_path)
+    assert f"--isolated quiz --env-dir {tmp_path} -m MODEL" in _next(str(tmp_path / "quiz.py"), module)
+    assert f"rove install {tmp_path}" in _next(str(tmp_path), Package("quiz", "project", tmp_path))
+    assert "--isolated tictactoe -m MODEL" in _next("tictactoe", Package("tictactoe", "project", tmp_path))

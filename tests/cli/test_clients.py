@@ -1,0 +1,121 @@
+"""Who `-m` means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toys import Quiz, right
+
+from rove.cli.clients import find_endpoint, make_client, needs_train_extra
+from rove.clients.openai import OpenAIClient
+from rove.clients.replicas import Replicas
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import CPU_TORCH, ConfigError, MissingKeyError
+
+FILE = """
+[[endpoint]]
+endpoint_id = "qwen3-4b"
+model = "Qwen/Qwen3-4B"
+url = "http://localhost:8000/v1"
+price = { input = 0.4, output = 1.6 }
+max_concurrent = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "QWEN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def env() -> Quiz:
+    return Quiz(players={"teacher": right})
+
+
+def test_a_name_in_the_file_comes_before_everything_but_a_player():
+    Path("endpoints.toml").write_text(FILE + FILE.replace("qwen3-4b", "scripted:teacher"), encoding="utf-8")
+    Path("qwen3-4b").mkdir()
+    client = make_client("qwen3-4b", env())
+    assert isinstance(client, Replicas)
+    assert client.identity == {"api": "OpenAIClient", "endpoint": "qwen3-4b", "model": "Qwen/Qwen3-4B"}
+    assert client.max_concurrent == 7
+    assert isinstance(make_client("scripted:teacher", env()), ScriptedClient)
+
+
+def test_what_the_command_line_says_wins_over_the_file(monkeypatch: pytest.MonkeyPatch):
+    Path("endpoints.toml").write_text(FILE + "key = 'FILE_KEY'", encoding="utf-8")
+    elsewhere = make_client("qwen3-4b", env(), "http://other/v1")
+    assert isinstance(elsewhere, OpenAIClient)
+    assert elsewhere.base_url == "http://other/v1"
+    with pytest.raises(MissingKeyError, match="FILE_KEY"):
+        make_client("qwen3-4b", env())
+    with pytest.raises(MissingKeyError, match="QWEN_KEY"):
+        make_client("qwen3-4b", env(), api_key_var="QWEN_KEY")
+    monkeypatch.setenv("QWEN_KEY", "sk-1")
+    client = make_client("qwen3-4b", env(), api_key_var="QWEN_KEY", max_concurrent=3, timeout=9, max_retries=2)
+    assert isinstance(client, Replicas)
+    [replica] = client._replicas
+    assert (replica.client.timeout, replica.client.max_retries, client.max_concurrent) == (9, 2, 3)
+
+
+def test_the_file_may_be_named():
+    Path("mine.toml").write_text(FILE, encoding="utf-8")
+    assert isinstance(make_client("qwen3-4b", env(), endpoints="mine.toml"), Replicas)
+    with pytest.raises(ConfigError, match=r"nowhere.toml does not exist"):
+        make_client("qwen3-4b", env(), endpoints="nowhere.toml")
+
+
+def test_the_endpoint_tells_its_price():
+    assert find_endpoint("qwen3-4b") is None
+    Path("endpoints.toml").write_text(FILE, encoding="utf-8")
+    found = find_endpoint("qwen3-4b")
+    assert found is not None
+    assert found.price == {"input": 0.4, "output": 1.6}
+    assert find_endpoint("Qwen/Qwen3-4B") is None
+
+
+def test_a_broken_file_is_in_the_way_of_names_only():
+    Path("endpoints.toml").write_text("[endpoint]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="two brackets"):
+        make_client("qwen3-4b", env())
+    assert find_endpoint("./model") is None
+    assert isinstance(make_client("scripted:teacher", env()), ScriptedClient)
+    assert isinstance(make_client("qwen3-4b", env(), "http://other/v1"), OpenAIClient)
+
+
+def test_a_misspelt_name_is_told_the_nearest():
+    with pytest.raises(MissingKeyError, match=r"neither a folder here nor a scripted player \(scripted:teacher\)$"):
+        make_client("qwen3-4", env())
+    Path("endpoints.toml").write_text(FILE, encoding="utf-8")
+    with pytest.raises(MissingKeyError, match=r"nor in endpoints.toml: did you mean 'qwen3-4b'\?$"):
+        make_client("qwen3-4", env())
+    with pytest.raises(MissingKeyError, match=r"nor in endpoints.toml: known: qwen3-4b$"):
+        make_client("gpt", env())
+
+
+def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
+    Path("endpoints.toml").write_text(FILE, encoding="utf-8")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    client = make_client("gpt", env())
+    assert isinstance(client, OpenAIClient)
+    assert client.is_maker
+
+
+def test_players_folders_and_keys_that_are_not_there():
+    with pytest.raises(ConfigError, match=r"no scripted player 'techer'; did you mean 'teacher'\?"):
+        make_client("scripted:techer", env())
+    with pytest.raises(ConfigError, match="model folder nowhere does not exist"):
+        make_client("./nowhere", env())
+    with pytest.raises(MissingKeyError, match="QWEN_KEY is not set"):
+        make_client("gpt", env(), "http://other/v1", "QWEN_KEY")
+
+
+def test_a_missing_torch_names_the_command_that_readme_shows():
+    expected = r"needs the package 'torch'.*pip install 'rove\[train\]'"
+    with pytest.raises(ConfigError, match=expected) as refused, needs_train_extra():
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert str(refused.value).endswith(f": {CPU_TORCH}")
+    readme = Path(__file__).parents[2] / "README.md"
+    assert CPU_TORCH in readme.read_text(encoding="utf-8").splitlines()

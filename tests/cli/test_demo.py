@@ -1,0 +1,150 @@
+"""`rove demo`: the whole loop in one command, by the environment's recipe or another one; what a player does in every line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Rove, contents, in_this_process
+from processes import start
+from rich.console import Console
+
+from rove.cli.demo import Demo, load_recipe
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.train.worker_group import ALONE
+
+LFM2 = Path(__file__).parents[2] / "configs" / "tictactoe_lfm2.toml"
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove):
+    done = rove("demo", "tictactoe", "--smoke", "--json")
+    assert done.status == 0
+    shown = json.loads(done.out)
+    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
+    assert [row["name"] for row in shown["rows"]] == names
+    for row in shown["rows"]:
+        for summary in row["opponents"].values():
+            assert (summary["scored"], summary["failed"]) == (8, 0)
+        assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
+    folder = Path(shown["folder"])
+    assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
+    before = {path: content for path, (_, content) in contents(folder).items()}
+    again = rove("demo", "tictactoe", "--smoke", "--json")
+    assert json.loads(again.out) == shown
+    assert {path: content for path, (_, content) in contents(folder).items()} == before
+    row = rove("eval", "--fresh", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
+    assert json.loads(row.out)["functions"] == shown["rows"][4]["opponents"]["optimal"]["functions"]
+
+
+@pytest.mark.slow
+def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
+    before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
+    words = ("demo", "tictactoe", "--smoke", "--full", "--json")
+    done = rove(*words)
+    assert done.status == 0
+    shown = json.loads(done.out)
+    assert shown["rows"][:-1] == before["rows"]
+    assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
+    assert len(shown["proofs"]) == 4  # SFT and three stages of RL
+    assert all(proof["lines"] > 0 and proof["missed"] for proof in shown["proofs"])  # smoke learns nothing
+    assert "not mastered" in done.err
+    folder = Path(shown["folder"])
+    steps = [metrics for metrics in Run(folder / "full").metrics() if "eval/lines/missed" in metrics]
+    assert [metrics["step"] for metrics in steps] == [2]
+    assert steps[0]["eval/lines/missed"] > 0
+    assert json.loads(rove(*words).out) == shown
+
+
+@pytest.mark.broad
+def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
+    done = rove("demo", "tictactoe", "--prove", "scripted:optimal", "--prove", "scripted:teacher", "--json")
+    assert done.status == 0
+    optimal, teacher = json.loads(done.out)
+    assert optimal["counts"]["lost"] == 0
+    assert optimal["failed_lines"] == []
+    assert len(teacher["failed_lines"]) == teacher["counts"]["lost"] > 0
+    assert all(line["failed"] == ["lost"] and line["opening"]["starter"] in "XO" for line in teacher["failed_lines"])
+    assert f"lost in {teacher['counts']['lost']} lines" in done.err
+    assert all(len(line) <= 100 for line in done.err.splitlines())
+
+
+def test_prove_refuses_what_has_no_lines(rove: Rove):
+    assert "has no demo" in rove("demo", "reverse_text", "--prove", "scripted:oracle").err
+    assert "no scripted player 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
+
+
+def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
+    recipe = load_recipe("tictactoe", smoke=False, file=LFM2)
+    demo = Demo("tictactoe", recipe, tmp_path, 0, Console(), ALONE, model="LFM2-2.6B")
+    sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
+    for config in (sft, first, second):
+        config.check()
+    assert (sft.model, sft.max_examples, sft.batch_size) == ("LFM2-2.6B", 174, 32)
+    held_out = round(sft.max_examples * sft.validation_fraction)
+    assert sft.epochs * math.ceil((sft.max_examples - held_out) / sft.batch_size) == 30
+    told = ("steps", "batch_size", "rollouts_per_example", "temperature", "learning_rate", "lora_rank")
+    assert [[getattr(config, name) for name in told] for config in (first, second)] == [
+        [600, 256, 8, 1.0, 5e-5, 8],
+        [400, 480, 8, 1.25, 3e-5, 8],
+    ]
+    for config, low, high in ((first, 0.2, 0.7), (second, 0.0, 0.25)):
+        args = config.env_args
+        assert (args["min_random_move_prob"], args["max_random_move_prob"]) == (low, high)
+        assert args["num_groups"] == config.groups  # every step has each difficulty once
+        assert args["num_examples"] == config.steps * config.groups
+
+
+def test_a_recipe_without_a_model_asks_for_one(rove: Rove) -> None:
+    done = rove("demo", "tictactoe", "--recipe", str(LFM2))
+    assert done.status == 2
+    assert "has no [model]" in done.err and "-m FOLDER" in done.err
+    assert not Path("runs").exists()
+
+
+def test_a_model_that_is_no_folder_is_refused_before_the_teacher_is_asked(rove: Rove) -> None:
+    done = rove("demo", "tictactoe", "--recipe", str(LFM2), "-m", "LFM2-2.6B")
+    assert done.status == 2
+    assert "expected the folder of a model" in done.err
+    assert not Path("runs").exists()
+    missing = rove("demo", "tictactoe", "--recipe", "none.toml").err
+    assert "no recipe: none.toml does not exist; with rove come configs/tictactoe_lfm2.toml" in missing
+
+
+def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> None:
+    assert load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml") == load_recipe("tictactoe", False, LFM2)
+    Path("configs").mkdir()
+    Path("configs/tictactoe_lfm2.toml").write_text("data = 3")  # one's own goes before
+    with pytest.raises(ConfigError, match="missing settings: sft"):
+        load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml")
+
+
+@pytest.mark.slow
+def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_and_in_two(
+    rove: Rove, tmp_path: Path
+) -> None:
+    words = ["demo", "tictactoe", "--recipe", str(LFM2), "--smoke", "--json"]
+    documented = (LFM2.parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
+    for starts in ("", "torchrun --nproc-per-node 2 --no-python "):
+        assert f"    {starts}rove demo tictactoe --recipe configs/tictactoe_lfm2.toml -m LFM2-2.6B\n" in documented
+    alone = json.loads(rove(*words, "--run-dir", "one").out)
+    command = Path(sys.executable).with_name("rove")
+    both = start(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
+    assert both.returncode == 0, both.stderr
+    assert both.stderr.count("2 processes train together") == 3
+    together = json.loads(both.stdout)
+    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
+    for shown in (alone, together):
+        assert [row["name"] for row in shown["rows"]] == names
+        assert all(summary["failed"] == 0 for row in shown["rows"] for summary in row["opponents"].values())
+    for stage in ("sft", "rl1", "rl2"):
+        assert (tmp_path / "two" / stage / "final" / "adapter_model.safetensors").exists()

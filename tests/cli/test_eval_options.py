@@ -1,0 +1,267 @@
+"""Every setting of `rove eval` changes something: each is shown by two small runs that differ in it alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from commands import environment
+from fault_endpoint import FaultEndpoint, last_text
+from rich.console import Console
+
+from rove.cli.eval import EvalConfig, run_eval
+from rove.core.config import convert
+from rove.core.errors import Error
+from rove.core.protocols import Limits
+from rove.core.records import RolloutRecord
+from rove.runs.run import Run
+from tests.cli.test_main import endpoint
+
+ENVIRONMENT = """
+import asyncio
+import os
+import time
+
+import rove as vf
+
+busy = {"playing": 0, "scoring": 0}
+
+async def peak(what):
+    busy[what] += 1
+    await asyncio.sleep(0.02)
+    most = busy[what]
+    await asyncio.sleep(0.02)
+    busy[what] -= 1
+    return float(most)
+
+def right(completion, answer):
+    if answer == BROKEN:
+        raise KeyError("the answer key is lost")
+    return 0.5 * (completion[0].content == answer)
+
+async def scoring(state):
+    return await peak("scoring")
+
+def playing(state):
+    return state["peak"]
+
+def process():
+    return os.getpid()
+
+class Asks(vf.MultiTurnEnv):
+    async def setup_state(self, state, **kwargs):
+        state["peak"] = await peak("playing")
+
+    async def env_response(self, messages, state, **kwargs):
+        await vf.ask(state, "and now?", other, seat="other")
+        if "stall" in state["prompt"][0].content:
+            time.sleep(0.5)
+        return "and?"
+
+other = vf.ScriptedClient(lambda messages, state, rng: "ask on", "other")
+
+def knows(messages, state, rng):
+    return state["answer"]
+
+def guesses(messages, state, rng):
+    return str(rng.randrange(9))
+
+def load_environment(word="say"):
+    rows = [{"question": f"{word} {n}", "answer": str(n)} for n in range(4)]
+    rubric = vf.Rubric([right], [1.0])
+    for metric in (scoring, playing, process):
+        rubric.add_metric(metric)
+    return Asks(
+        dataset=rows[::-1], eval_dataset=rows, rubric=rubric, max_turns=2, players={"knows": knows, "guesses": guesses}
+    )
+"""
+
+
+class Ran(NamedTuple):
+    """What an evaluation left behind."""
+
+    summary: dict[str, Any]
+    run: Run | None
+    said: str
+    error: str
+    bodies: list[list[dict[str, Any]]]
+    """What each of the two endpoints was asked."""
+    keys: list[str]
+    """The keys it was asked with."""
+
+    @property
+    def records(self) -> list[RolloutRecord]:
+        assert self.run is not None
+        return sorted(self.run.rollouts(), key=lambda r: (r.example_id, r.rollout_index))
+
+
+Seen = Callable[[Ran], Any]
+
+
+def texts(ran: Ran) -> list[Any]:
+    """What was said in every rollout."""
+    return [(record.prompt, record.completion) for record in ran.records]
+
+
+def asked(name: str) -> Seen:
+    """A field of the requests."""
+    return lambda ran: [body.get(name) for bodies in ran.bodies for body in bodies]
+
+
+def requests(ran: Ran) -> list[int]:
+    return [len(bodies) for bodies in ran.bodies]
+
+
+def metric(name: str) -> Seen:
+    return lambda ran: ran.summary["functions"][name]["mean"]
+
+
+def count(ran: Ran) -> int:
+    return len(ran.records)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A setting's other value, the settings that it is tried with, and what must differ."""
+
+    value: Any
+    base: dict[str, Any] = {}
+    seen: Seen = texts
+
+
+REMOTE = {"model": "someone/model", "base_url": "SERVER0", "max_retries": 0}
+BROKEN = {"env": "opt_broken"}
+PRICE = {"price": {"input": 1.0, "output": 1.0}}
+ONE_BY_ONE = {"max_concurrent": 1}
+STALLED = {"isolated": True, "env_args": {"word": "stall"}, "num_examples": 1}
+
+CASES: dict[str, Case] = {
+    "num_examples": Case(2, {}, count),
+    "rollouts_per_example": Case(2, {}, count),
+    "sampling_args": Case({"top_p": 0.5}, REMOTE, asked("top_p")),
+    "max_concurrent": Case(1, {}, metric("playing")),
+    "max_scoring": Case(1, {}, metric("scoring")),
+    "limits": Case({"max_turns": 1}),
+    "price": Case({"input": 1.0, "output": 2.0}, {}, lambda ran: ran.summary.get("cost")),
+    "seat_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda ran: ran.summary["seats"]),
+    "budget": Case(1e-9, {**PRICE, **ONE_BY_ONE}, count),
+    "max_errors": Case(1.0, {**BROKEN, **ONE_BY_ONE}, lambda ran: ran.error),
+    "fail_fast": Case(True, BROKEN, lambda ran: ran.error),
+    "seed": Case(1, {"model": "scripted:guesses"}),
+    "train": Case(True),
+    "pass_threshold": Case(0.5, {}, lambda ran: ran.summary["pass@k"]),
+    "env": Case("opt_broken", {}, lambda ran: ran.summary["failed"]),
+    "model": Case("scripted:guesses"),
+    "env_args": Case({"word": "tell"}),
+    "max_tokens": Case(7, REMOTE, asked("max_tokens")),
+    "temperature": Case(0.5, REMOTE, asked("temperature")),
+    "base_url": Case("SERVER1", REMOTE, requests),
+    "endpoints": Case("1.toml", {"model": "alias", "endpoints": "0.toml"}, requests),
+    "api_key_var": Case("OTHER_KEY", REMOTE, lambda ran: ran.keys),
+    "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda ran: ran.said),
+    "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, requests),
+    "env_dir": Case("envs1", {}, lambda ran: ran.summary["failed"]),
+    "isolated": Case(True, {}, metric("process")),
+    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolated_start_seconds": Case(0.001, {"isolated": True}, lambda ran: ran.error),
+    "isolated_hang_seconds": Case(0.1, STALLED, lambda ran: ran.summary["failed"]),
+    "ray": Case("nowhere", {}, lambda ran: ran.error),
+    "ray_actors": Case(0, {}, lambda ran: ran.error),
+    "ray_rollouts": Case(0, {}, lambda ran: ran.error),
+    "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
+    "save": Case(False, {}, lambda ran: ran.run is None),
+    "fresh": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),
+}
+
+LIMITS: dict[str, Case] = {
+    "max_turns": Case(1),
+    "max_total_tokens": Case(1),
+    "max_cost": Case(1e-9, PRICE),
+    "timeout_seconds": Case(0.01, {"max_errors": 9}, lambda ran: ran.summary["errors"]),
+}
+
+
+class Workshop:
+    """A folder with environments, and two endpoints: one echoes, one says nothing new."""
+
+    def __init__(self, folder: Path, servers: list[FaultEndpoint]):
+        self.folder = folder
+        self.servers = servers
+        self._runs = 0
+        environment(folder / "envs0", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"none"'))
+        environment(folder / "envs0", "opt_broken", ENVIRONMENT.replace("BROKEN", "answer"))
+        environment(folder / "envs1", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"0"'))
+        for i, server in enumerate(servers):
+            table = f'[[endpoint]]\nendpoint_id = "alias"\nmodel = "m"\nurl = "{server.base_url}"\nkey = "OTHER_KEY"\n'
+            (folder / f"{i}.toml").write_text(table)
+
+    def run(self, settings: dict[str, Any]) -> Ran:
+        """An evaluation in a run folder of its own, unless one is given."""
+        self._runs += 1
+        plain = {"env": "opt_quiz", "model": "scripted:knows", "env_dir": "envs0", "run_dir": f"run{self._runs}"}
+        settings = {**plain, "num_examples": 4, "rollouts_per_example": 1, **settings}
+        if settings.get("base_url") in ("SERVER0", "SERVER1"):
+            settings["base_url"] = self.servers[int(settings["base_url"][-1])].base_url
+        for server in self.servers:
+            server.bodies.clear()
+            server.headers.clear()
+        console = Console(file=io.StringIO(), width=300)
+        summary, run, error = {}, None, ""
+        try:
+            summary, run = run_eval(convert(EvalConfig, settings), console)
+        except Error as raised:
+            error = str(raised)
+        said = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        keys = [headers["Authorization"] for server in self.servers for headers in server.headers]
+        return Ran(summary, run, said, error, [list(server.bodies) for server in self.servers], keys)
+
+
+def fault(number: int, body: dict[str, Any]) -> str:
+    return {"hang": "hang", "fail": "500"}.get(last_text(body).split()[0], "ok")
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with endpoint(fault) as one, endpoint(fault) as two, pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("options")
+        patch.chdir(folder)
+        patch.setenv("OPENAI_API_KEY", "sk-openai")
+        patch.setenv("OTHER_KEY", "sk-other")
+        made = Workshop(folder, [one, two])
+        made.run({"run_dir": "begun"})
+        yield made
+
+
+def test_every_setting_is_here():
+    """A setting that is added needs a case that shows what it does."""
+    elsewhere = {"trust_remote_code"}  # in test_models_remote_code
+    assert list(CASES) == [name for name in EvalConfig.__struct_fields__ if name not in elsewhere]
+    assert list(LIMITS) == list(Limits.__struct_fields__)
+
+
+def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop):
+    """Or what differs between two runs would show nothing."""
+    for base in ({}, REMOTE):
+        one, two = workshop.run(base), workshop.run(base)
+        for seen in (texts, requests, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
+            assert seen(one) == seen(two)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", CASES)
+def test_every_setting_changes_something(workshop: Workshop, name: str):
+    case = CASES[name]
+    plain, changed = workshop.run(case.base), workshop.run({**case.base, name: case.value})
+    assert not plain.error
+    assert case.seen(changed) != case.seen(plain)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_every_limit_of_a_rollout_changes_something(workshop: Workshop, name: str):
+    case = LIMITS[name]
+    plain, changed = workshop.run(case.base), workshop.run({**case.base, "limits": {name: case.value}})
+    assert not plain.error
+    assert case.seen(changed) != case.seen(plain)

@@ -1,0 +1,155 @@
+"""`rove data` as people type it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from commands import Rove, in_this_process
+from made import made_run, record
+
+import rove as vf
+from rove.runs.annotations import Change, Subject, annotate
+
+RECORDS = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    made_run(tmp_path / "run", RECORDS)
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def rows(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def files(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()} - {".lock"}
+
+
+def test_every_scored_rollout_is_a_row(rove: Rove):
+    done = rove("data", "run")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("3 of 3 scored rollouts → run/data.jsonl (1 failed rollouts are left out)\n")
+    assert 'load it: datasets.load_dataset("json", data_files="run/data.jsonl")' in done.out
+    assert "rove sft --data run -m MODEL" in done.out
+    assert [row["reward"] for row in rows("run/data.jsonl")] == [1.2, 0.2, 0.7]
+
+
+def test_a_filter_and_a_place(rove: Rove):
+    done = rove("data", "run", "--filter", "metrics.win > 0 and metrics.format == 1", "-o", "out/mine.jsonl", "--json")
+    assert json.loads(done.out) == {
+        "rows": 2,
+        "scored": 3,
+        "failed": 1,
+        "path": "out/mine.jsonl",
+        "form": "jsonl",
+        "pushed": None,
+    }
+    wins = [row["metrics"]["win"] for row in rows("out/mine.jsonl")]
+    assert wins == [1.0, 0.5]
+    expected = vf.make_dataset(RECORDS, filter="metrics.win > 0 and metrics.format == 1")
+    extra = ("example_id", "rollout_index", "stop_condition")
+    assert [{key: row[key] for key in row if key not in extra} for row in rows("out/mine.jsonl")] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        (["--to", "parquet"], "run/data.parquet"),
+        (["-o", "mine.parquet"], "mine.parquet"),
+        (["--to", "hf-dir"], "run/data"),
+    ],
+)
+def test_other_forms(rove: Rove, words: list[str], there: str):
+    assert rove("data", "run", *words).status == 0
+    if there.endswith("parquet"):
+        assert Path(there).read_bytes().startswith(b"PAR1")
+    else:
+        assert len(datasets.load_from_disk(there)) == 3
+
+
+@pytest.mark.parametrize("words", [["-o", "mine.csv"], ["--to", "csv", "-o", "mine.csv"]])
+def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
+    done = rove("data", "run", *words)
+    assert (done.status, done.err) == (0, "")
+    assert 'load it: datasets.load_dataset("csv", data_files="mine.csv")' in done.out
+    with open("mine.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["reward"]) for row in found] == [1.2, 0.2, 0.7]
+    assert {"example_id", "prompt", "completion", "answer", "metrics.win", "metrics.format"} <= found[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--filter", "metrics.wim > 0"],
+            "metrics has no 'wim' here; did you mean 'win'? There are: format, length, win",
+        ),
+        (["--filter", "win > 0"], "a reward function or metric is metrics.win"),
+        (["--filter", "reward >"], "invalid syntax"),
+        (["--filter", "reward > 9"], "no rollout passes the filter; nothing was written"),
+        (["--to", "xml"], "'xml' is not one of 'jsonl', 'csv', 'parquet', 'hf-dir'"),
+        (["-o", "rows.xlsx"], "rows.xlsx ends in '.xlsx'; expected .jsonl, .csv, .parquet, or give the form with --to"),
+        (["-o", "rows.csv", "--to", "jsonl"], "rows.csv ends in '.csv', but the form is jsonl"),
+        (["-o", "run/rollouts.jsonl"], "run/rollouts.jsonl is a part of the run; give another -o"),
+        (["-o", "run", "--to", "hf-dir"], "run is a part of the run"),
+        (["-o", "folder"], "folder is a folder"),
+        (["--to", "hf-dir", "-o", "folder"], "folder is there already and no dataset"),
+        (["--push", "games"], "--push takes OWNER/NAME, got 'games'"),
+        (["--push", "me/games", "--to", "parquet"], "--push uploads a dataset folder"),
+    ],
+)
+def test_what_is_refused_before_anything_is_written(rove: Rove, words: list[str], message: str):
+    Path("folder").mkdir()
+    Path("folder/kept.txt").touch()
+    before = files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()
+    done = rove("data", "run", *words)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert (files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()) == before
+
+
+def test_what_is_no_run_is_refused(rove: Rove):
+    done = rove("data", "nothing")
+    assert (done.status, done.err) == (1, "error: nothing is not a run folder: it has no config.toml\n")
+    assert not Path("nothing").exists()
+
+
+def test_nothing_is_uploaded_unless_told_to(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name, **_: asked.append((len(self), name)))
+    assert rove("data", "run", "--to", "hf-dir").status == 0
+    assert asked == []
+    done = rove("data", "run", "--filter", "reward > 0.5", "--push", "me/games", "--json")
+    assert asked == [(2, "me/games")]
+    counts = json.loads(done.out)
+    assert (counts["pushed"], counts["form"]) == ("https://huggingface.co/datasets/me/games", "hf-dir")
+    assert "uploaded: https://huggingface.co/datasets/me/games" in rove("data", "run", "--push", "me/games").out
+
+
+def test_tags_choose_rollouts(rove: Rove):
+    for rollout, tags in {("key0", 0): ["good"], ("key0", 1): ["good", "bad"], ("key1", 1): ["odd"]}.items():
+        annotate(Path("run"), Change(tags, rollout=Subject(*rollout)))
+
+    def rewards(*words: str) -> list[float]:
+        assert rove("data", "run", *words, "-o", "out.jsonl").status == 0
+        return [row["reward"] for row in rows("out.jsonl")]
+
+    assert rewards("--tag", "good") == [1.2, 0.2]
+    assert rewards("--tag", "good", "--not-tag", "bad") == [1.2]
+    assert rewards("--tag", "good", "--tag", "odd", "--filter", "reward < 1") == [0.2, 0.7]
+    assert rewards("--not-tag", "good") == [0.7]
+    done = rove("data", "run", "--tag", "god", "-o", "out.jsonl")
+    assert (done.status, done.err) == (2, "error: no rollout of run is tagged 'god'; did you mean 'good'?\n")
+    (Path("run") / "annotations.jsonl").open("ab").write(b"{\n")
+    done = rove("data", "run", "--not-tag", "bad", "-o", "out.jsonl")
+    assert done.status == 1 and "annotations.jsonl, line 4: not an annotation" in done.err
+    assert rove("data", "run", "-o", "run/annotations.jsonl").status == 2

@@ -1,0 +1,192 @@
+"""`rove hub` as people type it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from commands import Rove, in_its_own, in_this_process
+from hubs import add
+
+from rove.hub.package.signing import make_key
+from rove.hub.server.store import Store
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/hub_server.md"
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    monkeypatch.delenv("ROVE_HUB_DATA", raising=False)
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def filled(folder: Path) -> None:
+    store = Store(folder)
+    store.add_owner("acme")
+    for version in ("1.0", "1.1"):
+        add(store, version=version)
+    store.close()
+
+
+def served(folder: Path, *words: str) -> tuple[str, str]:
+    """Start a hub, ask for its index, stop it with Ctrl-C: its address and the index."""
+    with in_its_own(folder, "hub", "serve", "--port", "0", *words) as process:
+        try:
+            said, url = _address(process)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/index.json") as answer:
+                index = answer.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+        said += rest
+        assert (process.returncode, "stopped" in said, errors) == (0, True, ""), errors
+    return said, index
+
+
+def _address(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a hub says at its start, and the address in that."""
+    assert process.stdout is not None
+    said = line = ""
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
+        line = process.stdout.readline()
+        said += line
+        assert line, (said, process.communicate(timeout=30))
+    return said, found[0]
+
+
+def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
+    made = rove("hub", "token", "acme", "--note", "laptop")
+    assert made.status == 0 and "acme: new owner" in made.out
+    [text] = re.findall(r"^rove_\S{43}$", made.out, flags=re.MULTILINE)
+    told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
+    assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
+    listed = rove("hub", "token", "--list")
+    assert "for ever" in listed.out and "revoked" not in listed.out
+    assert "laptop" in listed.out and text not in listed.out
+    assert "was revoked" in rove("hub", "token", "--revoke", "1").out
+    [first, second] = json.loads(rove("hub", "token", "--list", "--json").out)
+    assert first["revoked"] and not second["revoked"]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path: Path):
+    for words, message in (
+        (["export", "site"], "there is no hub in hub"),
+        (["token", "--list"], "there is no hub in hub"),
+        (["token"], "whose token?"),
+        (["user", "acme", "--key", "abc"], "is no public key"),
+        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "say opposite things"),
+        (["serve", "--fallback", "index.example"], "expected an address"),
+    ):
+        done = rove("hub", *words)
+        assert (done.status, message in done.err) == (2, True), done
+        assert list(tmp_path.iterdir()) == []
+    assert "cannot be an owner's name" in rove("hub", "token", "A_B").err
+    assert "there is no scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
+
+
+def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
+    key = make_key(tmp_path / "key")
+    assert "new owner" in rove("hub", "user", "acme", "--key", key).out
+    store = Store(tmp_path / "hub")
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert "an owner" in rove("hub", "user", "acme").out
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert rove("hub", "user", "acme", "--no-keys").status == 0
+    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == []
+    store.close()
+
+
+@pytest.mark.broad
+def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
+    filled(tmp_path / "hub")
+    assert "site: 1 environment, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
+    first = rove("hub", "mirror", "site", "copy")
+    assert (first.status, "copy: 2 new versions, 0 that were there" in first.out) == (0, True), first
+    assert json.loads(rove("hub", "mirror", "site", "copy", "--json").out)["known"] == 2
+    assert rove("hub", "export", "again", "--data", "copy", "--name", "ours").status == 0
+    for file in (tmp_path / "site").rglob("*"):
+        if file.is_file():
+            assert (tmp_path / "again" / file.relative_to(tmp_path / "site")).read_bytes() == file.read_bytes()
+    (tmp_path / "copy/files/acme/my-sums/1.0/README.md").unlink()
+    said, index = served(tmp_path, "--data", "copy", "--name", "theirs")
+    assert "README.md is not there, or not whole" in said
+    assert json.loads(index)["hub"] == "theirs"
+
+
+def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
+    filled(tmp_path / "hub")
+    rove("hub", "export", "site")
+    (tmp_path / "site/acme/my-sums/1.0/manifest.json").write_text("{}")
+    done = rove("hub", "mirror", "site", "copy")
+    assert (done.status, "1 new version," in done.out, "acme/my-sums@1.0" in done.out) == (1, True, True)
+
+
+@pytest.mark.broad
+def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
+    rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    filled(tmp_path / "hub")
+    token = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--json").out)["token"]
+    with in_its_own(tmp_path, "hub", "serve", "--port", "0") as process:
+        try:
+            url = _address(process)[1]
+            monkeypatch.setenv("ROVE_HUB", url)
+            name = json.loads(rove("search", "--json").out)["environments"][0]["name"]
+            monkeypatch.setenv("ROVE_HUB_TOKEN", token)
+            newest = ("info", f"acme/{name}", "--json")
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.1"
+            done = rove("hub", "yank", f"acme/{name}@1.1", "--reason", "rewards silence")
+            assert done.status == 0 and f"rove hub yank acme/{name}@1.1 --undo" in done.err + done.out
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.0"
+            assert "rewards silence" in rove("info", f"acme/{name}@1.1").out
+            assert rove("hub", "yank", f"acme/{name}@1.1", "--undo").status == 0
+            assert json.loads(rove(*newest).out)["manifest"]["version"] == "1.1"
+            assert rove("hub", "visibility", f"acme/{name}", "private").status == 0
+            monkeypatch.delenv("ROVE_HUB_TOKEN")
+            assert "has no environment" in rove(*newest).err
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["yank", "acme/sums"], "which version of acme/sums?"),
+        (["yank", "acme/sums@1"], "give --reason WORDS, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason WORDS, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a folder, which takes nothing"),
+        (["visibility", "acme/sums@1", "public"], "is one version"),
+    ],
+)
+def test_what_an_owner_cannot_say_is_refused(rove: Rove, words: list[str], said: str):
+    done = rove("hub", *words)
+    assert (done.status, said in done.err) == (2, True), done
+
+
+@pytest.mark.broad
+def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):
+    text = PAGE.read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line, comments=True)
+        for block in re.findall(r"^```bash\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if line.strip()
+    ]
+    filled(tmp_path / "hub")
+    served_here = 0
+    for command in commands:
+        assert command[0] == "rove"
+        if command[1:3] == ["hub", "serve"]:
+            served(tmp_path, *command[3:])
+            served_here += 1
+        else:
+            done = rove(*command[1:])
+            assert done.status == 0, (command, done)
+    assert served_here >= 1 and len(commands) > 6

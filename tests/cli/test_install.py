@@ -1,0 +1,224 @@
+"""`rove search`, `info`, `install`, `list`, `uninstall`, `push`, `hub login`, and environments of a hub in other commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import Rove, in_this_process
+from fault_endpoint import last_text
+from hubs import V0, code, list_again, publish, tampered
+from packages import put_wheel, wheel_files, with_record
+
+from rove.cli import hub_options as hubs
+from rove.cli import install
+from rove.hub.client.hub import Hub
+from rove.hub.client.installed import all_installed
+from rove.hub.client.listings import HubFile
+from rove.hub.client.lock import Locked, write_lock
+from rove.hub.client.settings import token_for
+from tests.cli.test_main import endpoint
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATA", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.delenv("ROVE_HUB_TOKEN", raising=False)
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    publish(folder, tags=["math"], metrics=["correct"], reward_range=(0.0, 1.0))
+    publish(folder, owner="bob", name="triples", module=code("Triple", 3))
+    monkeypatch.setenv("ROVE_HUB", str(folder))
+    return folder
+
+
+def test_searching_finds_and_says_what_to_do_next(rove: Rove, hub: Path) -> None:
+    status, out, _ = rove("search")
+    assert status == 0 and "alice/doubling" in out and "bob/triples" in out
+    assert "rove info alice/doubling" in out and max(map(len, out.splitlines())) <= 100
+    status, out, _ = rove("search", "doubling", "--tag", "math", "--json")
+    assert [one["owner"] for one in json.loads(out)["environments"]] == ["alice"]
+    assert "nothing was found" in rove("search", "chess")[1]
+
+
+def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
+    index = json.loads((hub / "index.json").read_bytes())
+    index["environments"][0]["description"] = "\x1b[31mred\x1b]8;;http://evil\x07 [bold]big[/bold] \u202eback"
+    (hub / "index.json").write_text(json.dumps(index))
+    out = rove("search")[1]
+    assert "\x1b" not in out and "\x07" not in out and "\u202e" not in out and "[bold]" in out
+
+
+@pytest.mark.broad
+def test_a_hub_that_was_given_is_asked_again_by_what_is_said_next(
+    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROVE_HUB")
+    flag = ("--hub", str(hub))
+    wanted = f"--hub {hub}"
+    out = rove("search", *flag)[1]
+    assert f"rove info alice/doubling {wanted}" in out and f"rove install alice/doubling {wanted}" in out
+    assert f"`rove search {wanted}` alone" in rove("search", "chess", *flag)[1]
+    assert f"rove install alice/doubling {wanted}" in rove("info", "alice/doubling", *flag)[1]
+    words = ("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "1", "-r", "1")
+    status, _, err = rove(*words, *flag)
+    assert status == 2 and f"install it first: rove install alice/doubling {wanted}, or give --yes" in err
+    status, out, err = rove(*words, *flag, "--yes")
+    assert status == 0 and "rove play alice/doubling -m scripted:oracle" in out, err
+    assert rove("play", "alice/doubling", "-m", "scripted:oracle", "--hub", "/nowhere")[0] == 0  # it is installed
+
+
+def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:
+    publish(hub, version="1.1", needs={"secrets": ["JUDGE_KEY"], "network": True})
+    status, out, _ = rove("info", "alice/doubling@1.0")
+    assert status == 0
+    for words in (
+        "doubling of alice",
+        "math",
+        "0 to 1",
+        "no network, no key, no sandbox",
+        "rove install alice/doubling",
+        "1.1",
+    ):
+        assert words in out
+    assert "network, key JUDGE_KEY" in rove("info", "alice/doubling")[1]
+    told = json.loads(rove("info", "alice/doubling", "--json")[1])
+    assert told["manifest"]["version"] == "1.1" and told["installed"] is None and len(told["index"]["versions"]) == 2
+    status, _, err = rove("info", "doubling")
+    assert status == 2 and "OWNER/NAME" in err
+
+
+def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
+    status, out, err = rove("install", "alice/doubling")
+    assert status == 2 and "doubling of alice" in out and "no terminal to ask at: give --yes" in err
+    status, _, err = rove("eval", "alice/doubling", "-m", "scripted:oracle")
+    assert status == 2 and "install it first: rove install alice/doubling, or give --yes" in err
+    assert all_installed() == []
+
+
+@pytest.mark.broad
+def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) -> None:
+    status, out, err = rove("install", "alice/doubling", "--yes", "--lock", "--json")
+    assert status == 0, err
+    [made] = json.loads(out)
+    assert made["environment"] == "alice/doubling" and made["module"] == "doubling"
+    assert Path("rove.lock").read_text().count("[[environment]]") == 1
+    status, out, err = rove("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "2", "-r", "1", "--json")
+    assert status == 0, err
+    assert json.loads(out)["reward"]["mean"] == 1.0
+    status, out, _ = rove("play", "alice/doubling", "-m", "scripted:oracle", "--seed", "1")
+    assert status == 0 and "Double" in out
+    status, out, _ = rove("list")
+    assert status == 0 and "alice/doubling" in out and "tictactoe" in out
+    assert [one["environment"] for one in json.loads(rove("list", "--json")[1])] == ["alice/doubling"]
+    assert "is installed" in rove("install", "--locked")[1]
+    assert rove("uninstall", "alice/doubling")[0] == 2
+    assert rove("uninstall", "alice/doubling", "--yes")[0] == 0
+    status, _, err = rove("uninstall", "alice/doubling", "--yes")
+    assert status == 1 and "is not installed; installed: none" in err
+    # from the lock alone, whatever the hub of the settings is
+    publish(hub, version="2.0")
+    assert json.loads(rove("install", "--yes", "--json")[1])[0]["version"] == "1.0"
+    status, _, err = rove("install", "bob/triples", "--locked", "--yes")
+    assert status == 2 and "not in rove.lock" in err
+    tampered(hub / "alice/doubling/1.0/manifest.json", b"doubling of alice", b"doubling of Alice")
+    list_again(hub)
+    rove("uninstall", "alice/doubling", "--yes")
+    status, _, err = rove("install", "--yes")
+    assert status == 1 and "alice/doubling@1.0 is not what rove.lock says: its manifest differs" in err
+
+
+def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
+    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "place_here", lambda *words: None)
+    assert rove("install", "alice/doubling", "--yes", "--lock", "--into-current")[0] == 0
+    assert 'name = "doubling"' in Path("rove.lock").read_text()
+    monkeypatch.setattr(install, "confirmed", lambda *words: False)
+    assert rove("install")[0] == 1
+
+
+def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str | None]] = []
+
+    class Watched(Hub):
+        def __init__(self, where: str, token: str | None = None):
+            shown.append((where, token or token_for(where)))
+            super().__init__("nowhere")
+
+    monkeypatch.setattr(hubs, "Hub", Watched)
+    monkeypatch.delenv("ROVE_HUB", raising=False)
+    monkeypatch.setenv("ROVE_HUB_TOKEN", "rove_mine")
+    files = [HubFile(filename="a-1.0-py3-none-any.whl", sha256="0" * 64, size=1)]
+    locked = Locked(owner="a", name="b", version="1.0", hub="https://evil", manifest="0" * 64, files=files)
+    write_lock(Path("rove.lock"), [locked])
+    for words in (["install", "--yes"], ["install", "--yes", "a/b", "--hub", "https://mine"]):
+        assert rove(*words)[0] != 0
+    assert shown == [("https://evil", None), ("https://mine", "rove_mine")]
+
+
+@pytest.mark.broad
+def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    files = wheel_files("old-sums", "0.3", {"old_sums.py": V0.encode()}, "Requires-Dist: verifiers>=0.1.5\n")
+    wheel = put_wheel(folder, with_record(files), "old_sums-0.3-py3-none-any.whl")
+    status, out, err = rove("install", str(wheel), "--yes")
+    assert status == 0, err
+    assert "verifiers v0" in out and "local/old-sums@0.3" in out
+    with endpoint([], lambda body: str(2 * int(last_text(body).split()[2]))) as server:
+        words = ("-m", "any", "-b", server.base_url, "-n", "3", "-r", "1", "--json")
+        status, out, err = rove("eval", "local/old-sums", *words)
+    assert status == 0, err
+    assert json.loads(out)["reward"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["install"], "nothing to install: name an environment"),
+        (["install", "nothing.whl"], "there is no wheel nothing.whl"),
+        (["install", "./nowhere"], "no folder with a pyproject.toml"),
+        (["install", "doubling"], "write OWNER/NAME"),
+        (["install", "Alice/doubling"], "cannot be an owner's name"),
+        (["install", "alice/doubling@one"], "cannot be a version"),
+        (["install", "git+file:///nowhere/at/all", "--yes"], "git clone"),
+        (["push", "--yes"], "is a folder, which takes nothing"),
+        (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no answer from the hub"),
+    ],
+)
+def test_what_is_wrong_is_told(rove: Rove, hub: Path, words: list[str], said: str) -> None:
+    status, _, err = rove(*words)
+    assert status in (1, 2) and said in err
+
+
+def test_login_keeps_a_folder_or_an_address(
+    rove: Rove, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROVE_HUB")
+    status, _, err = rove("search")
+    assert status == 2 and "no hub is known" in err
+    status, out, _ = rove("hub", "login", str(hub))
+    assert status == 0 and "is now your hub" in out
+    assert "alice/doubling" in rove("search")[1]
+    status, _, err = rove("hub", "login", str(tmp_path / "nothing"))
+    assert status == 2 and "no folder that exists" in err
+
+
+def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(
+    rove: Rove, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROVE_HUB", raising=False)
+    status, _, err = rove("eval", "someone/tictactoe", "-m", "scripted:teacher", "-n", "1", "-r", "1")
+    assert status == 0 and err.count("someone/tictactoe is not installed; a module of that name is used") == 1

@@ -1,0 +1,666 @@
+"""The commands as people type them: what they print, what they keep, what they refuse and with which exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from commands import Rove, environment, in_this_process, lines
+from fault_endpoint import FaultEndpoint, last_text
+
+from rove.cli.common import run_async
+from rove.cli.main import GARBAGE, KERNELS, cli
+from rove.envs.dataset import example_key
+from rove.envs.loading import load_environment
+from rove.runs.run import Run
+
+SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@contextmanager
+def endpoint(*args: Any, **options: Any) -> Iterator[FaultEndpoint]:
+    """A `FaultEndpoint` in a thread of its own, so that a command can run in this one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait_for(work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    server = FaultEndpoint(*args, **options)
+    try:
+        wait_for(server.__aenter__())
+        try:
+            yield server
+        finally:
+            wait_for(server.__aexit__())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+# Nothing heavy before it is needed
+
+HEAVY = ("torch", "transformers", "datasets", "tokenizers", "numpy", "matplotlib", "aiohttp.web")
+BARE = """
+import json, sys, time
+started = time.process_time()
+{work}
+seconds = time.process_time() - started
+print("\\n" + json.dumps([seconds, [name for name in {heavy} if name in sys.modules]]))
+"""
+HELP = """
+sys.argv = ["rove", "--help"]
+from rove.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+"""
+
+
+@pytest.mark.parametrize("work", ["import rove", HELP], ids=["import rove", "rove --help"])
+def test_starting_costs_little_and_loads_nothing_heavy(work: str, request: pytest.FixtureRequest):
+    script = BARE.format(work=work, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, heavy = json.loads(done.stdout.splitlines()[-1])
+    print(f"\n{request.node.callspec.id}: {seconds:.3f} CPU-seconds")
+    assert heavy == []
+    assert seconds < 1.0
+
+
+@pytest.mark.parametrize("words", [(), ("eval",), ("rl",), ("hub",), ("hub", "key"), ("compare",)])
+def test_help_lists_the_options_of_every_command(rove: Rove, words: tuple[str, ...]):
+    for _ in range(2):
+        options = [line[2:12].rstrip() for line in rove(*words, "--help").out.splitlines()]
+        assert [option for option in options if option in ("--yes", "--compat")] == ["--yes", "--compat"]
+
+
+def test_help_lists_the_commands(rove: Rove):
+    asked, bare = rove("--help"), rove()
+    assert asked.status == bare.status == 0
+    assert asked.out == bare.out
+    for name in ("init", "eval", "model", "sft", "rl", "play", "demo"):
+        assert f"\n  {name} " in asked.out
+        assert "Usage: rove " + name in rove(name, "--help").out
+
+
+def test_version(rove: Rove):
+    assert rove("--version").out == "rove 0.1.0\n"
+
+
+# Refusals: exit status 2, one readable line, nothing run
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evl"], "no command 'evl'; did you mean 'eval'?"),
+        (["model", "nwe"], "Did you mean 'new'?"),
+        (["play", "tictactoe", "--wach"], "Did you mean '--watch'?"),
+        (["eval", *SMALL, "--jsn"], "unknown setting 'jsn'; did you mean 'json'?"),
+        (["eval", *SMALL, "--num-exampls", "3"], "unknown setting 'num_exampls'; did you mean 'num_examples'?"),
+        (["eval", *SMALL, "-x", "3"], "unknown flag '-x'; see --help"),
+        (["eval", *SMALL, "--seed", "five"], "seed is 'five': expected `int`, got `str`"),
+        (["eval", *SMALL, "-n", "five"], "'five' is not a valid integer"),
+        (["eval", *SMALL, "-n", "0"], "num_examples is 0; expected 1 or more, or -1 for all"),
+        (["eval", *SMALL, "-r", "0"], "rollouts_per_example is 0; expected more than 0"),
+        (["eval", *SMALL, "-c", "0"], "max_concurrent is 0; expected more than 0"),
+        (["eval", *SMALL, "reverse_text"], "unexpected argument 'reverse_text'"),
+        (["eval", *SMALL, "-a", "nope"], "-a takes a JSON object like '{\"seed\": 1}', got 'nope'"),
+        (["eval", *SMALL, "-a", "[1]"], "-a takes a JSON object like '{\"seed\": 1}', got '[1]'"),
+        (["eval", *SMALL, "-a", '{"sed": 1}'], "environment 'tictactoe' has no argument 'sed'; did you mean 'seed'?"),
+        (["eval", "tictactoo", "-m", "scripted:teacher"], "did you mean 'tictactoe'?"),
+        (["eval", "tictactoe", "-m", "scripted:teachr"], "has no scripted player 'teachr'; did you mean 'teacher'?"),
+        (["eval", "tictactoe", "-m", "models/none"], "model folder models/none does not exist"),
+        (["eval", "tictactoe"], "missing setting: model"),
+        (["eval"], "missing settings: env, model"),
+        (["rl", "tictactoe", "-m", "x", "--stepz", "3"], "unknown setting 'stepz'; did you mean 'steps'?"),
+        (["rl", "tictactoe", "-m", "x", "--batch-size", "9"], "expected a multiple of rollouts_per_example (8)"),
+        (["sft", "--data", "x", "-m", "y", "--epochz", "3"], "unknown setting 'epochz'; did you mean 'epochs'?"),
+        (
+            ["model", "new", "--env", "tictactoe", "--arch", "llma"],
+            "unknown architecture 'llma'; did you mean 'llama'?",
+        ),
+        (["play", "tictactoe", "--watch"], "--watch needs a model to watch"),
+        (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
+        (["init", "My Task"], "cannot be a package name"),
+        (["init", "json"], "would hide the one that Python or rove needs"),
+        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp were given; choose one"),
+    ],
+)
+def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
+    done = rove(*words)
+    assert done.status == 2
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert not Path("runs").exists()
+
+
+def test_a_model_that_nobody_serves_says_what_is_missing(rove: Rove):
+    done = rove("eval", "tictactoe", "-m", "gpt-5-mini")
+    assert done.status == 2
+    assert "no API key for https://api.openai.com/v1: set OPENAI_API_KEY" in done.err
+    assert "'gpt-5-mini' is neither a folder here nor a scripted player (scripted:optimal, scripted:random," in done.err
+
+
+def test_sft_on_what_is_no_run_says_so(rove: Rove):
+    done = rove("sft", "--data", "runs/none", "-m", "models/none")
+    assert done.status == 1
+    assert done.err == "error: runs/none is not a run folder: it has no config.toml\n"
+
+
+# Evaluation
+
+
+def test_json_is_alone_on_stdout(rove: Rove):
+    done = rove("eval", *SMALL, "--json")
+    assert done.status == 0
+    summary = json.loads(done.out)
+    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (10, 10, 0)
+    assert set(summary["functions"]) == {"win", "format", "invalid_move", "won", "drawn", "lost", "num_turns"}
+    assert "10/10" in done.err
+    kept = json.loads((Path(summary.pop("run")) / "summary.json").read_bytes())
+    assert kept == summary
+
+
+def test_people_get_a_table_and_what_to_do_next(rove: Rove):
+    done = rove("eval", *SMALL)
+    assert done.status == 0
+    assert done.err == ""
+    assert "10 of 10 rollouts scored" in done.out
+    assert "rove play tictactoe -m scripted:teacher" in done.out
+    assert max(map(len, done.out.splitlines())) <= 200
+
+
+def test_the_same_command_again_runs_nothing(rove: Rove):
+    first = json.loads(rove("eval", *SMALL, "--json").out)
+    before = lines(first["run"])
+    assert len(before) == 10
+    assert json.loads(rove("eval", *SMALL, "--json").out) == first
+    assert lines(first["run"]) == before
+
+
+def test_more_examples_run_only_the_new_ones(rove: Rove):
+    first = json.loads(rove("eval", *SMALL, "--json").out)
+    before = lines(first["run"])
+    more = json.loads(rove("eval", *SMALL[:3], "-n", "7", "-r", "3", "--json").out)
+    assert (more["rollouts"], more["run"]) == (21, first["run"])
+    after = lines(first["run"])
+    assert after[:10] == before
+    places = [(r.example_key, r.rollout_index) for r in Run(first["run"]).rollouts()]
+    assert len(places) == len(set(places)) == 21
+
+
+def test_another_setting_is_another_run(rove: Rove):
+    first = json.loads(rove("eval", *SMALL, "--json").out)["run"]
+    second = json.loads(rove("eval", *SMALL, "--seed", "1", "--json").out)["run"]
+    assert first != second
+    assert len(lines(first)) == len(lines(second)) == 10
+
+
+def test_another_setting_in_the_same_folder_is_refused_with_what_differs(rove: Rove):
+    rove("eval", *SMALL, "--run-dir", "runs/mine")
+    before = lines("runs/mine")
+    done = rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--env_args.num_groups", "2")
+    assert done.status == 1
+    assert done.err.splitlines() == [
+        "error: runs/mine holds a different run; what differs:",
+        "  env_args.num_groups: there None, now 2",
+        "  sampling.temperature: there None, now 0.5",
+        "Give another --run-dir, or --fresh to throw the old one away",
+    ]
+    assert lines("runs/mine") == before
+    assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--fresh").status == 0
+    assert len(lines("runs/mine")) == 10
+    assert lines("runs/mine") != before
+
+
+def test_a_run_folders_config_repeats_the_run(rove: Rove):
+    first = json.loads(rove("eval", *SMALL, "--fresh", "--seed", "4", "--json").out)
+    before = lines(first["run"])
+    again = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
+    assert again == first
+    assert lines(first["run"]) == before
+    assert "fresh" not in tomllib.loads(Path(first["run"], "config.toml").read_text())["config"]
+
+
+def test_settings_come_from_a_file_and_flags_win(rove: Rove):
+    Path("mine.toml").write_text('env = "tictactoe"\nmodel = "scripted:random"\nnum_examples = 2\n')
+    done = rove("eval", "@", "mine.toml", "-m", "scripted:optimal", "--rollouts_per_example=1", "--no-save", "--json")
+    assert done.status == 0
+    assert "scripted:optimal" in done.err
+    assert json.loads(done.out)["rollouts"] == 2
+
+
+def test_nothing_is_kept_when_told_not_to(rove: Rove):
+    done = rove("eval", *SMALL, "--no-save", "--json")
+    assert json.loads(done.out)["run"] is None
+    assert list(Path().iterdir()) == []
+
+
+def test_training_examples_are_others(rove: Rove):
+    runs = [json.loads(rove("eval", *SMALL, *more, "--json").out)["run"] for more in ([], ["--train"])]
+    keys = [{r.example_key for r in Run(run).rollouts()} for run in runs]
+    assert keys[0].isdisjoint(keys[1])
+
+
+# An endpoint that misbehaves
+
+
+def backwards(body: dict[str, Any]) -> str:
+    return f"<reversed_text>{last_text(body)[::-1]}</reversed_text>"
+
+
+def remote(server: FaultEndpoint, *words: str) -> tuple[str, ...]:
+    return ("eval", "reverse_text", "-b", server.base_url, "-m", "someone/model", "-r", "1", "--json", *words)
+
+
+def test_an_endpoint_that_is_busy_is_asked_again(rove: Rove):
+    with endpoint(["429", "429"], backwards) as server:
+        done = rove(*remote(server, "-n", "3"))
+    summary = json.loads(done.out)
+    assert (done.status, summary["scored"], summary["failed"]) == (0, 3, 0)
+    assert summary["functions"]["exact"]["mean"] == 1.0
+    assert server.requests == 5
+    assert {body["model"] for body in server.bodies} == {"someone/model"}
+    assert summary["prompt_tokens"] == 9
+
+
+def test_an_endpoint_that_fails_is_counted_apart_from_rewards(rove: Rove):
+    with endpoint("500") as server:
+        done = rove(*remote(server, "-n", "3", "--max-retries", "1"))
+    assert done.status == 1  # nothing at all could be scored
+    summary = json.loads(done.out)
+    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (3, 0, 3)
+    assert summary["reward"]["mean"] is None
+    assert summary["errors"] == {"model: InfraError": 3}
+    assert server.requests == 6
+    assert "first failure, in model: InfraError: no answer from" in done.err
+    assert "HTTP 500" in done.err
+    for record in Run(summary["run"]).rollouts():
+        assert record.scores is None
+        assert record.error is not None
+        assert len(record.error.attempts) == 2
+
+
+@pytest.mark.broad
+def test_each_fault_hurts_its_own_rollout_only_and_can_be_made_good(rove: Rove):
+    bad: dict[str, str] = {}
+
+    def fault(number: int, body: dict[str, Any]) -> str:
+        kinds = ("ok", "500", "garbage", "hang", "close", "empty")
+        return bad.setdefault(last_text(body), kinds[len(bad) % len(kinds)])
+
+    with endpoint(fault, backwards) as server:
+        words = remote(server, "-n", "6", "-c", "1", "--max_retries", "1", "--timeout", "0.3")
+        done = rove(*words)
+        first = json.loads(done.out)
+        assert (done.status, first["scored"], first["failed"]) == (0, 1, 5)
+        assert first["reward"]["mean"] == pytest.approx(1.2)
+        assert sum(first["errors"].values()) == 5
+        assert {label.split(":")[0] for label in first["errors"]} == {"model"}
+        asked = server.requests
+        server.faults = "ok"
+        human = rove(*[word for word in words if word != "--json"])
+        second = Run(first["run"]).summary()
+    assert server.requests == asked + 5
+    assert second is not None
+    assert (second["scored"], second["failed"]) == (6, 0)
+    assert "6 of 6 rollouts scored" in human.out
+    assert "failure" not in human.out
+
+
+def test_people_are_told_what_failed(rove: Rove):
+    with endpoint("500") as server:
+        done = rove(*(word for word in remote(server, "-n", "2", "--max-retries", "0") if word != "--json"))
+    assert done.status == 1
+    assert "0 of 2 rollouts scored; 2 failed (2 × model: InfraError)" in done.out
+    assert "first failure, in model: InfraError: no answer from" in done.out
+
+
+def test_fail_fast_stops_at_the_first_failure(rove: Rove):
+    with endpoint("500") as server:
+        done = rove(*remote(server, "-n", "3", "-c", "1", "--max-retries", "0", "--fail-fast"))
+    assert (done.status, done.out, server.requests) == (1, "", 1)
+    assert "error: model: InfraError" in done.err
+
+
+def test_the_key_goes_where_it_was_meant_for_and_nowhere_else(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    with endpoint("ok") as server:
+        done = rove(*remote(server, "-n", "1", "-k", "OTHER_KEY"))
+        assert (done.status, server.requests) == (2, 0)
+        assert "environment variable OTHER_KEY is not set" in done.err
+        monkeypatch.setenv("OTHER_KEY", "sk-other")
+        assert rove(*remote(server, "-n", "1", "-k", "OTHER_KEY")).status == 0
+        assert server.headers[0]["Authorization"] == "Bearer sk-other"
+
+
+# Environments of one's own
+
+FLAWED = """
+import rove as vf
+
+def right(completion, answer):
+    if answer == "2":
+        raise KeyError("the answer key is lost")
+    return float(completion[-1].content == answer)
+
+def knows(messages, state, rng):
+    return state["answer"]
+
+def load_environment(num_examples: int = 4, seed: int = 0):
+    rows = [{"question": f"[bold]{i}[/red]?", "answer": str(i)} for i in range(num_examples)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right], [1.0]), players={"knows": knows})
+"""
+
+
+def test_a_reward_function_that_raises_fails_its_rollout_only(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "mine", "flawed", FLAWED)
+    done = rove("eval", "flawed", "-m", "scripted:knows", "--env_dir", "mine", "-n", "4", "-r", "2", "--json")
+    assert done.status == 0
+    summary = json.loads(done.out)
+    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (8, 6, 2)
+    assert summary["reward"]["mean"] == 1.0
+    assert summary["errors"] == {"reward right: KeyError": 2}
+    assert "first failure, in reward right: KeyError: 'the answer key is lost'" in done.err
+    failed = [record for record in Run(summary["run"]).rollouts() if record.error is not None]
+    assert [(record.answer, record.scores) for record in failed] == [("2", None)] * 2
+    assert all(record.error and "the answer key is lost" in record.error.traceback for record in failed)
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "mine", "flawed", FLAWED)
+    done = rove("play", "flawed", "--env-dir", "mine", "-a", '{"num_examples": 1}', stdin="[/green]\n")
+    assert done.status == 0
+    assert "[bold]0[/red]?" in done.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "tools"),
+    [
+        ("", (100, 100), set()),
+        ("--multi-turn", (80, 20), set()),
+        ("--tools", (100, 100), {"price_calls", "multiply_calls"}),
+        pytest.param("--mcp", (100, 100), {"find_calls"}, marks=pytest.mark.broad),
+    ],
+)
+def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int, int], tools: set[str]):
+    made = rove("init", "my-task", *[kind][: len(kind)])
+    assert made.status == 0
+    assert "rove eval my_task -m scripted:oracle" in made.out
+    assert "rove build environments/my_task" in made.out
+    project = tomllib.loads(Path("environments/my_task/pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["rove.environments"] == {"my-task": "my_task"}
+    summary = json.loads(rove("eval", "my-task", "-m", "scripted:oracle", "-n", "4", "--json").out)
+    assert (summary["scored"], summary["failed"]) == (12, 0)
+    assert summary["reward"]["mean"] >= 1.0
+    assert {name for name, told in summary["functions"].items() if told["mean"] and "calls" in name} >= tools
+    games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
+    assert games["scored"] == 3 * rows[0]
+    env = load_environment("my-task")
+    trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
+    assert (len(trained), len(held_out)) == rows
+    assert not trained & held_out
+    again = rove("init", "my-task")
+    assert again.status == 2
+    assert "exists already" in again.err
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
+def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
+    assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
+    tested = subprocess.run(pytest_run, capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout
+
+
+# Playing
+
+MOVES = "".join(f"{square}\n" for square in range(9)) * 5
+
+
+def test_a_person_plays_against_a_model(rove: Rove):
+    done = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES)
+    assert done.status == 0
+    assert "'what?' is not one of them" in done.out
+    assert "scripted:teacher <think>" in done.out
+    assert "reward of the model: " in done.out
+    assert any(end in done.out for end in ("You win.", "You lose.", "Draw."))
+    assert "the same game again: --seed 1" in done.out
+    assert rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES).out == done.out
+    apart = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", "--isolated", stdin="what?\n" + MOVES)
+    assert apart.out == done.out
+
+
+def test_a_person_takes_the_models_seat(rove: Rove):
+    moves = "".join(f"<think>{n}</think><move>{n}</move>\n" for n in (4, 0, 1, 2, 3, 5, 6, 7, 8))
+    done = rove("play", "tictactoe", "--seed", "1", stdin=moves)
+    assert done.status == 0
+    assert "Play X in tic-tac-toe" in done.out
+    assert "you> " in done.out
+    assert "reward of you: " in done.out
+
+
+def test_a_person_watches(rove: Rove):
+    done = rove("play", "tictactoe", "-m", "scripted:optimal", "--watch", "--seed", "1")
+    assert done.status == 0
+    assert "your move" not in done.out
+    assert "scripted:optimal <think>" in done.out
+    assert "reward of the model: " in done.out
+
+
+def test_where_there_is_no_second_seat_one_watches(rove: Rove):
+    done = rove("play", "reverse_text", "-m", "scripted:oracle", "--seed", "1")
+    assert done.status == 0
+    assert "'reverse_text' has no second seat" in done.out
+    assert "reward of the model: 1.20" in done.out
+
+
+def test_a_model_behind_an_endpoint_is_asked_by_its_name(rove: Rove):
+    with endpoint("ok", backwards) as server:
+        done = rove("play", "reverse_text", "-b", server.base_url, "-m", "someone/model", "--watch")
+    assert done.status == 0
+    assert server.bodies[0]["model"] == "someone/model"
+
+
+def test_the_end_of_input_ends_the_game_without_a_traceback(rove: Rove):
+    done = rove("play", "tictactoe", "--seed", "1", stdin="<move>4</move>\n")
+    assert done.status == 130
+    assert done.err.strip() == "you left the game; the same game again: --seed 1"
+
+
+# Ctrl-C
+
+
+class Watched:
+    """Coroutines that say how they ended."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.log.append("cancelled")
+            raise
+
+    async def wait_with_helper(self) -> None:
+        helper = asyncio.create_task(self.wait())
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        try:
+            await helper
+        finally:
+            self.log.append("clean")
+
+    async def work(self) -> None:
+        helper = asyncio.create_task(self.wait())
+        await asyncio.sleep(0)
+        try:
+            signal.raise_signal(signal.SIGINT)
+            self.log.append("went on")
+        finally:
+            helper.cancel()
+            await asyncio.wait([helper])
+            self.log.append("clean")
+
+
+@pytest.mark.parametrize("work", ["wait_with_helper", "work"])
+def test_ctrl_c_ends_what_waits_and_what_works_and_lets_both_clean_up(work: str):
+    watched, before = Watched(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_async(getattr(watched, work)())
+    assert watched.log == ["cancelled", "clean"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_a_coroutine_returns_or_raises_comes_through():
+    async def answer(value: int) -> int:
+        return 1 // value
+
+    assert run_async(answer(1)) == 1
+    with pytest.raises(ZeroDivisionError):
+        run_async(answer(0))
+
+
+def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path):
+    source = FLAWED.replace('return state["answer"]', "import signal; signal.raise_signal(signal.SIGINT)")
+    environment(tmp_path / "environments", "flawed", source)
+    done = rove("eval", "flawed", "-m", "scripted:knows")
+    assert done.status == 130
+    assert done.err == "\nstopped; the same command continues where it was\n"
+    [run] = Path("runs").iterdir()
+    assert json.loads((run / "stopped.json").read_text()) == {
+        "why": "interrupted by the user",
+        "rollouts": 0,
+        "resume": f"rove eval --resume {run}",
+    }
+
+
+def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
+    empty = FLAWED.replace("num_examples: int = 4", "num_examples: int = 0")
+    environment(tmp_path / "environments", "flawed", empty)
+    done = rove("eval", "flawed", "-m", "scripted:knows")
+    assert done.status != 0
+    assert not Path("runs").exists()
+
+
+# Models made on the spot
+
+
+@pytest.mark.parametrize(
+    "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
+)
+def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
+    made = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")
+    assert made.status == 0
+    assert json.loads(made.out)["path"] == "models/mine"
+    assert sorted(os.listdir("models")) == ["mine"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(os.listdir("models/mine"))
+    summary = json.loads(rove("eval", "tictactoe", "-m", "models/mine", "-n", "3", "-r", "2", "-t", "6", "--json").out)
+    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (6, 6, 0)
+    assert summary["functions"]["win"]["mean"] == 0.0
+    for record in Run(summary["run"]).rollouts():
+        assert record.steps
+        for step in record.steps:
+            assert step.tokens is not None
+            assert 1 <= len(step.tokens.completion_ids) <= 6
+
+
+def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
+    new = ("model", "new", "--env", "reverse_text", "--games", "5", "-o", "models/mine")
+    draft = Path("models/.mine.draft")  # what a kill leaves
+    draft.mkdir(parents=True)
+    (draft / "config.json").write_text("{")
+    (draft / "junk").touch()
+    assert rove(*new).status == 0
+    assert sorted(os.listdir("models")) == ["mine"]
+    assert "junk" not in os.listdir("models/mine")
+    refused = rove(*new)
+    assert refused.status == 2
+    assert "models/mine is not empty" in refused.err
+
+
+@pytest.mark.broad
+def test_an_edited_environment_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+import rove as vf
+def load_environment():
+    return vf.SingleTurnEnv(
+        dataset=[{"question": "?"}], rubric=vf.Rubric([right], [WEIGHT]), players={"p": lambda messages, state, rng: "x"}
+    )
+def right():
+    return 1.0
+"""
+    file = tmp_path / "environments" / "edited.py"
+    file.parent.mkdir()
+    rewards = []
+    for weight in ("1.0", "0.25"):
+        file.write_text(code.replace("WEIGHT", weight))
+        command = [sys.executable, "-m", "rove.cli.main", "eval", "edited", "-m", "scripted:p", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rewards.append(json.loads(done.stdout)["reward"]["mean"])
+    assert rewards == [1.0, 0.25]
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
+def test_of_several_processes_one_says_what_is_wrong(
+    rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool
+):
+    monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
+    done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
+    assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)
+
+
+def test_every_command_keeps_few_compiled_kernels(monkeypatch):
+    """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
+    for name in KERNELS:
+        monkeypatch.setenv(name, "")  # so that both are as they were when the test is over
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    CliRunner().invoke(cli, ["rl", "--help"])
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "128")
+
+
+def test_every_command_looks_for_garbage_less_often():
+    before = gc.get_threshold()
+    try:
+        CliRunner().invoke(cli, ["rl", "--help"])
+        assert gc.get_threshold() == GARBAGE
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_a_person_can_call_tools(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+    lines = iter(['<tool_call>{"name": "answer", "arguments": {"room": "attic"}}</tool_call>'])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    done = rove("play", "lookup", "--seed", "1")
+    assert done.status == 0
+    assert 'call one: <tool_call>{"name": "NAME"' in done.out
+    assert "answer_calls 1" in done.out.replace("\n", " ")
+    assert '→ answer({"room": ' in rove("play", "lookup", "-m", "scripted:solver", "--seed", "1").out

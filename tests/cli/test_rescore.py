@@ -1,0 +1,125 @@
+"""`rove rescore` as people type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Rove, environment, in_this_process, lines
+from made import made_run, record
+
+from rove.runs.run import Run
+
+SMALL = ("tictactoe", "-m", "scripted:random", "-n", "4", "-r", "2", "--json")
+
+GUESS = """
+import rove as vf
+
+def judge(completion, answer):
+    return {good} * float(completion[-1].content == answer)
+
+def knows(messages, state, rng):
+    return state["answer"]
+
+def forgets(messages, state, rng):
+    return {{"0": "0", "2": "2"}}[state["answer"]]
+
+def load_environment(num_examples: int = 3, ask: str = "How many"):
+    rows = [{{"question": f"{{ask}}: {{i}}?", "answer": str(i)}} for i in range(num_examples)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([judge]), players={{"knows": knows, "forgets": forgets}})
+"""
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def said(done: Any) -> dict[str, Any]:
+    """What a command printed as JSON."""
+    return json.loads(done.out)
+
+
+def test_a_run_is_rescored_and_can_be_compared(rove: Rove):
+    old = said(rove("eval", *SMALL))
+    done = rove("rescore", old["run"])
+    assert (done.status, done.err) == (0, "")
+    assert "8 of 8 rollouts scored" in done.out
+    [new] = [str(path) for path in Path("runs").iterdir() if str(path) != old["run"]]
+    assert new.startswith("runs/tictactoe--scripted-random--rescored--")
+    assert f"rove compare {old['run']} {new}" in done.out
+    assert Run(new).config()["config"]["model"] == "scripted:random"
+    compared = said(rove("compare", old["run"], new, "--json"))
+    assert (compared["ties"], compared["wins"], compared["losses"]) == (4, 0, 0)
+    assert list(compared["settings"]) == ["rescored"]
+
+
+def test_the_same_command_again_rescores_nothing(rove: Rove):
+    old = said(rove("eval", *SMALL))["run"]
+    first = rove("rescore", old, "--json")
+    assert "8/8" in first.err
+    before = lines(said(first)["run"])
+    again = said(rove("rescore", old, "--json"))
+    assert again == said(first)
+    assert lines(again["run"]) == before
+
+
+def test_arguments_go_over_those_of_the_run(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "mine", "guess", GUESS.format(good=1.0))
+    eval_words = ("guess", "-m", "scripted:knows", "--env-dir", "mine", "-a", '{"ask": "What"}', "--json")
+    old = said(rove("eval", *eval_words))["run"]
+    done = rove("rescore", old, "-a", '{"num_examples": 2}', "--into", "runs/new", "--json")
+    summary = said(done)
+    assert (summary["scored"], summary["run"]) == (6, "runs/new")
+    assert summary["rescored"] == {"run": old, "failed": 0, "gone": 3}
+    assert Run("runs/new").config()["identity"]["env_args"] == {"ask": "What", "num_examples": 2}
+    human = rove("rescore", old, "-a", '{"num_examples": 2}', "--into", "runs/new")
+    assert "left out: 3 rollouts of examples that the dataset has no more" in human.out
+
+
+def test_another_folder_is_asked_for_or_fresh(rove: Rove):
+    old = said(rove("eval", *SMALL))["run"]
+    assert rove("rescore", old, "--into", "runs/new").status == 0
+    words = ("rescore", old, "--into", "runs/new", "-a", '{"max_turns": 9}')
+    refused = rove(*words)
+    assert refused.status == 1
+    assert "runs/new holds a different run" in refused.err
+    assert "env_args.max_turns: there None, now 9" in refused.err
+    assert rove(*words, "--fresh").status == 0
+    itself = rove("rescore", old, "--run-dir", old, "--fresh")
+    assert itself.status == 2
+    assert "cannot be rescored into itself" in itself.err
+    assert len(lines(old)) == 8
+
+
+def test_an_environment_that_has_changed_too_much_gives_no_score(rove: Rove):
+    old = said(rove("eval", *SMALL))["run"]
+    done = rove("rescore", old, "-a", '{"max_turns": 1}')
+    assert done.status == 1
+    assert (
+        "first failure, in replay: ReplayError: replay differs after turn 1: the rollout ends (max_turns_re" in done.out
+    )
+    assert "0 of 8 rollouts scored; 8 failed (8 × replay: ReplayError)" in done.out
+    assert "left out" not in done.out
+
+
+def test_failed_rollouts_are_told(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
+    done = rove("eval", "guess", "-m", "scripted:forgets", "--run-dir", "runs/old")
+    assert "3 failed" in done.out
+    assert "left out: 3 rollouts that had failed" in rove("rescore", "runs/old").out
+
+
+def test_what_cannot_be_rescored_is_refused(rove: Rove):
+    nowhere = rove("rescore", "runs/none")
+    assert (nowhere.status, nowhere.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
+    made_run(Path("runs/rl"), [record()], kind="rl")
+    assert "runs/rl is not the run of an evaluation" in rove("rescore", "runs/rl").err
+    made_run(Path("runs/mine"), [record()], seed=0, env="")
+    unnamed = rove("rescore", "runs/mine")
+    assert unnamed.status == 2
+    assert "has no name to load it by; call rove.rescore from Python" in unnamed.err
+    assert rove("rescore", "runs/mine", "-a", "[1]").status == 2
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "rl"]

@@ -1,0 +1,473 @@
+"""`rove eval` with a file of many evaluations, with defaults of the environment's own, and with --dry-run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from commands import Done, Rove, environment, in_this_process, lines
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.cli.eval import EvalConfig
+from rove.cli.suite import as_words, expand
+from rove.core.config import load
+from rove.core.errors import ConfigError
+from rove.envs.loading import environment_defaults
+from rove.runs.run import Run
+
+GAME = ("tictactoe", "-m", "scripted:teacher", "-n", "2", "-r", "1")
+
+FRAGILE = """
+import rove as vf
+
+def right(completion, answer):
+    return float(completion[-1].content == answer)
+
+def knows(messages, state, rng):
+    return state["answer"]
+
+def fails(messages, state, rng):
+    raise vf.InfraError("gone")
+
+def load_environment(num_examples: int = 4, broken: bool = False):
+    def rows():
+        if broken:
+            raise OSError("disk on fire")
+        return [{"question": f"{i}?", "answer": str(i)} for i in range(num_examples)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), players={"knows": knows, "fails": fails})
+"""
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def suite(text: str) -> None:
+    Path("suite.toml").write_text(text)
+
+
+def settings_of(done: Done) -> list[dict[str, Any]]:
+    """The settings that --dry-run has printed, of as many evaluations as there are."""
+    assert done.status == 0, done.err
+    content = tomllib.loads(done.out)
+    return content.get("eval", [content])
+
+
+# Sweeps, as values
+
+names = st.sampled_from(["temperature", "seed", "env_args.a", "env_args.b", "env_args.deep.c", "limits.max_turns"])
+values = st.integers(0, 9) | st.booleans() | st.text(max_size=2) | st.lists(st.integers(0, 3), max_size=2)
+axes = st.dictionaries(names, st.lists(values, min_size=1, max_size=3, unique_by=repr), max_size=4)
+plain = st.dictionaries(names, st.integers(10, 19), max_size=3)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        *above, last = name.split(".")
+        table = found
+        for key in above:
+            table = table.setdefault(key, {})
+        table[last] = value
+    return found
+
+
+def at(values: dict[str, Any], name: str) -> Any:
+    for key in name.split("."):
+        values = values[key]
+    return values
+
+
+@given(shared=plain, own=plain, sweep=axes, dotted=st.booleans())
+def test_a_sweep_is_every_combination_once_over_what_is_the_same_for_all(shared, own, sweep, dotted):
+    content = {**nested(shared), "eval": [{**nested(own), "sweep": sweep if dotted else nested(sweep)}]}
+    before = copy.deepcopy(content)
+    points = list(expand(content))
+    assert content == before
+    assert len(points) == math.prod(len(tried) for tried in sweep.values())
+    seen = {repr([at(settings, name) for name in sweep]) for _, _, settings in points}
+    assert len(seen) == len(points)
+    for table, point, settings in points:
+        assert table == "[[eval]] 1"
+        assert all(f"{name} = {at(settings, name)!r}" in point for name in sweep)
+        for name, value in {**shared, **own}.items():
+            if name not in sweep:
+                assert at(settings, name) == value
+        assert "sweep" not in settings
+
+
+@given(shared=axes, own=plain, more=axes)
+def test_a_sweep_at_the_top_goes_for_every_table_that_does_not_say_otherwise(shared, own, more):
+    content = {"sweep": shared, "eval": [nested(own), {"sweep": more}], "ablation": [{}]}
+    points = list(expand(content))
+    left = {name: tried for name, tried in shared.items() if name not in own}
+    sizes = [math.prod(len(tried) for tried in varying.values()) for varying in (left, {**shared, **more}, shared)]
+    tables = [table for table, _, _ in points]
+    assert tables == ["[[eval]] 1"] * sizes[0] + ["[[eval]] 2"] * sizes[1] + ["[[ablation]] 1"] * sizes[2]
+    assert all(at(settings, name) == value for _, _, settings in points[: sizes[0]] for name, value in own.items())
+
+
+def test_the_last_name_varies_quickest():
+    points = [point for _, _, point in expand({"sweep": {"seed": [1, 2], "env_args": {"a": [3, 4]}}})]
+    assert points == [{"seed": i, "env_args": {"a": j}} for i in (1, 2) for j in (3, 4)]
+
+
+def test_whole_tables_can_be_tried():
+    content = {"env_args": {"a": 1}, "eval": [{"sweep": {"env_args": [{"b": 2}, {"a": 3}]}}]}
+    assert [settings["env_args"] for _, _, settings in expand(content)] == [{"a": 1, "b": 2}, {"a": 3}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"eval": {"model": "x"}}, r"'eval' is \{'model': 'x'\}; expected tables that begin with \[\[eval\]\]"),
+        ({"ablation": [1]}, r"'ablation' is \[1\]; expected tables"),
+        ({"sweep": 3}, r"\[sweep\] is 3; expected a table of lists"),
+        ({"eval": [{}, {"sweep": [1]}]}, r"\[\[eval\]\] 2, sweep is \[1\]; expected a table of lists"),
+        (
+            {"eval": [{"sweep": {"seed": 1}}]},
+            r"\[\[eval\]\] 1, sweep: 'seed' is 1; expected a list of the values to try",
+        ),
+        ({"sweep": {"env_args": {"a": []}}}, r"\[sweep\]: 'env_args.a' is \[\]; expected a list"),
+    ],
+)
+def test_what_is_no_suite_is_refused(content, message):
+    with pytest.raises(ConfigError, match=message):
+        list(expand(content))
+
+
+texts = st.text(max_size=5)
+given_settings = st.fixed_dictionaries(
+    {"env": texts, "model": texts},
+    optional={
+        "run_dir": texts,
+        "save": st.booleans(),
+        "seed": st.integers(-9, 9),
+        "temperature": st.floats(0, 2),
+        "env_args": st.dictionaries(texts, texts | st.integers(0, 9) | st.lists(texts, max_size=2), max_size=3),
+        "sampling_args": st.dictionaries(texts, st.booleans(), max_size=2),
+    },
+)
+
+
+@given(given_settings)
+def test_settings_as_words_mean_the_same(values):
+    assert load(EvalConfig, {}, as_words(EvalConfig, values)) == load(EvalConfig, values)
+
+
+# Many evaluations
+
+MANY = """
+env = "tictactoe"
+num_examples = 3
+rollouts_per_example = 2
+
+[[eval]]
+model = "scripted:teacher"
+[eval.sweep]
+temperature = [0, 0.5]
+"env_args.max_turns" = [2, 8]
+
+[[eval]]
+model = "scripted:optimal"
+
+[[ablation]]
+env = "reverse_text"
+model = "scripted:oracle"
+num_examples = 2
+"""
+
+
+@pytest.mark.broad
+def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
+    suite(MANY)
+    done = rove("eval", "@", "suite.toml", "--json")
+    assert done.status == 0
+    rows = json.loads(done.out)
+    assert [(row["env"], row["model"], row["scored"]) for row in rows] == [
+        *[("tictactoe", "scripted:teacher", 6)] * 4,
+        ("tictactoe", "scripted:optimal", 6),
+        ("reverse_text", "scripted:oracle", 4),
+    ]
+    assert [row["settings"].get("env_args.max_turns") for row in rows] == [2, 8, 2, 8, None, None]
+    assert [row["settings"].get("temperature") for row in rows] == [0, 0, 0.5, 0.5, None, None]
+    assert len({row["run"] for row in rows}) == 6
+    for row in rows:
+        kept = Run(row["run"]).summary()
+        assert kept is not None
+        assert kept["reward"] == row["reward"]
+    assert "6/6 reverse_text · scripted:oracle" in done.err
+
+
+@pytest.mark.broad
+def test_the_same_command_again_runs_nothing_and_a_stopped_one_goes_on(rove: Rove):
+    suite(MANY)
+    first = json.loads(rove("eval", "@", "suite.toml", "--json").out)
+    before = [lines(row["run"]) for row in first]
+    assert json.loads(rove("eval", "@suite.toml", "--json").out) == first
+    assert [lines(row["run"]) for row in first] == before
+    file = Path(first[2]["run"], "rollouts.jsonl")
+    file.write_bytes(b"".join(before[2][:4]))
+    again = json.loads(rove("eval", "@", "suite.toml", "--json").out)
+    assert len(lines(first[2]["run"])) == 6
+    for row in (*first, *again):
+        row.pop("latency")
+    assert again == first
+
+
+def test_people_get_one_table(rove: Rove):
+    suite(MANY)
+    done = rove("eval", "@", "suite.toml")
+    assert (done.status, done.err) == (0, "")
+    said = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.out.splitlines() if "│" in line]
+    first, second, third = said[:3]
+    assert first[:5] == ["tictactoe", "scripted:teacher", "num_examples=3", "6", "0.200 –*"]
+    assert first[5:] == ["0", "0"]
+    assert [second[2], third[2]] == ["env_args.max_turns=2", "temperature=0.0"]
+    assert said[-1][:5] == ["reverse_text", "scripted:oracle", "num_examples=2", "4", "1.200 –*"]
+    assert "rove compare runs/tictactoe--scripted-teacher--" in done.out
+    assert "failed" in done.out
+    assert max(map(len, done.out.splitlines())) <= 200
+
+
+def test_flags_go_for_all_and_settle_what_they_say(rove: Rove):
+    suite(MANY)
+    found = settings_of(rove("eval", "--dry-run", "-T", "1.5", "@", "suite.toml", "--num_examples", "1"))
+    assert [values["temperature"] for values in found] == [1.5] * 4
+    assert [values["num_examples"] for values in found] == [1] * 4
+    assert [values["env_args"] for values in found] == [{"max_turns": 2}, {"max_turns": 8}, {}, {}]
+    suite('model = "scripted:random"\n[[eval]]\nenv = "tictactoe"\n[eval.sweep]\nseed = [1, 2]')
+    named = settings_of(rove("eval", "--dry-run", "double_check", "-m", "scripted:oracle", "@", "suite.toml"))
+    assert [(values["env"], values["model"], values["seed"]) for values in named] == [
+        ("double_check", "scripted:oracle", 1),
+        ("double_check", "scripted:oracle", 2),
+    ]
+
+
+@pytest.mark.broad
+def test_other_files_go_below_or_above_by_their_order(rove: Rove):
+    suite(MANY)
+    Path("more.toml").write_text("num_examples = 7\nseed = 3\n")
+    below = settings_of(rove("eval", "@", "more.toml", "@", "suite.toml", "--dry-run"))
+    assert [(values["num_examples"], values["seed"]) for values in below] == [(3, 3)] * 5 + [(2, 3)]
+    above = settings_of(rove("eval", "@", "suite.toml", "@", "more.toml", "--dry-run"))
+    assert [(values["num_examples"], values["seed"]) for values in above] == [(7, 3)] * 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[eval]]\nmodle = "x"', "suite.toml, [[eval]] 1: unknown setting 'modle'; did you mean 'model'?"),
+        (
+            "[[eval]]\n[eval.sweep]\ntemprature = [0.1, 1]",
+            "[[eval]] 1 (temprature = 0.1): unknown setting 'temprature'",
+        ),
+        ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: settings: seed is 'x': expected `int`, got `str`"),
+        ("[[eval]]\n[[eval]]\nnum_examples = 0", "suite.toml, [[eval]] 2: num_examples is 0; expected 1 or more"),
+        ("[[eval]]\n[[eval]]\nenv = 'tictactoo'", "suite.toml, [[eval]] 2: no environment 'tictactoo'"),
+        ("[[eval]]\n[[eval]]\nenv_args = {sed = 1}", "suite.toml, [[eval]] 2: environment 'tictactoe' has no argument"),
+        (
+            "[[eval]]\n[[eval]]\nmodel = 'scripted:tea'",
+            "suite.toml, [[eval]] 2: environment 'tictactoe' has no scripted",
+        ),
+        ("[[eval]]\n[[eval]]\nsampling_args.top_p = 'x'", "suite.toml, [[eval]] 2: sampling arguments"),
+        ("[[eval]]\n[eval.sweep]\nseed = 1", "suite.toml, [[eval]] 1, sweep: 'seed' is 1; expected a list"),
+        (
+            "[[eval]]\n[[eval]]",
+            "suite.toml, [[eval]] 1 and suite.toml, [[eval]] 2 would share one run folder (what differs: n",
+        ),
+        (
+            "[sweep]\nnum_examples = [1, 2]",
+            "suite.toml, [sweep] (num_examples = 1) and suite.toml, [sweep] (num_examples = 2) would share one run folder "
+            "(what differs: num_examples); leave one out, or give each a run_dir of its own",
+        ),
+        (
+            'run_dir = "runs/x"\n[[eval]]\nseed = 1\n[[eval]]\nrun_dir = "runs/y/../x"',
+            "would share the run folder runs/y/../x (what differs: run_dir, seed)",
+        ),
+    ],
+)
+def test_a_mistake_anywhere_is_told_with_its_place_before_anything_is_run(rove: Rove, text: str, message: str):
+    top = 'env = "tictactoe"\nmodel = "scripted:random"\n'
+    suite(top + text)
+    done = rove("eval", "@", "suite.toml")
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err.replace("differs: seed, run_dir", "differs: run_dir, seed")
+    assert not Path("runs").exists()
+
+
+def test_what_is_not_kept_shares_no_folder(rove: Rove):
+    suite("[sweep]\nnum_examples = [1, 2]")
+    rows = json.loads(rove("eval", *GAME[:3], "-r", "1", "@", "suite.toml", "--no-save", "--json").out)
+    assert [(row["scored"], row["run"]) for row in rows] == [(1, None), (2, None)]
+
+
+def test_two_files_of_many_are_one_too_many(rove: Rove):
+    suite(MANY)
+    Path("other.toml").write_text(MANY)
+    done = rove("eval", "@", "suite.toml", "@", "other.toml")
+    assert done.status == 2
+    assert "suite.toml and other.toml both have many evaluations" in done.err
+    assert "expected a file after @" in rove("eval", *GAME, "@").err
+
+
+@pytest.mark.broad
+def test_one_that_is_stopped_does_not_stop_the_others(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "environments", "fragile", FRAGILE)
+    suite("""
+env = "fragile"
+num_examples = 4
+rollouts_per_example = 1
+max_errors = 1
+max_concurrent = 1
+[[eval]]
+model = "scripted:fails"
+[[eval]]
+model = "scripted:knows"
+env_args.broken = true
+[[eval]]
+model = "scripted:knows"
+run_dir = "taken"
+[[eval]]
+model = "scripted:knows"
+""")
+    Path("taken").mkdir()
+    Path("taken", "mine.txt").touch()
+    done = rove("eval", "@", "suite.toml", "--json")
+    assert done.status == 1
+    failed, broken, taken, fine = json.loads(done.out)
+    assert failed["error"].startswith("TooManyErrorsError: 2 of 2 rollouts failed, more than max_errors = 1 allows")
+    assert (broken["error"], broken["place"]) == ("OSError: disk on fire", "suite.toml, [[eval]] 2")
+    assert taken["error"].startswith("RunError: taken is no run folder and not empty")
+    assert (fine["scored"], fine["failed"]) == (4, 0)
+    assert 'raise OSError("disk on fire")' in done.err  # whoever wrote the environment wants to know where
+    human = rove("eval", "@", "suite.toml")
+    assert human.status == 1
+    assert "3 of 4 evaluations were not finished:" in human.out
+    assert "  suite.toml, [[eval]] 3: RunError: taken is no run folder" in human.out
+    assert human.out.count(" stopped│") == 3
+
+
+def test_one_of_which_nothing_could_be_scored_is_a_failure(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "environments", "fragile", FRAGILE)
+    suite('env = "fragile"\n[sweep]\nmodel = ["scripted:fails", "scripted:knows"]')
+    done = rove("eval", "@", "suite.toml", "--json")
+    assert done.status == 1
+    assert [(row["scored"], row["failed"]) for row in json.loads(done.out)] == [(0, 12), (12, 0)]
+
+
+# What would be run
+
+
+def test_settings_are_shown_and_nothing_is_run(rove: Rove):
+    done = rove("eval", *GAME, "-T", "0.5", "--env_args.max_turns", "3", "--dry-run")
+    assert done.status == 0
+    [values] = settings_of(done)
+    assert (values["env"], values["temperature"], values["env_args"]) == ("tictactoe", 0.5, {"max_turns": 3})
+    assert set(values) <= set(EvalConfig.__struct_fields__)
+    assert (
+        json.loads(rove("eval", *GAME, "-T", "0.5", "--env_args.max_turns", "3", "--dry-run", "--json").out) == values
+    )
+    assert "has no argument 'sed'" in rove("eval", *GAME, "-a", '{"sed": 1}', "--dry-run").err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("words", [GAME, ("@", "suite.toml")])
+def test_what_is_shown_means_the_same(rove: Rove, words: tuple[str, ...]):
+    suite(MANY)
+    shown = rove("eval", *words, "--dry-run")
+    Path("shown.toml").write_text(shown.out)
+    assert settings_of(rove("eval", "@", "shown.toml", "--dry-run")) == settings_of(shown)
+    if words != GAME:
+        assert "# suite.toml, [[eval]] 1 (temperature = 0, env_args.max_turns = 2)\n[[eval]]\n" in shown.out
+
+
+# Defaults of the environment's own
+
+
+def with_defaults(**table: Any) -> Path:
+    environment(Path("environments"), "fragile", FRAGILE)
+    file = Path("environments/fragile/pyproject.toml")
+    file.write_text(tomli_w.dumps({"project": {"version": "1"}, "tool": {"rove": {"eval": table}}}))
+    return file
+
+
+def test_an_environments_defaults_lie_below_files_and_flags(rove: Rove):
+    file = with_defaults(
+        num_examples=3, rollouts_per_example=1, temperature=0.7, sampling_args={"top_p": 0.5, "stop": ["x"]}
+    )
+    words = ("eval", "fragile", "-m", "scripted:knows", "--dry-run")
+    plain = rove(*words)
+    [values] = settings_of(plain)
+    assert (values["num_examples"], values["rollouts_per_example"], values["temperature"]) == (3, 1, 0.7)
+    assert values["sampling_args"] == {"top_p": 0.5, "stop": ["x"]}
+    where = f"# from {file.resolve()}, [tool.rove.eval]: "
+    assert where + "num_examples, rollouts_per_example, temperature, sampling_args\n" in plain.out
+    Path("mine.toml").write_text("num_examples = 2\nsampling_args.top_p = 0.9\n")
+    mixed = rove(*words, "@", "mine.toml", "-T", "0.1", "-r", "1")
+    [values] = settings_of(mixed)
+    assert (values["num_examples"], values["temperature"]) == (2, 0.1)
+    assert values["sampling_args"] == {"top_p": 0.9, "stop": ["x"]}
+    assert where + "sampling_args\n" in mixed.out
+    summary = json.loads(rove("eval", "fragile", "-m", "scripted:knows", "--json").out)
+    assert summary["rollouts"] == 3
+
+
+def test_a_suite_has_them_too(rove: Rove):
+    with_defaults(num_examples=3, temperature=0.7)
+    suite(
+        'model = "scripted:knows"\n[[eval]]\nenv = "fragile"\n[[eval]]\nenv = "fragile"\ntemperature = 0\n'
+        '[[eval]]\nenv = "tictactoe"\nmodel = "scripted:random"'
+    )
+    found = settings_of(rove("eval", "@", "suite.toml", "--dry-run"))
+    assert [(values["num_examples"], values.get("temperature")) for values in found] == [(3, 0.7), (3, 0.0), (5, None)]
+
+
+def test_a_run_goes_on_with_the_settings_it_had(rove: Rove):
+    environment(Path("environments"), "fragile", FRAGILE)
+    first = json.loads(rove("eval", "fragile", "-m", "scripted:knows", "--json").out)
+    pyproject = Path("environments/fragile/pyproject.toml")
+    pyproject.write_text("[tool.rove.eval]\ntemperature = 0.5\nnum_examples = 1\n")
+    [values] = settings_of(rove("eval", "--resume", first["run"], "--dry-run"))
+    assert "temperature" not in values
+    assert values["num_examples"] == 5
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"num_exampels": 3}, "[tool.rove.eval]: unknown setting 'num_exampels'; did you mean 'num_examples'?"),
+        ({"base_url": "http://elsewhere"}, "[tool.rove.eval]: unknown setting 'base_url'; known: "),
+        ({"num_examples": "many"}, "[tool.rove.eval]: settings: num_examples is 'many': expected `int`, got `str`"),
+        ({"num_examples": 0}, "[tool.rove.eval]: num_examples is 0; expected 1 or more"),
+    ],
+)
+def test_wrong_defaults_are_refused_with_their_file(rove: Rove, table: dict[str, Any], message: str):
+    file = with_defaults(**table)
+    done = rove("eval", "fragile", "-m", "scripted:knows")
+    assert done.status == 2
+    assert f"{file.resolve()}, {message}" in done.err
+    assert not Path("runs").exists()
+
+
+def test_defaults_are_what_lies_beside_the_module(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "mine", "bare", FRAGILE)
+    assert environment_defaults("bare", "mine") == (tmp_path / "mine/bare/pyproject.toml", {})
+    (tmp_path / "mine/bare/pyproject.toml").write_text("[project]\nname = 'bare'\n")
+    assert environment_defaults("bare", "mine")[1] == {}
+    (tmp_path / "mine/bare/pyproject.toml").write_text("[tool.rove.eval]\nseed = 3\n")
+    assert environment_defaults("someone/bare@1.0", "mine")[1] == {"seed": 3}
+    (tmp_path / "mine/bare/pyproject.toml").write_text("[tool.rove]\neval = 3\n")
+    with pytest.raises(ConfigError, match=r"pyproject.toml: 'eval' is 3; expected the table \[tool.rove.eval\]"):
+        environment_defaults("bare", "mine")
+    with pytest.raises(ConfigError, match="no environment 'none'"):
+        environment_defaults("none")

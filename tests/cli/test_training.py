@@ -1,0 +1,472 @@
+"""`rove sft` and `rove rl`: what they leave in the run folder, and that a complete run is left alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Rove, contents, environment, in_this_process, lines
+from rich.console import Console
+
+from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.model import ModelConfig, run_model_new
+from rove.cli.rl import print_rl
+from rove.models.load import load_model
+from rove.runs.run import Run
+from rove.train.rl import RLConfig
+
+MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new model and a few of the teacher's games: model/ and games/."""
+    folder = tmp_path_factory.mktemp("made")
+    run_model_new(ModelConfig(env="tictactoe", output=str(folder / "model"), games=20))
+    games = EvalConfig(
+        env="tictactoe",
+        model="scripted:teacher",
+        num_examples=40,
+        rollouts_per_example=1,
+        run_dir=str(folder / "games"),
+    )
+    run_eval(games, Console(file=io.StringIO()))
+    return folder
+
+
+def sft(made: Path, *more: str) -> list[str]:
+    words = f"sft --data {made}/games -m {made}/model --epochs 2 --batch-size 16 --validate_every 2 --threads 1"
+    return [*words.split(), "--final-eval-rollouts", "0", *more]
+
+
+def rl(made: Path, *more: str) -> list[str]:
+    words = f"rl tictactoe -m {made}/model --steps 2 --batch-size 8 -r 4 -t 4 --checkpoint_every 1 --threads 1"
+    return [*words.split(), *more]
+
+
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
+
+
+@pytest.mark.broad
+def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
+    """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
+    lora = ("--lora_rank", "2", "--lora_targets", '["q_proj", "down_proj"]')
+    assert rove(*sft(made, *lora, "--run-dir", "runs/sft")).status == 0
+    words = rl(made, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
+    done = rove(*words)
+    assert done.status == 0, done.err
+    assert {*os.listdir("runs/rl/final")} == {*os.listdir("runs/sft/final")} == ADAPTER_FILES
+    merged = rove("model", "merge", "runs/rl/final", "-o", "models/merged", "--json")
+    assert merged.status == 0, merged.err
+    parameters = sum(p.numel() for p in load_model(made / "model", "cpu").model.parameters())
+    assert json.loads(merged.out) == {"path": "models/merged", "parameters": parameters}
+    assert set(os.listdir("models/merged")) >= MODEL_FILES
+    ask = ("eval", "tictactoe", "-n", "4", "-r", "1", "-t", "4", "-T", "0", "--no-save", "--json", "-m")
+    said = [json.loads(rove(*ask, model).out) for model in ("runs/rl/final", "models/merged", "runs/rl/checkpoints/1")]
+    assert said[0]["reward"] == said[1]["reward"]
+    assert all(one["scored"] == 4 for one in said)
+    again = rove(*words)
+    assert "runs/rl is complete" in again.out
+    refused = rove(*words, "--lora_rank", "3")
+    assert refused.status == 1
+    assert "  lora_rank: there 2, now 3" in refused.err.splitlines()
+    Path("runs/rl/summary.json").unlink()
+    (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
+    assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
+
+
+@pytest.mark.broad
+def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
+    assert rove(*sft(made, "--lora_rank", "2", "--run-dir", "runs/sft")).status == 0
+    assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
+    assert "model is no adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
+    assert not Path("merged").exists()
+    Path("merged").mkdir()
+    Path("merged/mine").touch()
+    assert "merged is not empty" in rove("model", "merge", "runs/sft/final", "-o", "merged").err
+    assert os.listdir("merged") == ["mine"]
+    done = rove("model", "merge", "runs/sft/final", "-o", "other")
+    assert done.status == 0
+    assert "parameters, the adapter's change in them" in done.out
+
+
+@pytest.mark.parametrize("words", [sft, rl])
+def test_a_model_that_is_not_there_leaves_no_run_folder(rove: Rove, made: Path, words: Callable[..., list[str]]):
+    done = rove(*words(made, "-m", "nope", "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "no model 'nope'" in done.err
+    assert not Path("runs/mine").exists()
+
+
+def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):
+    done = rove(*rl(made, "--lora_dropout", "0.1", "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "lora_dropout is 0.1, but lora_rank is 0" in done.err
+    assert not Path("runs/mine").exists()
+
+
+@pytest.mark.broad
+def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+    done = rove(*sft(made, "--min-reward", "0.6", "--json"))
+    assert done.status == 0
+    summary = json.loads(done.out)
+    final = Path(summary["model"])
+    run = final.parent
+    assert run.parent == Path("runs")
+    assert set(os.listdir(final)) >= MODEL_FILES
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    metrics = Run(run).metrics()
+    assert [m["step"] for m in metrics] == list(range(1, summary["steps"] + 1))
+    measured = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
+    assert summary["validation_loss"] == min(measured.values()) == measured[summary["best_step"]]
+    good = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
+    assert summary["conversations"] + summary["held_out_samples"] == good < 40
+    assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
+
+
+@pytest.mark.broad
+def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Path):
+    done = rove(*sft(made, "--final-eval-rollouts", "4", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    placement = json.loads(Path("runs/mine/summary.json").read_text())["placement"]
+    names = [row["name"] for row in placement["rows"]]
+    assert names == ["the trained model", "scripted:optimal", "scripted:random", "scripted:teacher"]
+    assert {row["scored"] for row in placement["rows"]} == {4}
+    assert placement["env"] == "tictactoe"
+    assert placement["text"] in done.out
+    assert "evaluate it: rove eval tictactoe -m runs/mine/final" in done.out
+    failed = rove(*sft(made, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
+    assert failed.status == 0, failed.err
+    assert "not evaluated: no environment 'nowhere'" in failed.out
+    assert "placement" not in json.loads(Path("runs/other/summary.json").read_text())
+
+
+@pytest.mark.broad
+def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+    done = rove(*rl(made, "--json"))
+    assert done.status == 0
+    assert "batch_size 8: below 256 rollouts per step training is unstable" in done.err
+    summary = json.loads(done.out)
+    final = Path(summary["model"])
+    run = Run(final.parent)
+    assert set(os.listdir(final)) >= MODEL_FILES
+    assert (run.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert summary["steps"] == 2
+    assert summary["last"] == run.metrics()[-1]
+    places = [(record.step, record.example_key, record.rollout_index) for record in run.rollouts()]
+    assert len(places) == len(set(places)) == 16
+    for model in (final, run.path / "checkpoints" / "1"):
+        assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("command", [sft, rl])
+def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
+    words = command(made, "--run-dir", "runs/mine")
+    first = rove(*words)
+    assert first.status == 0
+    assert "curves: runs/mine/curves.png" in first.out
+    before = contents(Path("runs/mine"))
+    again = rove(*words)
+    assert again.status == 0
+    assert "runs/mine is complete; --fresh to train again" in again.out
+    assert contents(Path("runs/mine")) == before
+    fresh = rove(*words, "--fresh")
+    assert "is complete" not in fresh.out
+    after = contents(Path("runs/mine"))
+    final = "runs/mine/final/model.safetensors"
+    assert after[final][0] > before[final][0]
+    assert after[final][1] == before[final][1]
+
+
+@pytest.mark.broad
+def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove: Rove, made: Path):
+    assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
+    before = contents(Path("runs/mine"))
+    other = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
+    assert other.status == 1
+    assert "  learning_rate: there 0.0003, now 0.01" in other.err.splitlines()
+    assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
+    assert contents(Path("runs/mine")) == before
+
+
+ON_ITSELF = """
+[[evaluation]]
+env = "tictactoe"
+num_examples = 8
+max_tokens = 4
+every = 100
+"""
+
+
+@pytest.mark.broad
+def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
+    Path("measured.toml").write_text(ON_ITSELF)
+    assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
+    held_out = rove(
+        *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
+    )
+    assert held_out.status == 0, held_out.err
+    assert "also trained on" not in held_out.out
+
+
+@pytest.mark.broad
+def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
+    Path("environments").mkdir()
+    Path("environments/same.py").write_text(SAME)
+    Path("measured.toml").write_text(ON_ITSELF.replace("tictactoe", "same"))
+    words = [*rl(made, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
+    words[1] = "same"
+    started = rove(*words, "1")
+    assert started.status == 0, started.err
+    assert "warning: batch_size 8: below 256" in started.out
+    assert "warning: evaluation same: 2 of 8 rows are also trained on" in started.out
+    Path("runs/mine/summary.json").unlink()
+    continued = rove(*words, "1")
+    assert "continuing runs/mine after step 1" in continued.out
+    assert "warning" not in continued.out
+
+
+@pytest.mark.broad
+def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
+    config = json.loads((made / "model/config.json").read_text())
+    context = config["max_position_embeddings"]
+    words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
+    done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
+    assert done.status == 0, done.err
+    assert f"warning: max_tokens {context}: the model takes {context} tokens, the prompt's included" in done.out
+
+
+SAME = """
+import rove as vf
+
+def load_environment():
+    rows = [{"question": f"say {n}"} for n in range(9)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda completion: float(len(str(completion)) % 2)], [1.0]))
+"""
+
+
+@pytest.mark.broad
+def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
+    play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
+    words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
+    assert rove(*play, "-n", "20").status == 0
+    assert rove(*words).status == 0
+    assert rove(*play, "-n", "30").status == 0
+    assert len(lines("games")) == 30
+    refused = rove(*words)
+    assert refused.status == 1
+    assert "  data: there '" in refused.err
+    assert "learning_rate" not in refused.err
+
+
+def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, made: Path):
+    done = rove(*sft(made, "--min-reward", "7"))
+    assert done.status == 2
+    assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
+    assert not Path("runs").exists()
+
+
+INTERRUPTS = """
+import signal
+
+import rove as vf
+
+seen = []
+
+def reward(completion):
+    seen.append(completion)
+    if len(seen) == 24:
+        signal.raise_signal(signal.SIGINT)
+    return float(len(seen) % 2)
+
+def load_environment():
+    return vf.SingleTurnEnv(dataset=[{"question": "say 1"}], rubric=vf.Rubric([reward], [1.0]))
+"""
+
+
+@pytest.mark.broad
+def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, made: Path, tmp_path: Path):
+    environment(tmp_path / "environments", "interrupts", INTERRUPTS)
+    done = rove("rl", "interrupts", *rl(made)[2:], "--run-dir", "runs/mine", "--steps", "4")
+    assert done.status == 130, done.err
+    stopped = json.loads(Path("runs/mine/stopped.json").read_text())
+    assert stopped["why"] == "interrupted by the user"
+    assert stopped["step"] == 2
+    assert stopped["rollouts"] >= 16
+    resumed = rove(*shlex.split(stopped["resume"])[1:])
+    assert resumed.status == 0, resumed.err
+    assert "continuing runs/mine after step 2" in resumed.out
+    assert not Path("runs/mine/stopped.json").exists()
+
+
+WATCHED = """
+shuffle = true
+keep_best = "eval/perfect/reward/mean"
+show_every = 1
+[alarms]
+window = 1
+grad_norm_factor = 1e-9
+length_factor = 1e-9
+[[evaluation]]
+env = "tictactoe"
+name = "perfect"
+env_args = { min_random_move_prob = 0.0, max_random_move_prob = 0.0 }
+num_examples = 3
+max_tokens = 4
+every = 1
+"""
+
+
+@pytest.mark.broad
+def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(rove: Rove, made: Path):
+    Path("watched.toml").write_text(WATCHED)
+    done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    run = Run("runs/mine")
+    metrics = run.metrics()
+    assert "eval/perfect/reward/mean" in done.out
+    assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
+    assert done.out.count("· example ") == 2
+    assert "step 2: length growth" in done.out
+    assert "length_growth" in [alarm["name"] for alarm in run.alarms()]
+    words = [
+        "eval",
+        "tictactoe",
+        "-n",
+        "3",
+        "-r",
+        "1",
+        "-T",
+        "0",
+        "-t",
+        "4",
+        "--no-save",
+        "--json",
+        "-m",
+        "runs/mine/final",
+    ]
+    args = '{"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}'
+    alone = json.loads(rove(*words, "-a", args).out)
+    assert alone["reward"]["mean"] == metrics[-1]["eval/perfect/reward/mean"]
+    steps = [f"runs/mine/evaluations/perfect/{step}" for step in (1, 2)]
+    assert rove("compare", *steps).status == 0
+
+
+@pytest.mark.broad
+def test_sft_measures_in_an_environment(rove: Rove, made: Path):
+    Path("watched.toml").write_text(WATCHED.replace("shuffle = true", "").replace("show_every = 1", ""))
+    done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    assert done.status == 0, done.err
+    assert "best eval/perfect/reward/mean" in done.out
+    assert all("eval/perfect/reward/mean" in m for m in Run("runs/mine").metrics())
+
+
+def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
+    rove: Rove, made: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    done = rove(*rl(made, "--loggers", '["wandb"]', "--run-dir", "runs/mine"))
+    assert done.status == 2
+    assert "pip install 'rove[wandb]'" in done.err
+    assert not Path("runs/mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "over", "told"),
+    [
+        (0.4, {}, True),
+        (0.9, {}, False),
+        (0.4, {"curriculum": "level"}, False),
+        (0.4, {"skip_at_least": 1.0}, False),
+        (0.4, {"keep_best": "eval/x/reward/mean"}, False),
+    ],
+)
+def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: dict[str, Any], told: bool):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        for step in range(40):
+            reward = 0.4 + (last - 0.4) * step / 39 + 0.01 * (step % 3)
+            run.append_metrics({"step": step + 1, "reward/mean": reward})
+        run.finish({"steps": 40})
+    out = io.StringIO()
+    config = RLConfig(env="tictactoe", model="models/x", **over)
+    print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
+    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+
+
+def test_what_to_do_next_is_said_so_that_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        run.finish({"steps": 0})
+    out = io.StringIO()
+    args = {"num_examples": 3, "system_prompt": "it's a [game]"}
+    config = RLConfig(env="adding", env_dir="some envs", env_args=args, model="models/x", isolated=True)
+    print_rl(config, tmp_path / "the end", run, Console(file=out, width=100))
+    evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
+    environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
+    monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
+    done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["env"], told["env_dir"], told["env_args"], told["isolated"]) == ("adding", "some envs", args, True)
+    assert told["model"] == str(tmp_path / "the end")
+    assert play[1 : play.index("-m")] == evaluate[1 : evaluate.index("-m")]
+
+
+def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("rl", {}, {})
+        for step in range(3):
+            run.append_metrics({"step": step + 1, "reward/mean": 0.0, "groups/all": 8, "groups/zero_spread": 8})
+        run.finish({"steps": 3})
+    out = io.StringIO()
+    print_rl(RLConfig(env="tictactoe", model="models/x"), tmp_path / "final", run, Console(file=out, width=100))
+    assert "nothing was learnt: in no step had a group any spread of rewards" in out.getvalue()
+
+
+@pytest.mark.broad
+def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, made: Path):
+    words = rl(made, "--run-dir", "runs/rl")
+    assert rove(*words).status == 0
+    Path("runs/rl/summary.json").unlink()
+    os.truncate("runs/rl/checkpoints/2/trainer.pt", 1000)
+    done = rove(*words)
+    assert done.status == 0, done.err
+    assert "warning: checkpoint runs/rl/checkpoints/2 is damaged: trainer.pt cannot be read" in done.out
+    assert "It was renamed to 2.damaged; training resumes after step 1" in done.out
+    assert "continuing runs/rl after step 1" in done.out
+    assert len(Run("runs/rl").metrics()) == 2
+
+
+@pytest.mark.broad
+def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, made: Path):
+    words = sft(made, "--run-dir", "runs/sft")
+    assert rove(*words).status == 0
+    Path("runs/sft/summary.json").unlink()
+    [checkpoint] = Run("runs/sft").checkpoints()
+    os.truncate(checkpoint / "progress.json", 5)
+    done = rove(*words)
+    assert done.status == 1
+    assert done.err.startswith("error: no checkpoint of runs/sft is intact:")
+    assert "progress.json is damaged" in done.err and "--fresh" in done.err
+    assert rove(*words, "--fresh").status == 0

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_endpoint import ApiEndpoint, anthropic_message, openai_response, text_completion
+from fault_endpoint import FaultEndpoint
+
+from rove.clients.anthropic import AnthropicClient
+from rove.clients.endpoints import APIS, Address, Endpoint, known_endpoints, read_endpoints
+from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.clients.responses import ResponsesClient
+from rove.core.errors import ConfigError, InfraError, MissingKeyError
+from rove.core.messages import UserMessage
+from rove.core.protocols import Request
+
+pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
+
+SECRET = "sk-a1B2c3D4e5F6g7H8"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "EMPTY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str, path: str = "endpoints.toml") -> Path:
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def table(**fields: Any) -> str:
+    fields = {"endpoint_id": "qwen", "model": "Qwen/Qwen3-4B", "url": "http://localhost:8000/v1"} | fields
+    lines = [f"{name} = {value if isinstance(value, int) else repr(value)}" for name, value in fields.items()]
+    return "\n".join(["[[endpoint]]", *lines, ""])
+
+
+FULL = """
+[[endpoint]]
+endpoint_id = "qwen"
+model = "Qwen/Qwen3-4B"
+url = "http://one:8000/v1"
+key = "QWEN_KEY"
+headers = { X-Team = "blue" }
+price = { input = 0.4, output = 1.6 }
+max_concurrent = 8
+
+[[endpoint]]
+endpoint_id = "claude"
+model = "claude-x"
+api_client_type = "anthropic"
+
+[[endpoint]]
+endpoint_id = "qwen"
+model = "qwen"
+url = "http://two:8000/v1"
+"""
+
+
+def test_a_file_of_endpoints():
+    found = read_endpoints(written(FULL))
+    assert list(found) == ["qwen", "claude"]
+    one, two = found["qwen"].addresses
+    assert one == Address(
+        endpoint_id="qwen",
+        model="Qwen/Qwen3-4B",
+        url="http://one:8000/v1",
+        key="QWEN_KEY",
+        headers={"X-Team": "blue"},
+        price={"input": 0.4, "output": 1.6},
+        max_concurrent=8,
+    )
+    assert two == Address(endpoint_id="qwen", model="qwen", url="http://two:8000/v1")
+    assert found["qwen"].price == {"input": 0.4, "output": 1.6}
+    assert (found["claude"].addresses[0].url, found["claude"].price) == (None, None)
+
+
+def test_the_file_is_looked_for_in_two_places_unless_it_is_named():
+    assert known_endpoints() == {}
+    written(table(endpoint_id="second"), "configs/endpoints.toml")
+    assert list(known_endpoints()) == ["second"]
+    written(table(endpoint_id="first"))
+    assert list(known_endpoints()) == ["first"]
+    written(table(endpoint_id="named"), "mine.toml")
+    assert list(known_endpoints("mine.toml")) == ["named"]
+    with pytest.raises(ConfigError, match=r"nowhere.toml does not exist"):
+        known_endpoints("nowhere.toml")
+
+
+def test_a_file_may_be_empty():
+    assert read_endpoints(written("")) == {}
+
+
+REFUSED = {
+    "not TOML": ("[[endpoint", "endpoints.toml: "),
+    "one bracket": ("[endpoint]\nmodel = 'm'", r"expected \[\[endpoint\]\], with two brackets"),
+    "a list of texts": ("endpoint = ['a']", r"expected \[\[endpoint\]\], with two brackets"),
+    "another table": (table() + "[[endpoints]]\n", r"unknown setting 'endpoints'; expected nothing but \[\[endpoint"),
+    "an unknown key": (table(modle="x"), r"endpoint 1 \(qwen\): unknown setting 'modle'; did you mean 'model'\?"),
+    "no model": ("[[endpoint]]\nendpoint_id = 'a'", r"endpoint 1 \(a\): missing setting: model"),
+    "no name": (table() + "[[endpoint]]\nmodel = 'a'", r"endpoint 2 \(unnamed\): missing setting: endpoint_id"),
+    "an empty name": (table(endpoint_id=""), "endpoint_id is '': expected `str` of length >= 1"),
+    "a wrong type": (table(url=8000), r"url is 8000: expected `str \| null`, got `int`"),
+    "an unknown API": (
+        table(api_client_type="antropic"),
+        r"api_client_type is 'antropic'; did you mean 'anthropic'\?.*openai_responses",
+    ),
+    "no room": (table(max_concurrent=0), "max_concurrent is 0; expected more than 0"),
+    "half a price": (table() + "price = {input = 1}", r"price is {'input': 1.0}; expected {input = …, output = …}"),
+    "a bad price": (table() + "price = {input = 1, output = -1}", "each 0 or more"),
+    "a price that is none": (table() + "price = {input = 1, output = nan}", "each 0 or more"),
+    "two prices": (
+        "".join(table() + f"price = {{input = {i}, output = 1}}\n" for i in (1, 2)),
+        r"endpoint 2 \(qwen\): price is .*2.*earlier replica.*1.*expected one price",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_refused_with_its_place(name: str):
+    text, complaint = REFUSED[name]
+    with pytest.raises(ConfigError, match=complaint):
+        read_endpoints(written(text))
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    "key", [SECRET, "hf_abcDEF123", "AKIAIOSFODNN7EXAMPLE", "0123456789abcdef", "my key", "", "a=b"]
+)
+def test_a_secret_is_refused_and_not_shown(key: str):
+    with pytest.raises(ConfigError, match="not the name of an environment variable.*not shown") as caught:
+        read_endpoints(written(table(key=key)))
+    assert not key or key not in str(caught.value)
+
+
+def test_a_variable_may_have_any_name_it_is_set_under(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("my_key", SECRET)
+    for key in ("my_key", "OPENROUTER_API_KEY", "KEY2", "X"):
+        assert read_endpoints(written(table(key=key)))["qwen"].addresses[0].key == key
+
+
+async def key_sent(**fields: Any) -> str:
+    async with FaultEndpoint() as server:
+        client = read_endpoints(written(table(url=server.base_url, **fields)))["qwen"].client()
+        await client.respond(Request([UserMessage("hi")]))
+        await client.close()
+    return server.headers[0]["Authorization"]
+
+
+async def test_the_key_is_in_the_named_variable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QWEN_KEY", SECRET)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    assert await key_sent(key="QWEN_KEY") == f"Bearer {SECRET}"
+    assert await key_sent(key="EMPTY") == "Bearer EMPTY"
+    assert await key_sent() == "Bearer sk-openai"
+    with pytest.raises(MissingKeyError, match="variable OTHER is not set, .* the key of endpoint 'qwen'"):
+        await key_sent(key="OTHER")
+
+
+def test_a_key_that_is_given_stands_in_for_all(monkeypatch: pytest.MonkeyPatch):
+    endpoint = read_endpoints(written(FULL))["qwen"]
+    with pytest.raises(MissingKeyError, match="QWEN_KEY"):
+        endpoint.client()
+    endpoint.client(api_key="sk-1")
+
+
+def test_the_maker_insists_on_its_own_key():
+    with pytest.raises(MissingKeyError, match="set ANTHROPIC_API_KEY"):
+        read_endpoints(written(FULL))["claude"].client()
+
+
+# Clients
+
+
+def test_every_api_has_a_long_and_a_short_name():
+    kinds = {
+        name: type(Address(endpoint_id="a", model="m", url="http://a/v1", api_client_type=name).client())
+        for name in APIS
+    }
+    assert kinds["openai_chat_completions"] is kinds["chat"] is OpenAIClient
+    assert kinds["openai_completions"] is kinds["completions"] is CompletionsClient
+    assert kinds["openai_responses"] is kinds["responses"] is ResponsesClient
+    assert kinds["anthropic_messages"] is kinds["anthropic"] is AnthropicClient
+    assert Address(endpoint_id="a", model="m").api_client_type in kinds
+
+
+async def test_each_replica_is_asked_in_its_own_words_under_its_own_name():
+    def words(body: dict[str, Any]) -> str:
+        return "hi"
+
+    async with (
+        ApiEndpoint("/v1/messages", anthropic_message, reply=words) as one,
+        ApiEndpoint("/v1/responses", openai_response, reply=words) as two,
+    ):
+        written(
+            table(url=one.base_url, api_client_type="anthropic", model="a", max_concurrent=1)
+            + table(url=two.base_url, api_client_type="responses", model="b", max_concurrent=1)
+            + "headers = {X-Team = 'blue'}"
+        )
+        client = known_endpoints()["qwen"].client()
+        for busy in (0, 1):
+            client._replicas[0].under_way = busy
+            response = await client.respond(Request([UserMessage("hello")], model="qwen"))
+            assert response.message.content == "hi"
+        await client.close()
+    assert (one.bodies[0]["model"], two.bodies[0]["model"]) == ("a", "b")
+    assert two.headers[0]["X-Team"] == "blue"
+
+
+async def test_an_endpoint_of_completions_continues_texts():
+    async with ApiEndpoint("/v1/completions", text_completion, reply=lambda body: body["prompt"] + "!") as server:
+        written(table(url=server.base_url, api_client_type="completions"))
+        client = known_endpoints()["qwen"].client()
+        response = await client.respond(Request([], text="Once"))
+        await client.close()
+    assert response.message.content == "Once!"
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "limits"),
+    [(None, None, [16, 16]), (3, None, [3, 16]), (3, 8, [3, 8]), (9, 8, [8, 8]), (None, 8, [8, 8])],
+)
+def test_the_lower_limit_holds(own: int | None, told: int | None, limits: list[int]):
+    first = table() if own is None else table(max_concurrent=own)
+    client = read_endpoints(written(first + table()))["qwen"].client(max_concurrent=told)
+    assert [replica.client.limiter_now.limit for replica in client._replicas] == limits
+
+
+@pytest.mark.parametrize(("count", "tries"), [(1, 5), (2, 3), (3, 3), (5, 2)])
+async def test_replicas_share_the_retries(count: int, tries: int):
+    async with FaultEndpoint("500") as server:
+        address = Address(endpoint_id="a", model="m", url=server.base_url)
+        client = Endpoint("a", [address] * count).client(max_retries=4)
+        for replica in client._replicas:
+            replica.client.backoff = 0.0
+        with pytest.raises(InfraError):
+            await client.respond(Request([UserMessage("hi")]))
+        await client.close()
+    assert server.requests == count * tries

@@ -1,0 +1,532 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from api_endpoint import ApiEndpoint, text_completion
+from fault_endpoint import Answer, Fault, FaultEndpoint, completion, last_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.clients.endpoint import MAX_BACKOFF, _seconds, retry_delay
+from rove.clients.openai import CompletionsClient, OpenAIClient, as_client
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import (
+    ConfigError,
+    EmptyModelResponseError,
+    InfraError,
+    InvalidModelResponseError,
+    MissingKeyError,
+    ModelError,
+    OverlongPromptError,
+)
+from rove.core.messages import UserMessage
+from rove.core.protocols import Client, Request, Sampling
+from rove.core.records import Usage
+
+pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ask(text: str = "hello", **fields: Any) -> Request:
+    return Request([UserMessage(text)], model="tiny", **fields)
+
+
+async def answer(server: FaultEndpoint, request: Request | None = None, **settings: Any):
+    """One answer from a client that lives just for it and does not pause between tries."""
+    client = OpenAIClient(server.base_url, **{"backoff": 0.0, **settings})
+    try:
+        return await client.respond(request or ask())
+    finally:
+        await client.close()
+
+
+# What is sent and what comes back
+
+
+async def test_round_trip():
+    async with FaultEndpoint() as server:
+        response = await answer(server, ask("Привет, 世界 🌍", sampling=Sampling(max_tokens=5)), api_key="sk-1")
+    assert response.message == {"role": "assistant", "content": "Привет, 世界 🌍"}
+    assert response.usage == Usage(3, 2)
+    message = {"role": "user", "content": "Привет, 世界 🌍"}
+    assert server.bodies == [{"model": "tiny", "messages": [message], "max_tokens": 5}]
+    assert server.headers[0]["Authorization"] == "Bearer sk-1"
+    assert server.headers[0]["Content-Type"] == "application/json"
+
+
+async def test_without_a_key_other_endpoints_get_a_stand_in():
+    async with FaultEndpoint() as server:
+        await answer(server, headers={"X-Team": "blue"})
+    assert server.headers[0]["Authorization"] == "Bearer EMPTY"
+    assert server.headers[0]["X-Team"] == "blue"
+
+
+async def test_headers_of_the_user_win():
+    async with FaultEndpoint() as server:
+        await answer(server, api_key="sk-1", headers={"authorization": "Basic abc"})
+    assert server.headers[0].getall("Authorization") == ["Basic abc"]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    async with FaultEndpoint() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url + "/")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-env\n")
+        client = OpenAIClient()
+        await client.respond(ask())
+        await client.close()
+    assert server.headers[0]["Authorization"] == "Bearer sk-env"
+
+
+async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+    async with FaultEndpoint() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
+        client = OpenAIClient("http://model.invalid/v1")
+        response = await client.respond(ask())
+        await client.close()
+    assert response.message.content == "hello"
+    assert proxy.headers[0]["Host"] == "model.invalid"
+
+
+async def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid")
+    async with FaultEndpoint() as server:
+        await answer(server, max_retries=0)
+    assert server.requests == 1
+
+
+def test_openai_itself_gets_the_newer_name_of_the_length_limit():
+    request = ask(sampling=Sampling(max_tokens=5))
+    assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
+    assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
+    assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5
+
+
+# Raw texts
+
+
+def completions_endpoint(faults: Any = "ok") -> ApiEndpoint:
+    """Says how long the prompt was."""
+    return ApiEndpoint("/v1/completions", text_completion, faults, reply=lambda body: f" and {len(body['prompt'])}")
+
+
+@pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
+async def test_a_raw_text_is_continued(kind: type[OpenAIClient]):
+    sampling = Sampling(max_tokens=5, stop=["\n"])
+    request = Request([UserMessage("not looked at")], sampling, "tiny", text="Once upon")
+    async with completions_endpoint(["500"]) as server:
+        client = kind(server.base_url, "sk-1", backoff=0.0)
+        response = await client.respond(request)
+        await client.close()
+    assert response.message == {"role": "assistant", "content": " and 9"}
+    assert (response.usage, len(response.attempts)) == (Usage(3, 2), 1)
+    assert server.paths == ["/v1/completions"] * 2
+    assert server.bodies[1] == {"model": "tiny", "prompt": "Once upon", "max_tokens": 5, "stop": ["\n"]}
+    assert server.headers[0]["Authorization"] == "Bearer sk-1"
+
+
+async def test_a_chat_answer_to_a_raw_text_is_invalid():
+    async with ApiEndpoint("/v1/completions", text_completion, Answer(body=completion("hi"))) as server:
+        with pytest.raises(InvalidModelResponseError, match="not a completion"):
+            await answer(server, Request([], text="Once upon"), max_retries=0)
+
+
+async def test_where_there_are_only_completions_a_conversation_is_refused():
+    async with completions_endpoint() as server:
+        client = CompletionsClient(server.base_url)
+        with pytest.raises(ConfigError, match=f"{server.base_url} .*only completions; .*message_type='completion'"):
+            await client.respond(ask())
+        with pytest.raises(ConfigError, match="1 tools given"):
+            await client.respond(Request([], text="a", tools=[{"type": "function", "function": {"name": "add"}}]))
+        await client.close()
+    assert server.requests == 0
+
+
+# Settings
+
+
+def test_openai_itself_needs_a_key():
+    with pytest.raises(MissingKeyError, match=r"set OPENAI_API_KEY or pass api_key, or .* -b"):
+        OpenAIClient()
+    assert OpenAIClient(api_key="sk-1").base_url == OpenAIClient.maker_url
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    ["localhost:8000/v1", "ftp://host/v1", "http://", "http://me:pw@host/v1", "http://host/v1?a=b", "http://["],
+)
+def test_base_url_is_checked(base_url: str):
+    with pytest.raises(ConfigError, match="expected http"):
+        OpenAIClient(base_url)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_concurrent": 0}, {"max_retries": -1}, {"timeout": 0}, {"connect_timeout": -1}, {"backoff": -0.1}]
+)
+def test_numbers_are_checked(setting: dict[str, Any]):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is .*; expected"):
+        OpenAIClient("http://host/v1", **setting)
+
+
+# Failures that pass
+
+RETRY_NOW = Answer(429, "slow down", {"Retry-After": "0"})
+PASSING: dict[str, tuple[Fault, str]] = {
+    "408": ("408", "HTTP 408: "),
+    "409": ("409", "HTTP 409: "),
+    "429": ("429", "HTTP 429: .*told to answer 429"),
+    "429 with Retry-After": (RETRY_NOW, "HTTP 429: slow down"),
+    "429 with a date": (Answer(429, "", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), "HTTP 429: \\(nothing\\)"),
+    "500": ("500", "HTTP 500: "),
+    "503": ("503", "HTTP 503: "),
+    "garbage": ("garbage", "not JSON .*Bad gateway"),
+    "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), "not JSON .*can't decode byte 0xff"),
+    "error as success": (Answer(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
+    "empty": ("empty", "neither text nor tool calls"),
+    "close": ("close", "Disconnected|Connection"),
+    "cut": ("cut", "ClientPayloadError|Connection"),
+    "hang": ("hang", "no answer within 0.3 s"),
+}
+INVALID = {"garbage", "invalid UTF-8", "error as success", "empty"}
+
+
+@pytest.mark.parametrize("name", PASSING)
+async def test_passing_fault_then_success(name: str):
+    fault, _ = PASSING[name]
+    async with FaultEndpoint([fault, fault]) as server:
+        response = await answer(server, timeout=0.3 if name == "hang" else 30)
+        assert response.message.content == "hello"
+        assert server.requests == 3
+        assert server.bodies == [server.bodies[0]] * 3
+
+
+@pytest.mark.parametrize("name", PASSING)
+async def test_lasting_fault_ends_after_bounded_tries(name: str):
+    fault, line = PASSING[name]
+    async with FaultEndpoint(lambda number, body: fault) as server:
+        with pytest.raises(InvalidModelResponseError if name in INVALID else InfraError, match=line) as caught:
+            await answer(server, timeout=0.3 if name == "hang" else 30, max_retries=2)
+        assert server.requests == 3
+    attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(attempts) == 3
+    assert all(re.search(line, attempt) for attempt in attempts)
+
+
+async def test_every_try_is_kept_in_order():
+    async with FaultEndpoint(["500", "garbage", "close", "empty", "429"]) as server:
+        with pytest.raises(InfraError, match=r"no answer from http://.*/chat/completions in 5 tries") as caught:
+            await answer(server)
+    first, second, third, fourth, fifth = caught.value.attempts
+    assert first.startswith("HTTP 500")
+    assert second.startswith("not JSON")
+    assert third
+    assert fourth.startswith("the answer has neither")
+    assert fifth.startswith("HTTP 429")
+
+
+async def test_empty_answer_keeps_its_own_error():
+    async with FaultEndpoint("empty") as server:
+        with pytest.raises(EmptyModelResponseError):
+            await answer(server, max_retries=0)
+        assert server.requests == 1
+
+
+async def test_nobody_listens():
+    async with FaultEndpoint() as server:
+        base_url = server.base_url
+    client = OpenAIClient(base_url, backoff=0.0, max_retries=1)
+    with pytest.raises(InfraError, match="in 2 tries") as caught:
+        await client.respond(ask())
+    assert [attempt.split(":")[0] for attempt in caught.value.attempts] == ["ClientConnectorError"] * 2
+    await client.close()
+
+
+# Failures that stay
+
+
+@pytest.mark.parametrize("status", ["400", "404", "413", "422"])
+async def test_refusals_are_not_tried_again(status: str):
+    async with FaultEndpoint(status) as server:
+        with pytest.raises(ModelError, match=f"HTTP {status} from .*told to answer {status}") as caught:
+            await answer(server)
+        assert type(caught.value) is ModelError
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+async def test_key_problems_name_the_key(status: str):
+    async with FaultEndpoint(status) as server:
+        with pytest.raises(ModelError, match=f"HTTP {status} .*API key .*OPENAI_API_KEY"):
+            await answer(server)
+        assert server.requests == 1
+
+
+async def test_key_does_not_show_in_errors():
+    async with FaultEndpoint(Answer(401, "wrong key: sk-secret")) as server:
+        with pytest.raises(ModelError) as caught:
+            await answer(server, api_key="sk-secret")
+    assert "wrong key: ***" in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "context",
+        Answer(400, "This model's maximum context length is 4096 tokens."),
+        Answer(400, "prompt is too long: 200001 tokens > 200000 maximum"),
+        Answer(400, "Input is too long for requested model."),
+        Answer(400, "The prompt with 9000 tokens is too long."),
+        Answer(400, "The decoder prompt (length 9) is longer than the maximum model length of 8."),
+        Answer(400, "Your input exceeds the context window of this model."),
+        Answer(400, {"error": {"type": "exceed_context_size_error"}}),
+        Answer(413, {"error": {"code": "prompt_too_long"}}),
+    ],
+)
+async def test_prompt_that_does_not_fit(fault: Fault):
+    async with FaultEndpoint(fault) as server:
+        with pytest.raises(OverlongPromptError, match="HTTP 4"):
+            await answer(server)
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Invalid 'stop': array too long. Expected at most 4.", "Invalid 'tools[0].function.name': string too long."],
+)
+async def test_other_things_may_be_too_long_too(said: str):
+    async with FaultEndpoint(Answer(400, said)) as server:
+        with pytest.raises(ModelError) as caught:
+            await answer(server)
+    assert not isinstance(caught.value, OverlongPromptError)
+
+
+async def test_refusal_after_passing_faults_keeps_all_tries():
+    async with FaultEndpoint(["429", "context"]) as server:
+        with pytest.raises(OverlongPromptError) as caught:
+            await answer(server)
+    attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
+    assert [attempt[:8] for attempt in attempts] == ["HTTP 429", "HTTP 400"]
+
+
+# Pauses
+
+
+@given(failures=st.integers(1, 50), backoff=st.floats(0, 10), asked=st.floats(0, 60), seed=st.integers())
+def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int):
+    pause = retry_delay(failures, backoff, asked, random.Random(seed))
+    assert asked <= pause <= asked + min(MAX_BACKOFF, backoff * 2 ** (failures - 1))
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0),
+        ("", 0),
+        ("1.5", 1.5),
+        ("3600", 60),
+        ("inf", 60),
+        ("-1", 0),
+        ("nan", 0),
+        ("soon", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Wed, 21 Oct 2099 07:28:00 GMT", 60),
+        ("Fri, 31 Dec 999999999999 23:59:59 GMT", 60),
+        ("9" * 5000, 60),
+        ("Wed, 99 Foo 20", 0),
+    ],
+)
+def test_retry_after(header: str | None, seconds: float):
+    assert _seconds({"Retry-After": header} if header else {}) == seconds
+
+
+async def test_pauses_grow_and_honour_the_server(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async with FaultEndpoint(["500", "500", Answer(503, "", {"Retry-After": "7"}), "500"]) as server:
+        client = OpenAIClient(server.base_url)
+        monkeypatch.setattr(client._jitter, "uniform", lambda low, high: high)  # the longest pause jitter allows
+        monkeypatch.setattr("rove.clients.endpoint.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record}))
+        await client.respond(ask())
+        await client.close()
+    assert pauses == [0.5, 1.0, 9.0, 4.0]
+
+
+async def test_who_pauses_does_not_stand_in_the_way():
+    def slow_down_the_first(number: int, body: dict[str, Any]) -> Fault:
+        return Answer(429, "later", {"Retry-After": "60"}) if last_text(body) == "first" else "ok"
+
+    async with FaultEndpoint(slow_down_the_first) as server:
+        client = OpenAIClient(server.base_url, max_concurrent=1)
+        first = asyncio.create_task(client.respond(ask("first")))
+        await server.arrived(1)
+        async with asyncio.timeout(20):
+            assert (await client.respond(ask("second"))).message.content == "second"
+        assert not first.done()
+        assert [last_text(body) for body in server.bodies] == ["first", "second"]
+        first.cancel()
+        await asyncio.wait([first])
+        await client.close()
+
+
+# Concurrency and lifetime
+
+
+async def test_limit_is_honoured_and_used():
+    async with FaultEndpoint(together=3) as server:
+        client = OpenAIClient(server.base_url, max_concurrent=3)
+        async with asyncio.timeout(20):
+            answers = await asyncio.gather(*(client.respond(ask(str(number))) for number in range(12)))
+        await client.close()
+        assert [one.message.content for one in answers] == [str(number) for number in range(12)]
+        assert server.peak_in_flight == 3
+
+
+async def test_limit_holds_while_requests_fail():
+    async with FaultEndpoint(["500", "close", "garbage", "429"] * 5) as server:
+        client = OpenAIClient(server.base_url, max_concurrent=2, max_retries=30, backoff=0.0)
+        await asyncio.gather(*(client.respond(ask(str(number))) for number in range(8)))
+        await client.close()
+        assert server.peak_in_flight <= 2
+        assert server.requests == 28
+
+
+async def test_cancelled_requests_give_their_slots_back():
+    async with FaultEndpoint(["hang", "hang"]) as server:
+        client = OpenAIClient(server.base_url, max_concurrent=2)
+        hanging = [asyncio.create_task(client.respond(ask("hang"))) for _ in range(2)]
+        await server.arrived(2)
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+        await client.close()
+        assert server.requests == 4
+
+
+async def test_closed_client_can_be_used_again():
+    async with FaultEndpoint() as server:
+        client = OpenAIClient(server.base_url)
+        await client.close()
+        await client.respond(ask())
+        await client.close()
+        await client.respond(ask())
+        await client.close()
+        await client.close()
+        assert server.requests == 2
+
+
+@pytest.mark.broad
+async def test_one_client_for_several_event_loops_leaves_no_noise():
+    script = """if True:
+        import asyncio, sys
+        from rove.clients.openai import OpenAIClient
+        from rove.core.protocols import Request
+
+        client = OpenAIClient(sys.argv[1], max_concurrent=1)
+
+        async def several():
+            request = Request([{"role": "user", "content": "hi"}])
+            answers = await asyncio.gather(*(client.respond(request) for _ in range(3)))
+            return [answer.message.content for answer in answers]
+
+        print(asyncio.run(several()), asyncio.run(several()))
+    """
+    async with FaultEndpoint() as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            script,
+            server.base_url,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+    assert err.decode() == ""
+    assert out.decode().strip() == "['hi', 'hi', 'hi'] ['hi', 'hi', 'hi']"
+
+
+# Clients of other makes
+
+
+async def test_from_sdk():
+    async with FaultEndpoint(["500", "500"]) as server:
+        sdk = openai.AsyncOpenAI(
+            base_url=server.base_url,
+            api_key="sk-sdk",
+            timeout=17,
+            max_retries=2,
+            organization="org-1",
+            default_headers={"X-Team": "blue"},
+        )
+        client = OpenAIClient.from_sdk(sdk)
+        client.backoff = 0.0
+        await client.respond(ask())
+        await client.close()
+        await sdk.close()
+        assert server.requests == 3
+    assert (client.timeout, client.max_retries) == (17, 2)
+    sent = server.headers[0]
+    assert (sent["Authorization"], sent["X-Team"], sent["OpenAI-Organization"]) == ("Bearer sk-sdk", "blue", "org-1")
+    assert "AsyncOpenAI" not in sent["User-Agent"]
+    assert not [name for name in sent if name.lower().startswith("x-stainless")]
+
+
+async def test_from_sdk_with_its_defaults():
+    sdk = openai.AsyncOpenAI(api_key="sk-sdk")
+    client = OpenAIClient.from_sdk(sdk)
+    assert (client.base_url, client.timeout, client.max_retries) == (OpenAIClient.maker_url, 600.0, 2)
+    await sdk.close()
+
+
+async def some_key() -> str:
+    return "sk-1"
+
+
+@pytest.mark.parametrize("settings", [{"api_key": "k", "default_query": {"api-version": "1"}}, {"api_key": some_key}])
+async def test_from_sdk_refuses_what_it_cannot_carry(settings: dict[str, Any]):
+    sdk = openai.AsyncOpenAI(base_url="http://host/v1", **settings)
+    with pytest.raises(ConfigError, match="cannot take over this AsyncOpenAI"):
+        OpenAIClient.from_sdk(sdk)
+    await sdk.close()
+
+
+async def test_as_client():
+    ours = OpenAIClient("http://host/v1")
+    scripted = ScriptedClient(lambda messages, state, rng: "hi")
+    sdk = openai.AsyncOpenAI(base_url="http://host/v1", api_key="k")
+    lookalike = SimpleNamespace(chat=SimpleNamespace(completions=None), base_url="http://host/v1", api_key="k")
+    assert as_client(ours) is ours
+    assert as_client(scripted) is scripted
+    for given_one in (sdk, lookalike):
+        client = as_client(given_one)
+        assert isinstance(client, OpenAIClient)
+        assert isinstance(client, Client)
+        assert client.base_url == "http://host/v1"
+    with pytest.raises(ConfigError, match="not a client: 'gpt'; expected a rove client"):
+        as_client("gpt")
+    await sdk.close()
+
+
+@pytest.mark.broad
+def test_openai_package_is_not_needed():
+    import_it = "import sys, rove.clients.openai; print('openai' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", import_it], text=True).strip() == "False"

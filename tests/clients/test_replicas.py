@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fault_endpoint import Answer, FaultEndpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import Talk
+
+import rove as vf
+from rove.clients.endpoint import EndpointClient
+from rove.clients.limiter import AdmissionLimiter, Change
+from rove.clients.openai import OpenAIClient
+from rove.clients.replicas import AVOIDED, REMEMBERED, Replicas
+from rove.clients.responses import ResponsesClient
+from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError, OverlongPromptError
+from rove.core.messages import AssistantMessage, UserMessage
+from rove.core.protocols import Client, Request, Response
+from rove.core.state import State
+
+pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def replicas_of(
+    *servers: FaultEndpoint | str, clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[Replicas]:
+    """A client for these servers or URLs, whose model is called model-0, model-1, … there."""
+    settings = {"backoff": 0.0, "max_retries": 0, **settings}
+    urls = [server if isinstance(server, str) else server.base_url for server in servers]
+    clients = [(OpenAIClient(url, **settings), f"model-{i}") for i, url in enumerate(urls)]
+    replicas = Replicas(clients, "tiny", clock or Clock())
+    yield replicas
+    await replicas.close()
+
+
+def ask(text: str = "hello", rollout: int | None = None) -> Request:
+    state = None if rollout is None else State(seed=rollout)
+    return Request([UserMessage(text)], model="tiny", state=state)
+
+
+async def nobody() -> str:
+    """The URL of a server that is not there any more."""
+    async with FaultEndpoint() as server:
+        return server.base_url
+
+
+async def test_one_replica_is_its_client_under_the_name_of_the_model_there():
+    async with FaultEndpoint(["500"]) as server, replicas_of(server, max_retries=1) as client:
+        response = await client.respond(ask())
+        assert isinstance(client, Client)
+        assert response.message.content == "hello"
+        assert [line[:8] for line in response.attempts] == ["HTTP 500"]
+    assert server.bodies[0]["model"] == "model-0"
+
+
+def test_the_identity_is_a_name_and_not_an_address():
+    def identity(*urls: str) -> dict[str, Any]:
+        return Replicas([(OpenAIClient(url), "m") for url in urls], "tiny").identity
+
+    assert identity("http://a/v1") == identity("http://b/v1", "http://c/v1")
+    assert identity("http://a/v1") == {"api": "OpenAIClient", "endpoint": "tiny", "model": "m"}
+    mixed = Replicas([(ResponsesClient("http://a/v1"), "n"), (OpenAIClient("http://a/v1"), "m")], "tiny")
+    assert mixed.identity == {"api": "OpenAIClient, ResponsesClient", "endpoint": "tiny", "model": "m, n"}
+
+
+def test_none_is_not_enough():
+    with pytest.raises(ConfigError, match="'tiny' has no replicas"):
+        Replicas([], "tiny")
+
+
+# Who gets a request
+
+
+async def test_requests_go_where_there_is_most_room():
+    async with FaultEndpoint(together=2) as small, FaultEndpoint(together=4) as large:
+        clients = [OpenAIClient(small.base_url, max_concurrent=2), OpenAIClient(large.base_url, max_concurrent=4)]
+        replicas = Replicas([(client, "m") for client in clients], "tiny")
+        assert replicas.max_concurrent == replicas.limiter_now.limit == 6
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(replicas.respond(ask()) for _ in range(6)))
+        await replicas.close()
+        assert (small.requests, large.requests) == (2, 4)
+
+
+class Local(EndpointClient):
+    """Answers in this process, when it is told to, and keeps who asked."""
+
+    maker_url = "http://local/v1"
+    url_var = key_var = "NOT_SET"
+
+    def __init__(self) -> None:
+        super().__init__(api_key="k", max_concurrent=4)
+        self.asked: list[int | None] = []
+        self.is_down = False
+
+    def auth_headers(self, key: str) -> dict[str, str]:
+        return {}
+
+    def translate(self, request: Request) -> Any:
+        raise NotImplementedError
+
+    def read(self, request: Request, answer: Any) -> Response:
+        raise NotImplementedError
+
+    async def respond(self, request: Request) -> Response:
+        if self.is_down:
+            raise InfraError("down", ["down"])
+        self.asked.append(request.state["seed"] if request.state else None)
+        await asyncio.sleep(0)
+        return Response(AssistantMessage("hi"))
+
+
+@given(waves=st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=8), count=st.integers(1, 4))
+def test_the_turns_of_a_rollout_stay_together(waves: list[list[int]], count: int):
+    clients = [Local() for _ in range(count)]
+
+    async def play() -> None:
+        replicas = Replicas([(client, "m") for client in clients], "tiny")
+        for wave in waves:
+            await asyncio.gather(*(replicas.respond(ask(rollout=seed)) for seed in wave))
+
+    asyncio.run(play())
+    homes = [set(client.asked) for client in clients]
+    assert sum(map(len, homes)) == len(set().union(*homes))
+    assert sum(len(client.asked) for client in clients) == sum(map(len, waves))
+
+
+@given(rollouts=st.integers(1, 40), count=st.integers(1, 4))
+def test_new_rollouts_are_shared_out_evenly(rollouts: int, count: int):
+    clients = [Local() for _ in range(count)]
+
+    async def play() -> None:
+        replicas = Replicas([(client, "m") for client in clients], "tiny")
+        await asyncio.gather(*(replicas.respond(ask(rollout=seed)) for seed in range(rollouts)))
+
+    asyncio.run(play())
+    shares = [len(client.asked) for client in clients]
+    assert max(shares) - min(shares) <= 1
+
+
+async def test_only_so_many_rollouts_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    assert REMEMBERED > 10_000
+    monkeypatch.setattr("rove.clients.replicas.REMEMBERED", 3)
+    replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
+    for seed in (1, 2, 3, 1, 4, 5):
+        await replicas.respond(ask(rollout=seed))
+    assert list(replicas._homes) == [1, 4, 5]
+
+
+async def test_an_evaluation_uses_all_of_them_and_keeps_its_rollouts_together():
+    async with FaultEndpoint(together=2) as one, FaultEndpoint(together=2) as other:
+        async with replicas_of(one, other) as client:
+            async with asyncio.timeout(60):
+                records = await vf.generate(Talk(turns=3, count=4), client, "tiny", max_concurrent=4)  # pyright: ignore[reportArgumentType]
+            assert client.limiter._held == []
+        assert [record.error for record in records] == [None] * 4
+        asked = [Counter(body["messages"][0]["content"] for body in server.bodies) for server in (one, other)]
+        assert [set(count.values()) for count in asked] == [{3}, {3}]
+        assert {body["model"] for body in other.bodies} == {"model-1"}
+
+
+# Replicas that fail
+
+
+@pytest.mark.parametrize("fault", ["500", "close", "504"])
+async def test_a_failing_replica_hands_over_and_is_avoided_until_it_answers(fault: str):
+    clock = Clock()
+    async with FaultEndpoint([fault]) as bad, FaultEndpoint() as other, replicas_of(bad, other, clock=clock) as client:
+        response = await client.respond(ask())
+        assert response.message.content == "hello"
+        assert [line.startswith(f"{bad.base_url}: ") for line in response.attempts] == [True]
+        clock.now += AVOIDED - 1
+        await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
+        assert (bad.requests, other.requests) == (1, 4)
+        clock.now += 2  # now one request finds out
+        await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
+        assert (bad.requests, other.requests) == (2, 6)
+        await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+        assert (bad.requests, other.requests) == (3, 7)
+
+
+@pytest.mark.parametrize("fault", ["429", "503"])
+async def test_a_replica_that_has_too_much_to_do_hands_over_but_is_not_avoided(fault: str):
+    async with FaultEndpoint(["500", fault, fault]) as busy, FaultEndpoint() as other:
+        async with replicas_of(busy, other, max_retries=1) as client:
+            response = await client.respond(ask())
+            assert [line.split(": ")[1] for line in response.attempts] == ["HTTP 500", f"HTTP {fault}"]
+            assert client._replicas[0].avoided_until == 0
+            await client.respond(ask())
+        assert (busy.requests, other.requests) == (4, 1)
+
+
+async def test_to_be_busy_shows_that_somebody_is_there():
+    clock = Clock()
+    async with FaultEndpoint(["500", "429"]) as one, FaultEndpoint() as other:
+        async with replicas_of(one, other, clock=clock) as client:
+            await client.respond(ask())
+            clock.now += AVOIDED + 1
+            await client.respond(ask())
+            await client.respond(ask())
+        assert (one.requests, other.requests) == (3, 2)
+
+
+async def test_a_replica_that_stays_away_costs_one_try_now_and_then():
+    clock = Clock()
+    gone = await nobody()
+    async with FaultEndpoint() as other, replicas_of(gone, other, clock=clock) as client:
+        for _ in range(3):
+            responses = await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
+            if clock.now == Clock.now:  # at first nobody knew
+                assert sum(len(response.attempts) for response in responses) == 2
+            else:
+                assert sum(len(response.attempts) for response in responses) == 1
+            clock.now += AVOIDED + 1
+        assert other.requests == 9
+
+
+async def test_its_rollouts_move_and_stay_where_they_moved():
+    clock, one, other = Clock(), Local(), Local()
+    replicas = Replicas([(one, "m"), (other, "m")], "tiny", clock)
+    await replicas.respond(ask(rollout=7))
+    one.is_down = True
+    for _ in range(2):
+        await replicas.respond(ask(rollout=7))
+    one.is_down = False
+    clock.now += AVOIDED + 1
+    await replicas.respond(ask(rollout=7))
+    assert (one.asked, other.asked) == ([7], [7, 7, 7])
+
+
+async def test_when_all_fail_each_is_asked_once_more_and_all_attempts_are_kept():
+    gone = await nobody()
+    async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, gone, max_retries=1) as client:
+        for _ in range(2):  # avoided or not: there is nobody better
+            with pytest.raises(InfraError, match="in 2 tries") as caught:
+                await client.respond(ask())
+            where = Counter(line.split(": ")[0] for line in caught.value.attempts)
+            assert where == {one.base_url: 2, gone: 2}
+        assert one.requests == 4
+
+
+async def test_an_answer_that_is_none_is_asked_for_elsewhere_but_its_replica_not_avoided():
+    async with FaultEndpoint(["garbage"]) as one, FaultEndpoint(["empty"]) as other:
+        async with replicas_of(one, other) as client:
+            with pytest.raises(InvalidModelResponseError, match="neither text") as caught:
+                await client.respond(ask())
+            assert ["not JSON" in line for line in caught.value.attempts] == [True, False]
+            await client.respond(ask())
+        assert (one.requests, other.requests) == (2, 1)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("context", OverlongPromptError), ("404", ModelError)])
+async def test_a_refusal_is_final_wherever_it_comes_from(fault: str, kind: type[Exception]):
+    async with FaultEndpoint(["500"]) as one, FaultEndpoint(fault) as other, replicas_of(one, other) as client:
+        with pytest.raises(kind) as caught:
+            await client.respond(ask())
+        attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
+        assert [line.split(": ")[1][:5] for line in attempts] == ["HTTP ", "HTTP "]
+        assert (one.requests, other.requests) == (1, 1)
+
+
+async def test_a_refusal_shows_that_somebody_is_there():
+    clock = Clock()
+    faults = ["500", Answer(400, "no")]
+    async with FaultEndpoint(faults) as one, FaultEndpoint() as other, replicas_of(one, other, clock=clock) as client:
+        await client.respond(ask())
+        clock.now += AVOIDED + 1
+        with pytest.raises(ModelError, match="no"):
+            await client.respond(ask())
+        await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+        assert (one.requests, other.requests) == (3, 2)
+
+
+async def test_a_cancelled_request_leaves_nothing_behind():
+    async with FaultEndpoint("hang") as one, FaultEndpoint() as other, replicas_of(one, other) as client:
+        hanging = asyncio.create_task(client.respond(ask(rollout=1)))
+        await one.arrived(1)
+        hanging.cancel()
+        await asyncio.wait([hanging])
+        assert [replica.under_way for replica in client._replicas] == [0, 0]
+        assert client._replicas[0].avoided_until == 0
+
+
+async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
+    async with (
+        FaultEndpoint("500") as one,
+        FaultEndpoint(["500", "hang"]) as other,
+        replicas_of(one, other, max_retries=1) as client,
+    ):
+        hanging = asyncio.create_task(client.respond(ask()))
+        await other.arrived(2)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await hanging
+        told = caught.value.rove_unanswered  # pyright: ignore[reportAttributeAccessIssue]
+        assert [line.split(": ")[0] for line in told] == [one.base_url] * 2 + [other.base_url]
+
+
+# Room for new rollouts
+
+
+async def test_rollouts_reserve_where_there_is_room_and_wait_when_there_is_none():
+    clients = [OpenAIClient("http://a/v1", max_concurrent=1), OpenAIClient("http://b/v1")]
+    replicas = Replicas([(client, "m") for client in clients], "tiny")
+    limiter = replicas.limiter
+    assert limiter.limit == 17
+    for _ in range(17):
+        await limiter.reserve()
+    waiting, given_up = (asyncio.create_task(limiter.reserve()) for _ in range(2))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert not waiting.done()
+    for _ in range(17):
+        limiter.unreserve()
+    async with asyncio.timeout(20):
+        await waiting
+    limiter.unreserve()
+    assert [replica.load for replica in replicas._replicas] == [0, 0]
+
+
+def test_it_finds_its_own_limit_if_a_replica_does():
+    fixed, free = OpenAIClient("http://a/v1", max_concurrent=3), OpenAIClient("http://b/v1")
+    assert not Replicas([(fixed, "m")], "tiny").limiter_now.adaptive
+    assert Replicas([(fixed, "m"), (free, "m")], "tiny").limiter_now.adaptive
+
+
+def test_changes_of_a_limit_are_told_as_the_limit_of_all():
+    clients = [OpenAIClient("http://a/v1"), OpenAIClient("http://b/v1", max_concurrent=3)]
+    limiter = Replicas([(client, "m") for client in clients], "tiny").limiter_now
+    assert limiter.on_change is None
+    told: list[Change] = []
+    limiter.on_change = told.append
+    tell = clients[0].limiter_now.on_change
+    assert tell is not None
+    tell(Change(1.5, 9, "grown"))
+    assert told == [Change(1.5, 19, "grown")]
+    limiter.on_change = None
+    assert clients[0].limiter_now.on_change is None
+
+
+async def test_a_room_that_a_restart_has_forgotten_is_not_given_back_twice():
+    replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
+    await replicas.limiter.reserve()
+    replicas.limiter.restart()
+    replicas.limiter.unreserve()
+    assert [replica.held for replica in replicas._replicas] == [0, 0]
+
+
+def test_what_others_may_use_of_its_limiter():
+    assert isinstance(Replicas([(Local(), "m")], "tiny").limiter_now, AdmissionLimiter)
+
+
+def test_each_event_loop_starts_afresh():
+    clients = [Local(), Local()]
+    replicas = Replicas([(client, "m") for client in clients], "tiny")
+
+    async def leave_rooms_reserved() -> int:
+        for _ in range(8):
+            await replicas.limiter.reserve()
+        return len(replicas.limiter._held)
+
+    assert [asyncio.run(leave_rooms_reserved()) for _ in range(2)] == [8, 8]
+    assert [replica.held for replica in replicas._replicas] == [4, 4]

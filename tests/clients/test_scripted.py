@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import InvalidModelResponseError
+from rove.core.messages import AssistantMessage, Message, SystemMessage, UserMessage
+from rove.core.protocols import Client, Request
+from rove.core.records import Usage
+from rove.core.state import State
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def test_it_is_a_client():
+    client = ScriptedClient(lambda messages, state, rng: "hi", name="greeter")
+    assert isinstance(client, Client)
+    assert (client.name, client.max_concurrent) == ("greeter", 256)
+
+
+async def test_text_becomes_an_assistant_message_and_words_are_counted():
+    client = ScriptedClient(lambda messages, state, rng: f"you said: {messages[-1].content}")
+    response = await client.respond(Request([SystemMessage("be brief"), UserMessage("hello  there\nworld")]))
+    assert response.message == {"role": "assistant", "content": "you said: hello  there\nworld"}
+    assert response.usage == Usage(prompt_tokens=5, completion_tokens=5)
+    assert response.finish_reason == "stop"
+    await client.close()
+
+
+async def test_player_may_be_async_and_return_a_message():
+    async def player(messages: list[Message], state: State, rng: random.Random) -> Message:
+        return AssistantMessage(None, tool_calls=[CALL])
+
+    response = await ScriptedClient(player).respond(Request([{"role": "user", "content": "1 + 1"}]))
+    assert response.message.tool_calls == [CALL]
+    assert response.finish_reason == "tool_calls"
+
+
+async def test_plain_dict_becomes_a_message():
+    client = ScriptedClient(lambda messages, state, rng: {"role": "assistant", "content": "hi"})
+    assert isinstance((await client.respond(Request([]))).message, Message)
+
+
+async def test_a_raw_text_comes_as_the_users_message():
+    client = ScriptedClient(lambda messages, state, rng: f"{messages} and more")
+    response = await client.respond(Request([UserMessage("not looked at")], text="Once upon"))
+    assert response.message.content == f"{[UserMessage('Once upon')]} and more"
+    assert response.usage.prompt_tokens == 2
+
+
+async def test_player_sees_the_state_of_its_rollout():
+    client = ScriptedClient(lambda messages, state, rng: state.get("answer", "nobody knows"))
+    assert (await client.respond(Request([], state=State(input={"answer": "42"})))).message.content == "42"
+    assert (await client.respond(Request([], state=State()))).message.content == "nobody knows"
+    assert (await client.respond(Request([]))).message.content == "nobody knows"
+
+
+async def test_player_cannot_change_the_past():
+    def player(messages: list[Message], state: State, rng: random.Random) -> str:
+        messages[0]["content"] = "overwritten"
+        messages.clear()
+        return "done"
+
+    request = Request([UserMessage("hi")])
+    await ScriptedClient(player).respond(request)
+    assert request.messages == [{"role": "user", "content": "hi"}]
+
+
+@given(seed=st.integers(0, 2**63), others=st.lists(st.integers(0, 2**63), max_size=3))
+async def test_same_request_same_answer_whatever_else_goes_on(seed: int, others: list[int]):
+    client = ScriptedClient(lambda messages, state, rng: f"{rng.random()} {rng.randrange(10**9)}")
+    first = await client.respond(Request([UserMessage("roll")], seed=seed))
+    for other in others:
+        await client.respond(Request([UserMessage("roll")], seed=other))
+    random.random()
+    again = await client.respond(Request([UserMessage("roll")], seed=seed))
+    assert first == again
+
+
+async def test_seeds_differ():
+    client = ScriptedClient(lambda messages, state, rng: str(rng.random()))
+    answers = {(await client.respond(Request([], seed=seed))).message.content for seed in range(20)}
+    assert len(answers) == 20
+
+
+async def test_errors_of_the_player_pass_through():
+    def player(messages: list[Message], state: State, rng: random.Random) -> str:
+        raise ZeroDivisionError("my own mistake")
+
+    with pytest.raises(ZeroDivisionError, match="my own mistake"):
+        await ScriptedClient(player).respond(Request([]))
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"content": "no role"}, UserMessage("wrong side")])
+async def test_answer_of_the_wrong_kind(answer: Any):
+    client = ScriptedClient(lambda messages, state, rng: answer, name="odd")
+    with pytest.raises(InvalidModelResponseError, match=r"the player of 'odd' returned .*; expected a text or"):
+        await client.respond(Request([]))

@@ -1,0 +1,176 @@
+"""v0's environments over other libraries under rove: rows, prompts and rewards as the real 0.3.1 has them.
+
+`compat_recorded/reasoning_gym.json` and `text_arena.json` are what `compat_integrations` told with the real library, and the
+versions of reasoning-gym and TextArena beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import compat_integrations
+import pytest
+from libraries import needs_library
+from toys import says
+
+import rove
+import rove.compat.verifiers as vf
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from tests.integrations.test_open_env import Guessing, serving
+
+RECORDED = Path(__file__).parents[1] / "compat_recorded"
+WORDS = "apple berry lemon mango grape house river".split()  # noqa: SIM905
+
+
+def recorded(name: str, library: str) -> Any:
+    told = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    if importlib.metadata.version(library) != told["version"]:
+        pytest.skip(f"recorded with {library} {told['version']}")
+    return told["told"]
+
+
+@pytest.mark.broad
+@needs_library("reasoning_gym", "rove[reasoning-gym]")
+def test_families_are_asked_and_scored_as_v0_does() -> None:
+    assert json.loads(json.dumps(compat_integrations.reasoning(vf))) == recorded("reasoning_gym", "reasoning-gym")
+
+
+@pytest.mark.broad
+@needs_library("nltk", "nltk")
+@needs_library("textarena", "rove[textarena]")
+def test_word_games_are_played_as_v0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, tagger = tmp_path / "corpora/words", tmp_path / "taggers/averaged_perceptron_tagger_eng"
+    for folder in (corpus, tagger):
+        folder.mkdir(parents=True)
+    for name in ("en", "en-basic", "README"):
+        (corpus / name).write_text("\n".join(WORDS) + "\n")
+    parts = {"weights": {}, "tagdict": dict.fromkeys([*WORDS, "test"], "NN"), "classes": ["NN"]}
+    for name, part in parts.items():
+        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(part))
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    assert json.loads(json.dumps(compat_integrations.words(vf))) == recorded("text_arena", "textarena")
+
+
+def render(observation: dict[str, Any], context: str, seed: int | None = None) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{context} {observation['hint']}{'' if seed is None else f' #{seed}'}"}]
+
+
+def test_a_server_that_runs_is_played() -> None:
+    async def go() -> list[rove.RolloutRecord]:
+        async with serving(Guessing().app()) as url:
+            env = vf.OpenEnvEnv(
+                url, num_train_examples=1, num_eval_examples=2, seed=3, prompt_renderer=render, max_turns=9
+            )
+            return await rove.generate(env, says(lambda messages, state, rng: str(len(messages) // 2)))
+
+    records = asyncio.run(go())
+    assert [record.prompt[0]["content"] for record in records] == ["reset 0 to 9 #4", "reset 0 to 9 #5"]
+    assert [(record.reward, len(record.steps), record.stop_condition) for record in records] == [
+        (1.0, 6, "openenv_done"),  # the last of them after the end, as in v0
+        (1.0, 7, "openenv_done"),
+    ]
+    assert records[0].completion[1]["content"] == "step no"
+
+
+def test_projects_are_told_to_be_started() -> None:
+    with pytest.raises(ValueError, match="prompt_renderer"):
+        vf.OpenEnvEnv("http://127.0.0.1:1")
+    with pytest.raises(ValueError, match="Start its server"):
+        vf.OpenEnvEnv(Path("proj"), prompt_renderer=render)
+
+
+def test_answers_of_several_fields_are_json() -> None:
+    from rove.compat.verifiers.integrations import _action
+
+    two = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}, "required": ["x", "y"]}
+    assert _action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
+    assert _action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
+    with pytest.raises(ValueError, match="Failed to parse"):
+        _action("left", two)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def test_tools_of_smolagents_are_tools() -> None:
+    from smolagents import tool
+
+    @tool
+    def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: the number
+        """
+        return 2 * number
+
+    def play(messages: Any, state: Any, rng: random.Random) -> Any:
+        if messages[-1]["role"] == "tool":
+            return str(messages[-1]["content"])
+        call = {"name": "double", "arguments": '{"number": 21}'}
+        return rove.AssistantMessage("", tool_calls=[{"id": "1", "type": "function", "function": call}])
+
+    with pytest.warns(FutureWarning, match="SmolaToolEnv"):
+        env = vf.SmolaToolEnv(
+            [double, add], max_steps=3, mask_env_response=True, dataset=[{"question": "?", "answer": ""}]
+        )
+    assert [one.name for one in env.tool_defs] == ["double", "add"]
+    [record] = asyncio.run(rove.generate(env, says(play)))
+    assert record.completion[-1]["content"] == "42"
+    assert record.scores is not None
+    assert record.scores.metrics["double_calls"] == 1.0
+
+
+def test_a_former_environment_of_mathematics_has_a_python() -> None:
+    with pytest.warns(FutureWarning, match="CodeMathEnv"):
+        env = vf.CodeMathEnv(dataset=[{"question": "?", "answer": "4"}])
+    assert (env.max_turns, [one.name for one in env.tool_defs]) == (5, ["python"])
+    assert "correct_answer" in env.__rove_environment__().rubric.names
+
+
+def test_adapters_are_roves() -> None:
+    from rove.compat.verifiers.trainer import GRPOConfig, rl_config
+
+    with pytest.warns(FutureWarning, match="lora_rank"):
+        adapter = vf.lora_defaults(r=4, alpha=8)
+    config = rl_config(GRPOConfig(), "env", adapter)
+    assert (config.lora_rank, config.lora_alpha, config.lora_dropout) == (4, 8.0, 0.0)
+    assert config.lora_targets == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    adapter.target_modules = "all-linear"
+    assert rl_config(GRPOConfig(), "env", adapter).lora_targets == []
+
+
+def test_names_that_are_not_here_say_what_to_use() -> None:
+    for name in ("CliAgentEnv", "HarborEnv", "BrowserEnv", "VLLMClient"):
+        with pytest.raises(AttributeError, match=f"no '{name}': .*(use|give|serve) "):
+            getattr(vf, name)
+
+
+def measured(power: int) -> vf.SingleTurnEnv:
+    async def length(completion: Any) -> float:
+        return float(len(completion[-1]["content"])) ** power
+
+    return vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}] * 3, rubric=vf.Rubric(funcs=[length]))
+
+
+def test_its_rollouts_are_scored_again(tmp_path: Path) -> None:
+    asyncio.run(rove.evaluate(measured(1), says("four"), run=tmp_path / "run"))
+    again = rove.rescore(measured(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
+    summary = asyncio.run(again)
+    assert (summary["reward"]["mean"], summary["scored"], summary["failed"]) == (16.0, 3, 0)
+
+
+def test_packages_of_verifiers_are_told_what_to_call(tmp_path: Path) -> None:
+    rove.compat.uninstall()
+    file = tmp_path / "old_one.py"
+    file.write_text("import verifiers as vf\n\ndef load_environment():\n    return vf.SingleTurnEnv()\n")
+    with pytest.raises(ConfigError, match=r"rove\.compat\.install\(\)"):
+        rove.load_environment("old_one", env_dir=tmp_path)

@@ -1,0 +1,1021 @@
+"""`rove.compat`: the name `verifiers`, v0's API over rove's runs, what older packages write, and the fixes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Rove, in_this_process
+from compat_runner import RECORDED
+from compat_server import ScriptedServer
+from fakes import tiny_model
+
+import rove
+import rove.compat
+import rove.compat.verifiers as vf
+from rove.compat import alias
+from rove.compat.verifiers.types import State
+from rove.core.errors import ConfigError
+from rove.envs.loading import load_environment
+from rove.remote import IsolatedEnv
+from rove.rubrics import Rubric as RoveRubric
+from rove.runs.run import Run
+
+PACKAGES = Path(__file__).parents[1] / "compat_packages"
+SERVER = Path(__file__).parents[1].joinpath("support", "mcp_server.py")
+PATHS = """verifiers.types verifiers.errors verifiers.decorators verifiers.clients verifiers.parsers.parser
+verifiers.parsers.think_parser verifiers.parsers.xml_parser verifiers.rubrics.rubric verifiers.rubrics.judge_rubric
+verifiers.rubrics.tool_rubric verifiers.rubrics.rubric_group verifiers.envs.environment verifiers.envs.multiturn_env
+verifiers.envs.singleturn_env verifiers.envs.tool_env verifiers.envs.stateful_tool_env verifiers.envs.sandbox_env
+verifiers.envs.env_group verifiers.envs.experimental.gym_env verifiers.envs.experimental.mcp_env verifiers.utils.async_utils
+verifiers.utils.data_utils verifiers.utils.tool_utils verifiers.utils.message_utils verifiers.utils.response_utils
+verifiers.utils.error_utils verifiers.legacy.envs.environment verifiers.trainers""".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """No alias before and after, nor a library of that name, nor packages that were imported with it."""
+
+    def clean() -> None:
+        rove.compat.uninstall()
+        sys.modules.pop("verifiers", None)
+        for file in PACKAGES.glob("*.py"):
+            sys.modules.pop(file.stem, None)
+
+    clean()
+    yield
+    clean()
+
+
+class Says:
+    """A rove client that says one thing after the other to every rollout."""
+
+    max_concurrent = 8
+
+    def __init__(self, *said: Any, finish: str = "stop"):
+        self.said = said
+        self.finish = finish
+        self.asked: list[rove.Request] = []
+
+    async def respond(self, request: rove.Request) -> rove.Response:
+        self.asked.append(request)
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        said = self.said[min(turn, len(self.said) - 1)]
+        message = rove.AssistantMessage(said) if isinstance(said, str) else rove.AssistantMessage(None, tool_calls=said)
+        return rove.Response(message, rove.Usage(3, 4), self.finish)
+
+    async def close(self) -> None: ...
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+ADDING = """
+import sys
+import rove.compat.verifiers as vf
+
+def load_environment():
+    servers = [{{"name": "test", "command": sys.executable, "args": [{server!r}, "stdio"]}}]
+    rows = [{{"question": "2+3?", "answer": "5"}}, {{"question": "3+2?", "answer": "5"}}]
+    return vf.MCPEnv(mcp_servers=servers, dataset=rows, rubric=vf.Rubric(), max_turns=2)
+"""
+ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}]
+
+
+def four(completion: Any, answer: str) -> float:
+    return 1.0 if completion[-1]["content"] == answer else 0.0
+
+
+# The name
+
+
+@pytest.mark.usefixtures("alone")
+def test_every_path_of_the_library_answers() -> None:
+    rove.compat.install()
+    for path in PATHS:
+        assert importlib.import_module(path).__name__ == path
+    xml = importlib.import_module("verifiers.parsers.xml_parser")
+    assert xml.XMLParser is importlib.import_module("verifiers").XMLParser is vf.XMLParser
+    assert importlib.import_module("verifiers.utils.async_utils").maybe_await is not None
+    rove.compat.uninstall()
+    rove.compat.install()
+    root = importlib.import_module("verifiers")
+    assert root.utils.data_utils.BOXED_SYSTEM_PROMPT.startswith("Please reason")
+    assert root.types.State is vf.types.State is State
+    assert root.envs.tool_env.ToolEnv is vf.ToolEnv
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("verifiers.nothing")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("verifiers.types.nothing")
+
+
+NAMES = {
+    "types": "TextContentPart ImageUrlContentPart ClientConfig GenerateOutputs State Messages ProcessedOutputs TASK_INPUT_FIELDS",
+    "utils.async_utils": "maybe_await maybe_call_with_named_args maybe_semaphore",
+    "utils.data_utils": "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT extract_boxed_answer load_example_dataset",
+    "utils.message_utils": "concat_messages normalize_messages maybe_normalize_messages messages_to_printable get_messages",
+    "utils.response_utils": "parse_response_message parse_response_tokens",
+    "utils.tool_utils": "convert_func_to_tool_def is_valid_tool_content_parts",
+    "utils.error_utils": "ErrorChain error_data",
+    "envs.tool_env": "ToolEnv ToolMonitorRubric",
+    "envs.stateful_tool_env": "StatefulToolEnv filter_signature",
+    "envs.multiturn_env": "MultiTurnEnv MultiTurnMonitorRubric",
+    "envs.env_group": "EnvGroup EnvGroupRubric ENV_GROUP_INFO_KEY",
+    "envs.sandbox_env": "SandboxEnv SandboxMonitorRubric",
+    "envs.experimental.gym_env": "GymEnv EpisodicSumRubric",
+    "envs.experimental.mcp_env": "MCPEnv MCPServerConfig",
+    "rubrics.judge_rubric": "JudgeRubric DEFAULT_JUDGE_PROMPT",
+    "rubrics.tool_rubric": "ToolRubric",
+    "clients": "Client resolve_client OpenAIChatCompletionsClient",
+    "errors": "Error ToolError TunnelError BrowserSandboxError",
+}
+
+
+@pytest.mark.usefixtures("alone")
+def test_names_are_where_packages_import_them_from() -> None:
+    rove.compat.install()
+    for path, names in NAMES.items():
+        module = importlib.import_module(f"verifiers.{path}")
+        for name in names.split():
+            assert getattr(module, name) is not None
+
+
+@pytest.mark.usefixtures("alone")
+def test_star_imports_have_the_names_of_0_3_1_and_no_former_ones() -> None:
+    rove.compat.install()
+    names: dict[str, Any] = {}
+    exec("from verifiers import *", names)
+    assert {"Environment", "State", "stop", "XMLParser", "EnvGroup", "SandboxEnv", "load_environment"} <= names.keys()
+    assert "GRPOTrainer" not in names
+    assert "ToolRubric" not in names
+
+
+def test_every_root_name_is_there() -> None:
+    for name in vf.__all__:
+        assert getattr(vf, name) is not None
+    assert "XMLParser" in dir(vf)
+    with pytest.raises(AttributeError, match=r"rove\.AgentEnv"):
+        vf.CliAgentEnv  # noqa: B018
+    with pytest.raises(AttributeError, match="no 'Nothing'"):
+        vf.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        *((path, "") for path in ("Rubric", "types.State", "envs.environment.Environment", "utils", "rubrics.Parser")),
+        ("SmolaToolEnv", ""),
+        ("CliAgentEnv", "rove.AgentEnv"),
+        ("envs.BrowserEnv", "vf.MCPEnv"),
+        ("envs.composable.ComposableEnv", "has no 'composable'"),
+    ],
+)
+def test_names_that_are_lacking_are_told(path: str, said: str) -> None:
+    told = rove.compat.lacking(path)
+    assert said in told and bool(told) == bool(said)
+
+
+@pytest.mark.usefixtures("alone")
+def test_install_once_is_enough_and_uninstall_undoes_it() -> None:
+    before = list(sys.meta_path)
+    rove.compat.install()
+    rove.compat.install()
+    rove.compat.offer()
+    assert len(sys.meta_path) == len(before) + 1
+    importlib.import_module("verifiers.types")
+    rove.compat.uninstall()
+    assert sys.meta_path == before
+    assert not [name for name in sys.modules if name.split(".")[0] == "verifiers"]
+    assert importlib.util.find_spec("verifiers") is None
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
+    """Another library of that name."""
+    (tmp_path / "verifiers.py").write_text("__version__ = '0.3.1'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
+    with pytest.raises(ConfigError, match="--compat") as told:
+        rove.compat.install()
+    assert str(other) in str(told.value)
+    rove.compat.offer()
+    assert importlib.import_module("verifiers").__file__ == str(other / "verifiers.py")
+    with pytest.raises(ConfigError, match="imported already"):
+        rove.compat.install(replace=True)
+
+
+def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
+    rove.compat.offer()
+    assert rove.compat.in_workers() == "rove.compat:offer"
+    rove.compat.replace()
+    assert rove.compat.in_workers() == "rove.compat:replace"
+    assert isinstance(importlib.import_module("verifiers"), alias._Alias)
+
+
+def test_import_is_light() -> None:
+    code = "import sys, rove.compat; rove.compat.install(); import verifiers; verifiers.Rubric; " + (
+        "print([m for m in ('datasets', 'openai', 'torch', 'transformers', 'mcp') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Environments in rove's hands
+
+
+@pytest.mark.usefixtures("alone")
+def test_load_environment_gives_a_rove_environment() -> None:
+    rove.compat.install()
+    env = load_environment("guess_number", env_dir=PACKAGES)
+    assert isinstance(env, rove.Environment)
+    assert env.env_id == "guess_number"
+    assert env.count_examples() == 4
+    assert env.count_examples(3) == 3
+    assert [example["example_id"] for example in env.examples(2)] == [0, 1]
+    assert env.rubric.names == ["solved", "rounds", "format_reward_func", "last_words", "num_turns"]
+    assert env.identity["compat"] == "v0"
+    assert env.source
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alone: None) -> Rove:
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
+    with ScriptedServer() as server:
+        words = (
+            "guess_number",
+            "-m",
+            "guess_number",
+            "-b",
+            server.url,
+            "--env-dir",
+            str(PACKAGES),
+            "-n",
+            "4",
+            "-r",
+            "2",
+        )
+        done = command("eval", *words, "--run-dir", "run", "--json")
+    assert done.status == 0, done.err
+    rewards = sorted(record.reward for record in Run("run").rollouts() if record.reward is not None)
+    real = json.loads((RECORDED / "guess_number.json").read_text(encoding="utf-8"))
+    assert rewards == sorted(row["reward"] for row in real["rows"])
+
+
+def test_a_packages_own_numbers_are_its_defaults(command: Rove, tmp_path: Path) -> None:
+    package = tmp_path / "environments" / "guess_number"
+    package.mkdir(parents=True)
+    (package / "guess_number.py").write_text((PACKAGES / "guess_number.py").read_text(encoding="utf-8"))
+    (package / "pyproject.toml").write_text(
+        "[tool.verifiers.eval]\nnum_examples = 2\nrollouts_per_example = 1\nmodel = 'x'\n"
+    )
+    with ScriptedServer() as server:
+        done = command("eval", "guess_number", "-m", "guess_number", "-b", server.url, "--run-dir", "run")
+    assert done.status == 0, done.err
+    assert len(list(Run("run").rollouts())) == 2
+
+
+def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -> None:
+    with ScriptedServer() as server:
+        words = (
+            "guess_number",
+            "-m",
+            "guess_number",
+            "-b",
+            server.url,
+            "--env-dir",
+            str(PACKAGES),
+            "-n",
+            "1",
+            "-r",
+            "1",
+        )
+        assert "has no attribute" in command("eval", *words).err
+        del sys.modules["verifiers"]
+        done = command("eval", *words, "--compat")
+    assert done.status == 0, done.err
+
+
+@pytest.mark.broad
+def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "m")
+    words = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
+    done = command("rl", "tictactoe_course", "-m", "m", "-a", '{"max_turns": 3, "num_examples": 4}', *words)
+    assert done.status == 0, done.err
+    assert (tmp_path / "rl" / "final" / "config.json").exists()
+    records = list(Run("rl").rollouts())
+    assert len(records) == 24
+    assert all(record.error is None and record.scores is not None for record in records)
+    pairs = [pair for record in records for pair in itertools.pairwise(record.steps)]
+    assert pairs
+    for before, after in pairs:  # not a token is lost on the way through v0's messages
+        assert before.tokens is not None
+        assert after.tokens is not None
+        assert after.tokens.prompt_ids[: len(before.tokens.ids)] == before.tokens.ids
+
+
+async def test_rows_can_be_plain_lists() -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, system_prompt="Be brief.", rubric=vf.Rubric(funcs=[four]))
+    client = Says("4")
+    records = await rove.generate(env, client)
+    assert [record.reward for record in records] == [1.0, 0.0]
+    assert [message["content"] for message in client.asked[0].messages] == ["Be brief.", "2+2?"]
+    assert [record.answer for record in records] == ["4", "6"]
+    table = env.get_dataset(seed=1)
+    assert sorted(table["answer"]) == ["4", "6"]
+    assert env.get_dataset(1).to_list()[0]["question"] == "2+2?"
+
+
+async def test_the_last_run_tears_down() -> None:
+    ended: list[int] = []
+
+    class Ends(vf.SingleTurnEnv):
+        @vf.teardown
+        async def end(self) -> None:
+            ended.append(1)
+
+    env = Ends(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
+    assert env.__rove_environment__() is env.__rove_environment__()
+    await asyncio.gather(*(rove.evaluate(env, Says("4")) for _ in range(2)))
+    assert ended == [1]
+
+
+async def test_what_goes_wrong_stays_in_its_rollout() -> None:
+    class Broken(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            raise KeyError(state["answer"])
+
+    env = Broken(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), max_turns=3)
+    results = await env.evaluate(Says("4"), "m")
+    assert [output["error"]["error"] for output in results["outputs"]] == ["KeyError", "KeyError"]
+    assert results["metadata"]["avg_error"] == 1.0
+    records = await rove.generate(env, Says("4"))
+    assert [(record.error.type, record.error.message) for record in records if record.error] == [
+        ("KeyError", "'4'"),
+        ("KeyError", "'6'"),
+    ]
+    assert [record.stop_condition for record in records] == ["has_error", "has_error"]
+
+
+async def test_pairs_of_one_message_and_state_are_understood() -> None:
+    """As in 0.1.0; 0.1.2 to 0.1.7 had a list in its place."""
+
+    class Asks(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {"role": "user", "content": "Sure?"}, {"asked": True}
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
+    with pytest.warns(FutureWarning, match="return the messages"):
+        [record] = await rove.generate(env, Says("4"))
+    assert record.reward == 1.0 and [one["content"] for one in record.completion] == ["4", "Sure?", "4"]
+
+
+async def test_a_cancelled_rollout_cleans_up() -> None:
+    closed: list[int] = []
+
+    class Slow(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(60)
+
+        @vf.cleanup
+        async def close(self, state: Any) -> None:
+            closed.append(len(state["completion"]))
+
+    env = Slow(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four])).__rove_environment__()
+    [record] = await rove.generate(env, Says("4"), limits=rove.Limits(timeout_seconds=0.05))
+    assert closed == [1]
+    assert record.stop_condition == "timeout_reached"
+    assert len(record.steps) == 1
+
+
+async def test_its_own_timeout_is_scored_as_it_stands() -> None:
+    class Slow(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(60)
+
+    env = Slow(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), timeout_seconds=0.05)
+    [record] = await rove.generate(env, Says("4"))
+    assert (record.stop_condition, record.reward, record.error) == ("timeout_reached", 1.0, None)
+
+
+async def test_limits_of_a_run_hold() -> None:
+    class Talk(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return "go on"
+
+    env = Talk(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
+    [record] = await rove.generate(env, Says("4"), limits=rove.Limits(max_turns=2))
+    assert (record.stop_condition, len(record.steps), record.reward) == ("max_turns_reached", 2, 1.0)
+    assert record.error is None
+
+
+async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() -> None:
+    class Asks(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            asked = [vf.UserMessage(content="same")]
+            said = [
+                await self.get_model_response(state, asked, sampling_args=how) for how in ({"temperature": 0.5}, None)
+            ]
+            return [vf.UserMessage(content=said[0].message.content)]
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    client = Says("4")
+    [record] = await rove.generate(env, client)
+    assert len(record.steps) == 2
+    assert len(record.seats["environment"]) == 2
+    assert len({request.seed for request in client.asked}) == 4
+    assert [request.sampling.temperature for request in client.asked] == [None, 0.5, None, None]
+    again = Says("4")
+    await rove.generate(env, again)
+    assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
+
+
+async def test_calls_of_the_environment_may_be_many_at_once() -> None:
+    class Asks(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            asked = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
+            how = [None, {"temperature": 0.5}] * 4
+            calls = (
+                self.get_model_response(state, one, sampling_args=args) for one, args in zip(asked, how, strict=True)
+            )
+            said = await asyncio.gather(*calls)
+            return [vf.UserMessage(content=" ".join(one.message.content for one in said))]
+
+    class Echo(Says):
+        async def respond(self, request: rove.Request) -> rove.Response:
+            last = request.messages[-1]["content"]
+            await asyncio.sleep(0.01 * (9 - int(last[-1])) if last.startswith("number") else 0)
+            return rove.Response(rove.AssistantMessage(last[-1]))
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    [record] = await rove.generate(env, Echo())
+    assert record.completion[1]["content"] == "0 1 2 3 4 5 6 7"
+    assert (len(record.steps), len(record.seats["environment"])) == (2, 8)
+
+
+async def test_the_model_is_shown_its_turns_as_it_sampled_them() -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    class Calls(Says):
+        async def respond(self, request: rove.Request) -> rove.Response:
+            response = await super().respond(request)
+            if len(self.asked) == 1:
+                arguments = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+                response.message.update(content="", tool_calls=[{"id": "c", "type": "function", **arguments}])
+            return response
+
+    env = vf.ToolEnv(dataset=ROWS[:1], tools=[add], rubric=vf.Rubric(funcs=[four]), max_turns=3)
+    client = Calls("4")
+    [record] = await rove.generate(env, client)
+    assert record.completion[1]["content"] == "3"
+    assert client.asked[1].messages[1] == record.steps[0].completion[0]
+    assert client.asked[1].messages[1]["content"] == ""
+
+
+async def test_groups_of_environments_score_with_their_own_rubric() -> None:
+    def loud(completion: Any) -> float:
+        return 1.0
+
+    first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four], weights=[0.5]))
+    second = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[loud]))
+    outer = vf.EnvGroup([vf.EnvGroup([first, second], ["a", "b"]), second], ["in", "out"])
+    records = await rove.generate(outer, Says("4"))
+    assert [record.info["env_id"] for record in records] == [["in", "a"], ["in", "a"], ["in", "b"], "out"]
+    assert [record.env_id for record in records] == ["in/a", "in/a", "in/b", "out"]
+    scores = [record.scores for record in records if record.scores]
+    assert [one.weights for one in scores] == [{"four": 0.5}, {"four": 0.5}, {"loud": 1.0}, {"loud": 1.0}]
+    assert [one.reward for one in scores] == [0.5, 0.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="at least one"):
+        vf.EnvGroup([])
+    with pytest.raises(ValueError, match="env_id"):
+        outer.routed({"prompt": []})
+
+
+async def test_rubrics_with_a_scoring_of_their_own() -> None:
+    class Own(vf.Rubric):
+        async def score_group(self, states: Any) -> None:
+            for state in states:
+                state["reward"], state["metrics"] = 3.0, {"four": 1.0}
+
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=Own(funcs=[four]))
+    [record] = await rove.generate(env, Says("4"))
+    assert record.scores is not None
+    assert record.scores.reward == 3.0
+    assert record.scores.rewards == {"reward": 3.0}
+    assert record.scores.metrics == {"four": 1.0, "num_turns": 1.0}
+
+
+async def test_a_bridged_rubric_scores_only_what_was_played() -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four])).__rove_environment__()
+    assert isinstance(env.rubric, RoveRubric)
+    with pytest.raises(ConfigError, match="just played"):
+        await env.rubric.score_rollout(rove.State(input={}))
+
+
+async def test_unscored_environments() -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), score_rollouts=False)
+    [output] = (await env.evaluate(Says("4"), "m"))["outputs"]
+    assert (output["reward"], output["metrics"]) == (0.0, {})
+
+
+# v0's own runs and loading
+
+
+@pytest.mark.usefixtures("alone")
+def test_load_environment_as_v0_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rove.compat.install()
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    env = vf.load_environment("owner/guess-number@1.0", max_turns=2)
+    assert (env.env_id, env.env_args, env.max_turns) == ("owner/guess-number@1.0", {"max_turns": 2}, 2)
+    with pytest.raises(ValueError, match="is installed"):
+        vf.load_environment("no-such-thing")
+    with pytest.raises(RuntimeError, match="Failed to load"):
+        vf.load_environment("guess-number", max_turns=2, nonsense=object(), dataset=3)
+
+
+def test_missing_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "x")
+    vf.ensure_keys(["SOME_KEY"])
+    with pytest.raises(vf.MissingKeyError, match="OTHER_KEY, THIRD_KEY") as told:
+        vf.ensure_keys(["SOME_KEY", "OTHER_KEY", "THIRD_KEY"])
+    assert told.value.keys == ["OTHER_KEY", "THIRD_KEY"]
+
+
+async def test_results_are_saved_and_their_means_told(tmp_path: Path) -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), env_id="sums")
+    seen: list[int] = []
+    results = await env.evaluate(
+        Says("4"),
+        "m",
+        rollouts_per_example=2,
+        save_results=True,
+        results_path=tmp_path / "out",
+        on_progress=lambda outputs, new, metadata: seen.append(len(outputs)),
+    )
+    metadata = results["metadata"]
+    assert metadata["avg_reward"] == 0.5
+    assert metadata["avg_metrics"] == {"four": 0.5, "num_turns": 1.0}
+    assert metadata["pass_at_k"] == metadata["pass_all_k"] == {"1": 0.5, "2": 0.5}
+    assert metadata["usage"] == {
+        "input_tokens": 3,
+        "output_tokens": 4,
+        "final_output_tokens": 4,
+        "final_input_tokens": 3,
+    }
+    assert seen == [2, 4]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.0, 1.0, 0.0, 0.0]
+    assert json.loads((tmp_path / "out" / "metadata.json").read_text())["env_id"] == "sums"
+    assert len(env.make_dataset(results)) == 4
+
+
+async def test_clients_that_packages_write() -> None:
+    class Mine(vf.Client):
+        def setup_client(self, config: Any) -> Any:
+            return config
+
+        async def to_native_tool(self, tool: Any) -> Any:
+            return tool.name
+
+        async def to_native_prompt(self, messages: Any) -> Any:
+            return [message.content for message in messages], {"extra": 1}
+
+        async def get_native_response(
+            self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **kw: Any
+        ) -> Any:
+            assert kw["extra"] == 1
+            assert len(kw["extra_headers"]["X-Session-ID"]) == 32
+            if "3+3" in prompt[0]:
+                raise OSError("no line")
+            return f"{model} {sampling_args['temperature']}"
+
+        async def raise_from_native_response(self, response: Any) -> None: ...
+        async def close(self) -> None: ...
+        async def from_native_response(self, response: Any) -> Any:
+            return vf.Response(message=vf.ResponseMessage(content=response))
+
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
+    results = await env.evaluate(
+        Mine(vf.ClientConfig(extra_headers_from_state={"X-Session-ID": "trajectory_id"})), "m", {"temperature": 0.5}
+    )
+    assert results["outputs"][0]["completion"][0]["content"] == "m 0.5"
+    assert results["outputs"][1]["error"]["error_chain_str"] == "ModelError -> OSError"
+    with pytest.raises(ConfigError, match="client"):
+        await env.evaluate()
+
+
+async def test_tokens_are_cut_at_the_longest_sequence() -> None:
+    from rove.compat.verifiers.multiturn import parse_response_message, parse_response_tokens
+
+    tokens = {"prompt_ids": [1, 2], "prompt_mask": [0, 0], "completion_ids": [3, 4], "completion_mask": [1, 1]}
+    made = vf.ResponseTokens(**tokens, completion_logprobs=[-0.1, -0.2])
+    response = vf.Response(message=vf.ResponseMessage(content="hi", tokens=made, note=1))
+    assert await parse_response_message(response) == [vf.AssistantMessage(content="hi", note=1)]
+    whole = await parse_response_tokens(response)
+    assert whole is not None
+    assert (whole["completion_ids"], whole["is_truncated"], whole["overlong_prompt"]) == ([3, 4], False, False)
+    cut = await parse_response_tokens(response, 3)
+    assert cut is not None
+    assert (cut["completion_ids"], cut["completion_logprobs"], cut["is_truncated"]) == ([3], [-0.1], True)
+    short = await parse_response_tokens(response, 1)
+    assert short is not None
+    assert (short["prompt_ids"], short["completion_ids"], short["overlong_prompt"]) == ([1], [], True)
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
+    row = env.get_dataset()[0]
+    assert (await env.run_rollout(row, Says("4"), "m", {}, 0, ["trajectory_id"]))["reward"] == 1.0
+
+
+def test_configs_of_several_endpoints() -> None:
+    config = vf.ClientConfig(
+        timeout=5.0,
+        endpoint_configs=[
+            vf.EndpointClientConfig(api_base_url="http://a/v1"),
+            {"api_base_url": "http://b/v1", "timeout": 9.0},
+        ],
+    )
+    assert [(one.api_base_url, one.timeout) for one in config.resolved()] == [
+        ("http://a/v1", 3600.0),
+        ("http://b/v1", 9.0),
+    ]
+
+
+# Shapes of older packages
+
+
+async def test_older_shapes_are_understood_and_told() -> None:
+    with pytest.warns(FutureWarning, match="funcs="):
+        rubric = vf.Rubric(four, four, weights=[1.0, 0.5])
+    assert rubric.weights == [1.0, 0.5]
+    with pytest.warns(FutureWarning, match="keywords"):
+        env = vf.SingleTurnEnv(ROWS, vf.Parser(), rubric)
+    assert env.rubric.rubrics[0] is rubric
+    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+    with pytest.warns(FutureWarning, match="tool_defs"):
+        env = vf.SingleTurnEnv(dataset=ROWS, oai_tools=[tool])
+    assert env.tool_defs is not None
+    assert env.tool_defs[0].name == "add"
+    with pytest.warns(FutureWarning, match="counts calls"):
+        counts = vf.ToolRubric(tools=[four], funcs=[four])
+    with pytest.warns(FutureWarning, match="read env.tool_defs"):
+        told = vf.ToolEnv(dataset=ROWS, tools=[four]).oai_tools
+    assert told[0]["function"]["name"] == "four"
+    assert counts._get_reward_func_names() == ["four", "total_tool_calls", "four_calls"]
+    with pytest.warns(FutureWarning, match=r"info\['tool_defs'\]"):
+        state = await env.init_state({"prompt": "x", "example_id": 0, "info": {"oai_tools": [tool]}}, Says(""), "m")
+    assert state["tool_defs"][0]["name"] == "add"
+
+
+async def test_results_by_column() -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), client=Says("4"), model="m")
+    with pytest.warns(FutureWarning, match="num_examples"):
+        results = await env.evaluate(num_samples=2)
+    with pytest.warns(FutureWarning, match=r"results\['outputs'\]"):
+        rewards, metrics = [results["reward"], results.reward], results["metrics"]
+    assert rewards == [[1.0, 0.0]] * 2
+    assert metrics == {"four": [1.0, 0.0], "num_turns": [1.0, 1.0]}
+    assert set(results) == {"outputs", "metadata"}
+    with pytest.raises(KeyError, match="outputs"):
+        results["nonsense"]
+    with pytest.raises(AttributeError):
+        results.nonsense  # noqa: B018
+
+
+def test_unknown_keywords_become_attributes_and_are_told() -> None:
+    with pytest.warns(UserWarning, match="max_seq_len"):
+        env = vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
+    assert env.seq_len == 512
+
+
+def test_trainer_settings_are_roves() -> None:
+    from rove.compat.verifiers.trainer import GRPOConfig, rl_config
+
+    config = rl_config(GRPOConfig(max_steps=7, num_generations=4, epsilon=0.1, scale_rewards=True), "env")
+    assert (config.steps, config.rollouts_per_example, config.batch_size) == (7, 4, 8)
+    assert (config.loss, config.clip_low, config.advantages, config.truncated) == ("dapo", 0.1, "std", "mask")
+    config.check()
+    with pytest.raises(ConfigError, match="loss_type"):
+        rl_config(GRPOConfig(loss_type="other"), "env")
+
+
+async def test_tools_in_openais_form() -> None:
+    from rove.compat.verifiers.schema import convert_func_to_oai_tool
+
+    with pytest.warns(FutureWarning, match="convert_func_to_tool_def"):
+        assert convert_func_to_oai_tool(four)["function"]["name"] == "four"
+
+
+# With ROVE_COMPAT=fixed
+
+
+@pytest.fixture
+def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROVE_COMPAT", "fixed")
+
+
+def test_the_variable_has_two_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROVE_COMPAT", "fix")
+    with pytest.raises(ConfigError, match="expected 'fixed'"):
+        vf.SingleTurnEnv(dataset=ROWS, anything=1)
+
+
+async def failing_reward() -> list[Any]:
+    def fails(answer: str) -> float:
+        return 1 / (int(answer) - 4)
+
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[fails]))
+    return await rove.generate(env, Says("4"))
+
+
+async def test_a_failing_function_is_a_zero() -> None:
+    assert [(record.reward, record.error) for record in await failing_reward()] == [(0.0, None), (0.5, None)]
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_a_failing_function_is_an_error_when_fixed() -> None:
+    first, second = await failing_reward()
+    assert first.error is not None
+    assert (first.error.phase, first.error.type, second.reward) == ("reward fails", "ZeroDivisionError", 0.5)
+
+
+DRAFTS = [{"role": "assistant", "content": "<answer>1</answer> no: <answer>2</answer>"}]
+
+
+def test_drafts_are_graded() -> None:
+    assert vf.XMLParser(["answer"]).parse_answer(DRAFTS) == "1"
+    assert vf.XMLParser(["answer"]).get_format_reward_func()([{"role": "assistant", "content": "no tag"}]) == 0.2
+
+
+@pytest.mark.usefixtures("fixed")
+def test_last_answers_are_graded_when_fixed() -> None:
+    assert vf.XMLParser(["answer"]).parse_answer(DRAFTS) == "2"
+    assert vf.XMLParser(["answer"]).get_format_reward_func()([{"role": "assistant", "content": "no tag"}]) == 0.0
+
+
+async def advantages() -> list[float]:
+    def small(number: int) -> float:
+        return [1.0, 0.0, 0.0, 0.0][number]
+
+    def large(number: int) -> float:
+        return [0.0, 10.0, 0.0, 0.0][number]
+
+    states = []
+    for number in range(4):
+        step = {"advantage": None, "reward": None}
+        states.append(State(input={"prompt": [], "number": number}, completion=[], trajectory=[step]))
+    await vf.RubricGroup([vf.Rubric(funcs=[small]), vf.Rubric(funcs=[large])]).score_group(states)
+    return [state["trajectory"][0]["advantage"] for state in states]
+
+
+async def test_advantages_are_of_the_first_rubric() -> None:
+    assert await advantages() == [0.75, -0.25, -0.25, -0.25]
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_advantages_are_of_the_whole_reward_when_fixed() -> None:
+    assert await advantages() == [1 - 2.75, 10 - 2.75, -2.75, -2.75]
+
+
+class Counts(vf.MultiTurnEnv):
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state["seen"] = 0
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        state["seen"] += 1
+        return [{"role": "user", "content": f"seen {state['seen']}"}]
+
+
+def seen(state: Any) -> float:
+    return state["seen"]
+
+
+async def played() -> Any:
+    env = Counts(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[seen]), max_turns=2)
+    [record] = await rove.generate(env, Says("4"))
+    return record.reward, [message["content"] for message in record.completion]
+
+
+async def test_the_last_turn_is_not_seen() -> None:
+    assert await played() == (1.0, ["4", "seen 1", "4"])
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_the_last_turn_is_seen_when_fixed() -> None:
+    assert await played() == (2.0, ["4", "seen 1", "4", "seen 2"])
+
+
+@pytest.mark.usefixtures("fixed")
+def test_typos_and_doubles_are_refused_when_fixed() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_seq_len'"):
+        vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
+    rubric = vf.Rubric(funcs=[four])
+    with pytest.raises(ValueError, match="here already"):
+        rubric.add_metric(four)
+
+
+async def shadowed() -> Any:
+    def reward(completion: Any) -> float:
+        return 5.0
+
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four, reward], weights=[1.0, 0.0]))
+    [output] = (await env.evaluate(Says("4"), "m"))["outputs"]
+    return output["reward"]
+
+
+async def test_metrics_shadow_fields() -> None:
+    assert await shadowed() == 5.0
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_metrics_shadow_nothing_when_fixed() -> None:
+    assert await shadowed() == 1.0
+
+
+GPQA = {"Question": "Which?", "Correct Answer": "right", **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}}
+
+
+def test_example_datasets_as_v0_words_them() -> None:
+    from rove.compat.verifiers import examples
+
+    said = examples._gpqa(GPQA)
+    assert said["question"].startswith("Question: Which?\n\nA: ")
+    assert f"{said['answer']}: right" in said["question"]
+    assert examples._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
+        "question": "Question: Q\n\nA: x\nB: y",
+        "answer": "B",
+    }
+    assert examples._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
+    assert examples._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
+    assert examples._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
+    assert examples._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
+    book = {"question_stem": "Q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "A"}
+    assert examples._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
+    with pytest.raises(ValueError, match="gsm8k"):
+        vf.load_example_dataset("nothing")
+
+
+@pytest.mark.usefixtures("fixed")
+def test_options_stay_in_place_when_fixed() -> None:
+    from rove.compat.verifiers import examples
+
+    assert len({examples._gpqa(GPQA)["question"] for _ in range(5)}) == 1
+
+
+async def unreadable() -> Any:
+    env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.MathRubric())
+    bridged = env.__rove_environment__()
+    async with bridged.used_in_run():
+        [record] = await rove.generate(bridged, Says("\\boxed{4}"))
+    return record.reward, record.error and record.error.type
+
+
+@pytest.mark.broad
+async def test_an_unreadable_right_answer_is_a_zero() -> None:
+    assert await unreadable() == (0.0, None)
+
+
+@pytest.mark.broad
+@pytest.mark.usefixtures("fixed")
+async def test_an_unreadable_right_answer_is_an_error_when_fixed() -> None:
+    assert await unreadable() == (None, "Error")
+
+
+async def group_metrics() -> Any:
+    first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
+    group = vf.EnvGroup([first, vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[seen]))], ["a", "b"])
+    row = group.get_dataset()[0]
+    state = await group.rollout(row, Says("4"), "m", {})
+    await group.rubric.score_group([state])
+    return state["metrics"]
+
+
+async def test_metrics_of_other_members_are_zero() -> None:
+    assert await group_metrics() == {"four": 1.0, "num_turns": 1, "seen": 0.0}
+
+
+@pytest.mark.usefixtures("fixed")
+async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
+    assert await group_metrics() == {"four": 1.0, "num_turns": 1}
+
+
+# Tools, sandboxes, records
+
+
+@pytest.mark.broad
+async def test_a_python_that_remembers(contained: None) -> None:
+    class Env(vf.PythonEnv):
+        async def post_rollout(self, state: Any) -> None:
+            done = await self.sandbox_client.execute_command(state["sandbox_id"], "echo there")
+            state["after"] = done.stdout.strip()
+
+    def after(state: Any) -> float:
+        return float(state["after"] == "there")
+
+    env = Env(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[after]), max_turns=3, pip_install_packages="")
+    client = Says([call("python", {"code": "x = 5\nprint(1)\nx * 2"})], [call("python", {"code": "x + 1/0"})], "done")
+    bridged = env.__rove_environment__()
+    async with bridged.used_in_run():
+        [record] = await rove.generate(bridged, client)
+    assert record.reward == 1.0
+    assert record.completion[1]["content"] == "1\nOut[1]: 10"
+    assert "ZeroDivisionError" in record.completion[3]["content"]
+    assert record.tools is not None
+    assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
+
+
+@pytest.mark.broad
+async def test_servers_come_back_for_the_next_run() -> None:
+    servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
+    env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    assert "add" in env.tool_map
+    for _ in range(2):
+        [record] = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "4"))
+        await env._teardown()
+        assert record.completion[1]["content"] == "5"
+        assert record.reward == 1.0
+
+
+@pytest.mark.broad
+async def test_servers_that_run_when_a_worker_is_forked_are_started_anew_in_it(tmp_path: Path) -> None:
+    (tmp_path / "adding").mkdir()
+    (tmp_path / "adding" / "adding.py").write_text(ADDING.format(server=str(SERVER)))
+    env = IsolatedEnv("adding", env_dir=tmp_path, hang_seconds=60)
+    try:
+        records = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "5"), max_concurrent=1)
+        assert [record.error for record in records] == [None, None]
+        assert [record.completion[1]["content"] for record in records] == ["5", "5"]
+    finally:
+        await env.tear_down()
+
+
+def test_messages_are_read_in_every_way() -> None:
+    message = vf.AssistantMessage(content="hi", note=1)
+    assert (message.role, message["role"], message.get("content"), message.get("nothing", 3)) == (
+        "assistant",
+        "assistant",
+        "hi",
+        3,
+    )
+    assert "tool_calls" in message
+    assert message.tool_calls is None
+    assert (message.model_extra, message.model_copy(update={"content": "x"}).content) == ({"note": 1}, "x")
+    message.content = "ho"
+    assert message == {**message.model_dump()}
+    assert json.loads(message.model_dump_json(exclude_none=True)) == {"role": "assistant", "content": "ho", "note": 1}
+    with pytest.raises(AttributeError, match="no field 'nothing'"):
+        message.nothing  # noqa: B018
+    with pytest.raises(ValueError, match="content"):
+        vf.UserMessage()
+    with pytest.raises(ValueError, match="tool_call_id"):
+        vf.ToolMessage(content="x")
+
+
+def test_states_read_through_to_their_row() -> None:
+    state = State(input={"prompt": "p", "answer": "4", "info": {}})
+    state["answer"] = "5"
+    assert state["input"]["answer"] == "5"
+    assert state.get("prompt") == "p"
+    assert state.get("nothing", 1) == 1
+    state["trajectory"] = [{"reward": None, "response": "r"}]
+    assert (state["turn"], state["responses"]) == (1, ["r"])
+    assert "turn" not in state
+    state.add_step_reward(0.5)
+    state.add_step_reward(0.25)
+    assert state.total_step_reward() == 0.75
+    state.stop("enough")
+    assert (state["is_completed"], state["stop_condition"]) == (True, "enough")
+
+
+# The distribution that stands for the library
+
+SHIM = Path(__file__).resolve().parents[2] / "shim"
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_shim_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SHIM))
+    assert importlib.import_module("verifiers").XMLParser is vf.XMLParser
+    assert importlib.import_module("verifiers.envs.environment").Environment is vf.Environment
+    rove.compat.install()  # what stands for this library is no other one
+
+
+def test_the_shim_is_constrained_to_its_version() -> None:
+    version = tomllib.loads((SHIM / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert (SHIM / "constraint.txt").read_text(encoding="utf-8").strip() == f"verifiers=={version}"
+    assert version.startswith("0.3.1+rove")

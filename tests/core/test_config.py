@@ -1,0 +1,330 @@
+"""Settings from files and flags: who wins over whom, and what is refused with which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.config import convert, load, merge
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    env: str
+    folder: str | None = None
+    steps: int = 10
+    rate: float = 1.0
+    limit: int | None = None
+    save: bool = True
+    fresh: bool = False
+    tags: list[str] = []
+    env_args: dict[str, Any] = {}
+
+
+def read(*words: str, bare: str = "env", **named: Any) -> Settings:
+    """What a command line of these words and named flags comes to."""
+    return load(Settings, named, words, bare)
+
+
+def file(folder: Path, name: str, **values: Any) -> str:
+    path = folder / name
+    path.write_text(tomli_w.dumps(values))
+    return str(path)
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--steps", "3"], {"steps": 3}),
+        (["--steps=3"], {"steps": 3}),
+        (["--limit", "-1"], {"limit": -1}),
+        (["--rate", "-1e-3"], {"rate": -1e-3}),
+        (["--rate", "2"], {"rate": 2.0}),
+        (["--limit", "null"], {"limit": None}),
+        (["--tags", '["a", "b"]'], {"tags": ["a", "b"]}),
+        (["--env_args", '{"a": 1}'], {"env_args": {"a": 1}}),
+        (["--env_args.a.b", "1", "--env-args.a.c=x"], {"env_args": {"a": {"b": 1, "c": "x"}}}),
+        (["--env_args.max-turns", "4"], {"env_args": {"max_turns": 4}}),
+        (["--env_args.flag", "--steps", "3"], {"env_args": {"flag": True}, "steps": 3}),
+        (["--env_args.no", "@x"], None),
+        (["--env_args.path=@x"], {"env_args": {"path": "@x"}}),
+        (["--folder", "2024"], {"folder": "2024"}),
+        (["--folder=a=b"], {"folder": "a=b"}),
+    ],
+)
+def test_a_flag_sets_what_it_names(words: list[str], expected: dict[str, Any] | None):
+    if expected is None:
+        with pytest.raises(ConfigError, match="settings file x does not exist"):
+            read("game", *words)
+    else:
+        assert read("game", *words) == Settings(env="game", **expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "save", "fresh"),
+    [
+        ([], True, False),
+        (["--fresh"], True, True),
+        (["--no-fresh"], True, False),
+        (["--no-save", "--fresh"], False, True),
+        (["--no_save", "--steps", "10"], False, False),
+        (["--save", "false"], False, False),
+        (["--fresh=true", "--save=false"], False, True),
+        (["--fresh", "--no-fresh"], True, False),
+    ],
+)
+def test_switches(words: list[str], save: bool, fresh: bool):
+    assert read("game", *words) == Settings(env="game", save=save, fresh=fresh)
+
+
+def test_a_switch_does_not_swallow_the_word_after_it():
+    assert read("--fresh", "game") == Settings(env="game", fresh=True)
+    assert read("--no-save", "game") == Settings(env="game", save=False)
+
+
+@pytest.mark.broad
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "steps": st.integers(-(2**53), 2**53),
+            "rate": st.floats(allow_nan=False, allow_infinity=False),
+            "limit": st.none() | st.integers(0, 9),
+            "save": st.booleans(),
+            "tags": st.lists(st.text(max_size=4), max_size=3),
+            "env_args": st.dictionaries(st.text(max_size=4), st.booleans() | st.integers(-9, 9) | st.text(max_size=4)),
+        },
+    )
+)
+def test_any_settings_can_be_written_as_flags(values: dict[str, Any]):
+    joined = [f"--{key}={json.dumps(value)}" for key, value in values.items()]
+    apart = [word for key, value in values.items() for word in (f"--{key}", json.dumps(value))]
+    assert read("game", *joined) == read("game", *apart) == Settings(env="game", **values)
+
+
+@given(st.text())
+def test_a_text_is_taken_as_it_stands(text: str):
+    assert read("game", f"--folder={text}").folder == text
+
+
+@given(st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True), min_size=1, max_size=4), st.integers())
+def test_a_dotted_key_sets_one_place(keys: list[str], value: int):
+    expected: Any = value
+    for key in reversed(keys):
+        expected = {key: expected}
+    assert read("game", f"--env_args.{'.'.join(keys)}={value}").env_args == expected
+
+
+# Files, and who wins
+
+
+def test_later_words_win_and_named_flags_win_over_all(tmp_path: Path):
+    one, two = file(tmp_path, "one.toml", steps=1, rate=0.1), file(tmp_path, "two.toml", steps=2)
+    assert read("game", "@", one, "@", two) == Settings(env="game", steps=2, rate=0.1)
+    assert read("game", f"@{two}", f"@{one}").steps == 1
+    assert read("game", "@", one, "--steps", "3").steps == 3
+    assert read("game", "--steps", "3", "@", one).steps == 1
+    assert read("game", "@", one, "--steps", "3", steps=4).steps == 4
+    assert read("game", "@", one, steps=None).steps == 1
+
+
+def test_tables_are_merged_and_lists_replaced_whole(tmp_path: Path):
+    one = file(tmp_path, "one.toml", tags=["a", "b"], env_args={"seed": 1, "deep": {"x": 1, "y": 1}})
+    two = file(tmp_path, "two.toml", tags=["c"], env_args={"deep": {"y": 2}})
+    read_back = read("game", "@", one, "@", two, "--env_args.deep.z", "3", env_args={"seed": 9})
+    assert read_back == Settings(env="game", tags=["c"], env_args={"seed": 9, "deep": {"x": 1, "y": 2, "z": 3}})
+
+
+def test_the_bare_word_wins_over_files_wherever_it_stands(tmp_path: Path):
+    settings = file(tmp_path, "settings.toml", env="theirs", steps=1)
+    assert read("@", settings) == Settings(env="theirs", steps=1)
+    assert read("@", settings, "mine") == read("mine", "@", settings) == Settings(env="mine", steps=1)
+    assert read("--steps", "2", "mine", "--fresh") == Settings(env="mine", steps=2, fresh=True)
+    assert read("2048").env == "2048"
+
+
+def test_the_config_of_a_run_folder_is_used_again(tmp_path: Path):
+    before = read("game", "--steps", "7", "--env_args.seed", "3")
+    with Run(tmp_path / "run") as run:
+        run.start("eval", msgspec.to_builtins(before), {"env": "game"})
+    config = str(tmp_path / "run" / "config.toml")
+    assert read("@", config) == before
+    assert read("@", config, "--steps", "8", "--env_args.more", "1") == Settings(
+        env="game", steps=8, env_args={"seed": 3, "more": 1}
+    )
+
+
+def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
+    with pytest.raises(ConfigError, match="unknown setting 'config'"):
+        read("game", "@", file(tmp_path, "settings.toml", config={"steps": 1}))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stepz", "3"], "unknown setting 'stepz'; did you mean 'steps'?"),
+        (["--env-arg.seed", "3"], "unknown setting 'env_arg'; did you mean 'env_args'?"),
+        (["--no-sav"], "unknown setting 'sav'; did you mean 'save'?"),
+        (["--qqq", "1"], "unknown setting 'qqq'; known: env, env_args, folder, fresh, limit, rate, save, steps, tags"),
+        (["--steps", "many"], "settings: steps is 'many': expected `int`, got `str`"),
+        (["--steps", "1.5"], "settings: steps is 1.5: expected `int`, got `float`"),
+        (["--tags", "[1]"], "settings: tags[0] is 1: expected `str`, got `int`"),
+        (["--env_args", "3"], "settings: env_args is 3: expected `object`, got `int`"),
+        (["--steps.x", "3"], "settings: steps is {'x': 3}: expected `int`, got `object`"),
+        (["--save", "3"], "unexpected argument '3'; settings are given as --key value or @ file.toml"),
+        (["more"], "unexpected argument 'more'; settings are given as --key value or @ file.toml"),
+        (["@"], "expected a file after @"),
+        (["@", "none.toml"], "settings file none.toml does not exist"),
+    ],
+)
+def test_what_is_refused_and_how(words: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        read("game", *words)
+    assert str(caught.value) == message
+
+
+def test_a_misspelt_flag_that_is_no_setting_is_suggested_too():
+    with pytest.raises(ConfigError, match="unknown setting 'jsn'; did you mean 'json'?"):
+        load(Settings, {}, ["--jsn"], flags=["json"])
+
+
+def test_unknown_keys_of_a_file_are_refused_too(tmp_path: Path):
+    with pytest.raises(ConfigError, match="unknown setting 'stepz'; did you mean 'steps'?"):
+        read("game", "@", file(tmp_path, "settings.toml", stepz=3))
+
+
+def test_missing_settings_are_named():
+    with pytest.raises(ConfigError, match=r"missing setting: env; give ENV, or a file that has it: @ settings\.toml"):
+        read("--steps", "3")
+
+
+def test_a_bare_word_is_refused_where_none_is_expected():
+    with pytest.raises(ConfigError, match="unexpected argument 'game'"):
+        read("game", bare="")
+
+
+@pytest.mark.parametrize("content", [b"steps = ", b"\xff\xfe"])
+def test_what_is_not_toml_is_refused_with_its_name(tmp_path: Path, content: bytes):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"settings file {path}: "):
+        read("game", "@", str(path))
+
+
+def test_a_folder_is_no_settings_file(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"settings file {tmp_path}: .*directory"):
+        read("game", "@", str(tmp_path))
+
+
+# Merging
+
+
+tables = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2), max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner | st.integers(0, 3), max_size=3),
+    max_leaves=6,
+)
+
+
+def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every value that is no table (or an empty one) by its path."""
+    found: dict[tuple[str, ...], Any] = {}
+    for key, value in table.items():
+        found |= leaves(value, (*path, key)) if isinstance(value, dict) and value else {(*path, key): value}
+    return found
+
+
+def places(table: dict[str, Any]) -> set[tuple[str, ...]]:
+    """Every path that leads to something in the table."""
+    return {path[: i + 1] for path in leaves(table) for i in range(len(path))}
+
+
+@given(tables, tables)
+def test_merging_takes_all_that_is_given_and_keeps_the_rest(base: dict[str, Any], over: dict[str, Any]):
+    merged = leaves(merge(copy.deepcopy(base), over))
+    for path, value in leaves(over).items():
+        if value != {}:  # an empty table overrides nothing that is a table
+            assert merged[path] == value
+    for path, value in leaves(base).items():
+        replaced = any(path[: i + 1] in leaves(over) for i in range(len(path))) or path in places(over)
+        if not replaced:
+            assert merged[path] == value
+
+
+@given(tables, tables, tables)
+def test_merging_leaves_what_is_put_on_top_as_it_was(base: dict[str, Any], over: dict[str, Any], more: dict[str, Any]):
+    before = copy.deepcopy((over, more))
+    merged = merge(merge(base, over), more)
+    assert (over, more) == before
+    assert merge(copy.deepcopy(merged), more) == merged
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    every: int = 1
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[Part] = []
+    part: Part | None = None
+    named: dict[str, Part] = {}
+    words: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parts": [{}, {"evry": 1}]}, "settings: parts[1] has the unknown setting 'evry'; did you mean 'every'?"),
+        ({"part": {"evry": 1}}, "settings: part has the unknown setting 'evry'; did you mean 'every'?"),
+        ({"part": {"every": "x"}}, "settings: part.every is 'x': expected `int`, got `str`"),
+        ({"parts": {"every": 1}}, "settings: parts is {'every': 1}: expected `array`, got `object`: write [[parts]]"),
+        ({"parts": "x"}, "settings: parts is 'x': expected `array`, got `str`"),
+        ({"words": "--x"}, "settings: words is '--x': expected `array`, got `str`: write '[\"--x\"]'"),
+        ({"named": {"a": {"every": None}}}, "settings: named[...].every: Expected `int`, got `null`"),
+    ],
+)
+def test_what_is_wrong_inside_tables_is_told_with_its_place(values: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        convert(Whole, values)
+    assert str(caught.value) == message
+
+
+def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
+    """`--vllm.args --enforce-eager` is one flag without a value, and another that nobody knows."""
+
+    class Outer(msgspec.Struct):
+        inner: Whole = msgspec.field(default_factory=Whole)
+
+    with pytest.raises(ConfigError, match=r"--inner.words takes a list, in JSON: --inner.words '\[\"--eager\"\]'"):
+        load(Outer, {}, ["--inner.words", "--eager"])
+    with pytest.raises(ConfigError, match="in JSON: --tags"):
+        read("toy", "--tags")
+
+
+def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():
+    with pytest.raises(ConfigError, match="'dry_run' is no setting but a flag of the command: give --dry-run"):
+        convert(Whole, {"dry_run": True}, {"dry_run"})
+
+
+def test_convert_names_all_that_is_missing():
+    class Two(msgspec.Struct, kw_only=True):
+        env: str
+        model: str
+        seed: int = 0
+
+    with pytest.raises(ConfigError, match="missing settings: env, model"):
+        convert(Two, {"seed": 1})

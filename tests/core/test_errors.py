@@ -1,0 +1,124 @@
+"""Errors: the tree, the phase an exception came from, and help after a misspelt name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core import errors
+from rove.core.errors import (
+    ConfigError,
+    EmptyModelResponseError,
+    Error,
+    InfraError,
+    InvalidModelResponseError,
+    MissingKeyError,
+    ModelError,
+    OverlongPromptError,
+    RunError,
+    in_json,
+    nearest,
+    phase,
+    phase_of,
+    traceback_text,
+)
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Error)]
+
+
+def test_the_tree():
+    assert issubclass(ConfigError, ValueError)
+    assert MissingKeyError.__bases__ == (ConfigError,)
+    assert EmptyModelResponseError.__bases__ == (InvalidModelResponseError,)
+    assert InvalidModelResponseError.__bases__ == OverlongPromptError.__bases__ == (ModelError,)
+    assert ModelError.__bases__ == InfraError.__bases__ == RunError.__bases__ == (Error,)
+
+
+def test_the_drawing_of_the_tree_is_complete():
+    drawing = errors.__doc__ or ""
+    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in drawing] == []
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_crosses_a_process_boundary(kind):
+    error = kind("what happened")
+    error.attempts = ["HTTP 500"]
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), copied.attempts) == (kind, "what happened", ["HTTP 500"])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_attempts_are_empty_until_told_and_never_shared(kind):
+    first, second = kind("a"), kind("b")
+    assert list(first.attempts) == []
+    first.attempts = [*first.attempts, "HTTP 500"]
+    assert list(second.attempts) == []
+
+
+def test_infra_errors_list_their_attempts():
+    assert InfraError("gave up", (text for text in ["HTTP 500", "HTTP 503"])).attempts == ["HTTP 500", "HTTP 503"]
+
+
+def test_nearest_name():
+    options = ["num_examples", "seed", "max_turns"]
+    assert nearest("num_exmples", options) == "did you mean 'num_examples'?"
+    assert nearest("max-turns", options) == "did you mean 'max_turns'?"
+    assert nearest("xyz", options) == "known: max_turns, num_examples, seed"
+    assert nearest("xyz", []) == "none are known here"
+
+
+@given(st.lists(st.text("abcdef_", min_size=1), min_size=1, unique=True))
+def test_an_exact_name_is_its_own_nearest(options):
+    assert nearest(options[0], options) == f"did you mean '{options[0]}'?"
+
+
+def test_the_innermost_phase_stays():
+    with pytest.raises(KeyError) as caught, phase("outer"), phase("inner"):
+        raise KeyError("x")
+    assert phase_of(caught.value) == "inner"
+
+
+def test_an_exception_nobody_marked():
+    assert phase_of(ValueError()) == "rollout"
+
+
+def test_a_phase_that_ends_well_leaves_no_mark():
+    error = ValueError("x")
+    with phase("over"):
+        str(error)
+    with pytest.raises(ValueError, match="x"), phase("outer"):
+        raise error
+    assert phase_of(error) == "outer"
+
+
+def test_cancellations_are_marked_too():
+    with pytest.raises(asyncio.CancelledError) as caught, phase("tool"):
+        raise asyncio.CancelledError
+    assert phase_of(caught.value) == "tool"
+
+
+def _deep(depth: int) -> None:
+    if depth:
+        _deep(depth - 1)
+    raise ValueError("the last line")
+
+
+def test_a_traceback_names_the_place_and_a_long_one_loses_its_oldest_lines():
+    with pytest.raises(ValueError, match="the last line") as caught:
+        _deep(0)
+    assert "in _deep" in traceback_text(caught.value)
+    short = traceback_text(caught.value, limit=30)
+    assert (len(short), short[0]) == (31, "…")
+    assert short.endswith("the last line\n")
+
+
+def test_values_are_shown_as_json_where_it_has_words_for_them():
+    assert in_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
+    assert in_json({(1, 2): 3}) == "{(1, 2): 3}"
+    assert in_json({"a": Path("b")}) == '{"a": "b"}'

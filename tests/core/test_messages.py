@@ -1,0 +1,134 @@
+"""Messages: a dict in the wire form that can also be read by attribute."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError
+from rove.core.messages import (
+    FIELDS,
+    ROLES,
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+    as_message,
+    as_messages,
+    text_of,
+)
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+wire_messages = st.builds(
+    lambda role, content, more: {"role": role, "content": content, **more},
+    st.sampled_from(sorted(ROLES)),
+    st.none() | st.text(),
+    st.dictionaries(st.sampled_from(sorted(FIELDS - {"role", "content"})), st.text(), max_size=2),
+)
+
+
+@given(wire_messages)
+def test_every_field_reads_both_ways_and_the_message_is_still_a_plain_dict(wire):
+    message = as_message(wire)
+    assert message == wire
+    assert json.loads(json.dumps(message)) == wire
+    for field in FIELDS:
+        assert getattr(message, field) == wire.get(field)
+
+
+def test_own_fields_read_as_attributes_too_and_unknown_ones_do_not():
+    message = Message(role="user", content="hi", mood="sunny")
+    assert message.mood == "sunny"
+    assert message.tool_calls is None
+    with pytest.raises(AttributeError, match=r"no field 'contents'; its fields are .*'content'.*'mood'"):
+        message.contents  # noqa: B018
+
+
+def test_constructors_say_who_speaks():
+    assert SystemMessage("a") == {"role": "system", "content": "a"}
+    assert UserMessage("a", name="ann") == {"role": "user", "content": "a", "name": "ann"}
+    assert AssistantMessage() == {"role": "assistant", "content": None}
+    assert AssistantMessage(tool_calls=[CALL]).tool_calls == [CALL]
+    assert ToolMessage("4", "call_1") == {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+
+
+@pytest.mark.parametrize("message", [SystemMessage("a"), ToolMessage("4", "call_1"), Message(role="user", x=[1])])
+def test_copies_are_messages_and_share_nothing(message):
+    for copied in (copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert copied == message
+        assert type(copied) is type(message)
+    deep = copy.deepcopy(Message(role="user", content=[{"type": "text", "text": "a"}]))
+    copy.deepcopy(deep).content.append("more")
+    assert deep.content == [{"type": "text", "text": "a"}]
+
+
+def test_a_message_passes_through_as_itself():
+    message = UserMessage("hi")
+    assert as_message(message) is message
+
+
+def test_as_message_takes_any_mapping_and_texts():
+    assert as_message(MappingProxyType({"role": "tool", "content": "4"})).role == "tool"
+    assert as_message("hi") == {"role": "user", "content": "hi"}
+    assert as_message("hi", role="assistant").role == "assistant"
+
+
+@pytest.mark.parametrize("value", [{}, {"content": "hi"}, {"role": "robot", "content": "hi"}, {"role": None}, None, 5])
+def test_what_is_no_message_is_refused_by_name(value):
+    with pytest.raises(ConfigError, match=r"not a chat message: .*expected a dict with a 'role' out of \['assistant'"):
+        as_messages([value])
+
+
+@pytest.mark.parametrize("value", [None, 5, 1.5])
+def test_what_is_no_list_of_messages_is_refused(value):
+    with pytest.raises(ConfigError, match="not chat messages"):
+        as_messages(value)
+
+
+def test_as_messages_takes_a_text_one_message_or_many():
+    assert as_messages("hi") == [UserMessage("hi")]
+    assert as_messages({"role": "user", "content": "hi"}) == [UserMessage("hi")]
+    assert as_messages(("hi", AssistantMessage("ho")), role="user") == [UserMessage("hi"), AssistantMessage("ho")]
+    assert as_messages(message for message in [UserMessage("hi")]) == [UserMessage("hi")]
+    assert as_messages([]) == []
+
+
+@given(st.lists(wire_messages | st.text(), max_size=4))
+def test_as_messages_twice_is_as_messages_once(values):
+    once = as_messages(values)
+    assert as_messages(once) == once
+    assert all(isinstance(message, Message) for message in once)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("hi", "hi"),
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "b"}], "b"),
+        ([{"type": "text", "text": None}, "c"], "c"),
+    ],
+)
+def test_text_of(content, text):
+    assert text_of({"role": "user", "content": content}) == text
+
+
+def test_text_of_a_message_without_content():
+    assert text_of({"role": "assistant", "tool_calls": [CALL]}) == ""
+
+
+def test_setting_a_field_by_attribute_sets_what_goes_over_the_wire() -> None:
+    message = UserMessage("old")
+    message.content = "new"
+    assert message["content"] == message.content == "new"
+    assert dict(message) == {"role": "user", "content": "new"}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, OverlongPromptError
+from rove.core.protocols import Sampling, room_after
+
+
+def test_nothing_is_set_unless_it_is_given():
+    told = msgspec.structs.asdict(Sampling.from_args({"temperature": 0.5, "top_k": None}, None, {}))
+    assert {name: value for name, value in told.items() if value is not None} == {"temperature": 0.5, "extra": {}}
+
+
+def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
+    made = Sampling.from_args(
+        {"max_tokens": 5, "logprobs": 3, "stop": ["a"], "mine": 1},
+        {"max_completion_tokens": 7, "logprobs": True, "top_logprobs": 2, "stop": "b", "extra_body": {"mine": 2}},
+    )
+    assert made == Sampling(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "logprobs"),
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 4}, 4),
+        ({"top_logprobs": 4}, 4),
+        ({"logprobs": 5}, 5),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 4}, None),
+        ({}, None),
+    ],
+)
+def test_log_probabilities_in_the_shapes_of_both_apis(given: dict[str, Any], logprobs: int | None):
+    assert Sampling.from_args(given) == Sampling(logprobs=logprobs)
+
+
+def test_false_takes_log_probabilities_back():
+    assert Sampling.from_args({"logprobs": True}, {"logprobs": False}).logprobs is None
+
+
+def test_tokens_with_a_bias_may_be_texts():
+    assert Sampling.from_args({"logit_bias": {"17": -100, 3: 1.5}}).logit_bias == {17: -100.0, 3: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1; expected 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"top_p": 0}, "top_p is 0.*; expected more than 0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"top_k": 1.5}, "Expected `int"),
+        ({"min_p": 2}, "min_p is 2.*; expected 0 .off. to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0.*; expected more than 0"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5; expected -2 to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; expected max_tokens .4. or less"),
+        ({"logprobs": -1}, "logprobs is -1; expected 0 or more"),
+        ({"logit_bias": {"a": 1}}, "expected token ids as its keys"),
+        ({"logit_bias": {3: 101}}, "logit_bias of token 3 is 101.*; expected ids from 0, -100 to 100"),
+        ({"logit_bias": {-3: 1}}, "logit_bias of token -3"),
+        ({"stop": ["a", ""]}, "expected texts that are not empty"),
+        ({"stop": ""}, "expected texts that are not empty"),
+        ({"response_format": {"json_schema": {}}}, "response_format is .*; expected .*json_schema"),
+        ({"response_format": "json"}, "Expected `object"),
+        ({"structured_outputs": "a+"}, "Expected `object"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        Sampling.from_args(given)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))
+def test_room_after_a_prompt(ids: list[int], context: int):
+    if len(ids) >= context:
+        with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the model's context {context}"):
+            room_after(ids, 10, context)
+    else:
+        assert room_after(ids, 10, context) == context - len(ids)
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context():
+    assert room_after([1, 2, 3], 10, 3, least=0) == 0
+    with pytest.raises(OverlongPromptError, match="expected at most 3"):
+        room_after([1, 2, 3, 4], 10, 3, least=0)
+    with pytest.raises(OverlongPromptError, match="expected at most 2"):
+        room_after([1, 2, 3], 10, 3)
+
+
+@pytest.mark.parametrize(("ids", "told"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
+def test_prompts_that_are_none(ids: list[int], told: str):
+    with pytest.raises(ConfigError, match=told):
+        room_after(ids, 10, 99)

@@ -1,0 +1,49 @@
+"""Records: what a rollout leaves behind, and what is read off it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.messages import AssistantMessage, UserMessage
+from rove.core.records import ErrorInfo, StepTokens, TrajectoryStep, Usage
+from tests.runs.test_serialization import make_record, usages
+
+
+def test_a_steps_reward_can_be_set_and_nothing_else_of_it():
+    step = TrajectoryStep([], [])
+    assert step["reward"] is None
+    step["reward"] = 1
+    assert (step.reward, type(step.reward)) == (1.0, float)
+    for key in ("advantage", "completion"):
+        with pytest.raises(TypeError, match=f"'{key}' of a step is a fact"):
+            step[key] = 1.0
+    with pytest.raises(ValueError, match="finite"):
+        step["reward"] = float("nan")
+    assert step.reward == 1.0
+
+
+def test_records_are_frozen():
+    with pytest.raises(AttributeError, match="immutable"):
+        make_record().answer = "b"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_reward_is_none_when_the_rollout_failed():
+    assert make_record().reward == 1.0
+    failed = make_record(scores=None, error=ErrorInfo("model", "InfraError", "gone"))
+    assert failed.reward is None
+
+
+@given(st.lists(usages, max_size=4))
+def test_usage_adds_up(parts):
+    total = sum(parts, Usage())
+    assert total.prompt_tokens == sum(part.prompt_tokens for part in parts)
+    assert total.completion_tokens == sum(part.completion_tokens for part in parts)
+
+
+def test_steps_read_by_name_and_by_key():
+    step = TrajectoryStep([UserMessage("a")], [AssistantMessage("b")], tokens=StepTokens([1], [2], [-0.5]))
+    assert step["completion"] == step.completion
+    assert step.tokens is not None
+    assert step.tokens.ids == [1, 2]

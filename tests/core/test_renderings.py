@@ -1,0 +1,97 @@
+"""Boards are data within bounds, and are drawn beside the message they belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rove as vf
+from rove.core.renderings import LOOKS, SIZE, TEXT, Board
+from rove.runs.serialization import decode_record, encode_record
+
+cells = st.tuples(st.text(max_size=TEXT), st.sampled_from(LOOKS))
+boards = st.builds(Board, st.lists(st.lists(cells, max_size=SIZE), max_size=SIZE))
+
+
+@given(boards)
+def test_a_board_comes_back_from_json_as_it_was(board: Board):
+    assert msgspec.json.decode(msgspec.json.encode(board), type=Board) == board
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([[("X", "blinking")]], "looks 'blinking'; expected one of '', 'free', 'first'"),
+        ([[("x" * 13, "")]], "at most 12 characters"),
+        ([[]] * 41, "at most 40 rows"),
+        ([[("", "")] * 41], "at most 40 rows of 40 cells"),
+    ],
+)
+def test_what_no_page_could_show_is_refused(rows: Any, complaint: str):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        Board(rows)
+    with pytest.raises(msgspec.ValidationError, match=complaint):
+        msgspec.json.decode(msgspec.json.encode({"rows": rows}), type=Board)
+
+
+class Counting(vf.MultiTurnEnv):
+    """Draws how often it has answered."""
+
+    def __init__(self, drawn: Any = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.drawn = drawn
+
+    async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+        state["count"] = 0
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:
+        state["count"] += 1
+        return "again"
+
+    def draw_board(self, state: vf.State) -> Any:
+        return self.drawn or vf.Board([[(str(state["count"]), "")]])
+
+
+def say(messages: Any, state: Any, rng: Any) -> str:
+    return "so"
+
+
+async def test_a_board_stands_beside_the_message_it_was_drawn_after_and_the_model_never_sees_it():
+    env = Counting(dataset=[{"question": "?"}], system_prompt="Count.", max_turns=2)
+    seen: list[Any] = []
+
+    def player(messages: Any, state: Any, rng: Any) -> str:
+        seen.append([dict(message) for message in messages])
+        return "so"
+
+    [record] = await vf.generate(env, vf.ScriptedClient(player))
+    assert {place: board.rows for place, board in record.boards.items()} == {
+        1: [[("0", "")]],
+        3: [[("1", "")]],
+        5: [[("2", "")]],
+    }
+    assert [message["role"] for message in (*record.prompt, *record.completion)] == [
+        "system",
+        *["user", "assistant"] * 2,
+        "user",
+    ]
+    assert "rows" not in str(seen)
+    assert decode_record(encode_record(record)) == record
+
+
+@pytest.mark.parametrize("drawn", ["<b>1</b>", [[("1", "")]]])
+async def test_what_is_no_board_fails_the_rollout_in_words(drawn: Any):
+    [record] = await vf.generate(Counting(drawn, dataset=[{"question": "?"}], max_turns=1), vf.ScriptedClient(say))
+    assert record.error is not None
+    assert (record.error.phase, record.error.type) == ("draw_board", "ConfigError")
+    assert "expected a rove.Board or None" in record.error.message
+
+
+async def test_environments_that_draw_nothing_keep_nothing():
+    env = vf.SingleTurnEnv(dataset=[{"question": "?"}])
+    [record] = await vf.generate(env, vf.ScriptedClient(say))
+    assert record.boards == {} and b'"boards":{}' in encode_record(record)

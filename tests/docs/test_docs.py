@@ -1,0 +1,490 @@
+"""Documentation that runs: every Python block, every command of README."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from settings_page import PAGE, TABLES, page, rows
+
+from rove.core.config import load
+from rove.core.errors import RunError
+from rove.envs.loading import example_environments
+from rove.hub.package.reading import declared
+from rove.models.load import load_model
+from rove.train.rl import RLConfig
+from rove.wire import chat, completions, tokens
+from tests.engine.test_lora import adapter_of, save
+
+ROOT = Path(__file__).resolve().parents[2]
+ROVE = Path(sys.executable).with_name("rove")
+
+
+def blocks(file: str, language: str) -> list[str]:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> list[list[str]]:
+    joined = block.replace("\\\n", " ")
+    return [shlex.split(line, comments=True) for line in joined.splitlines() if line.strip()]
+
+
+def run(command: list[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    assert command[0] == "rove", command
+    done = subprocess.run([str(ROVE), *command[1:]], cwd=folder, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def prints_what_it_says(page: str, least: int = 0, replaced: Callable[[str], str] = str) -> None:
+    """Run a page's examples in Python; there are more than `least`."""
+    examples = replaced("\n".join(blocks(page, "python")))
+    test = doctest.DocTestParser().get_doctest(examples, {}, page, page, 0)
+    assert len(test.examples) > least
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+
+
+def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prints_what_it_says("docs/walkthrough.md", 40)
+
+
+def test_compat_prints_what_it_says() -> None:
+    prints_what_it_says("docs/compat.md", 12)
+
+
+def test_readme_environment_is_twenty_lines_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [code] = blocks("README.md", "python")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    [said] = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
+    assert out.getvalue().strip() == said
+    definition = code.split("\n\n\nenv = ")[0]
+    assert len([line for line in definition.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.broad
+def test_readme_start_commands(tmp_path: Path) -> None:
+    [start] = [
+        b for b in blocks("README.md", "bash") if "scripted:teacher" in b and "rove play" in b and "sft" not in b
+    ]
+    for command in commands(start):
+        moves = "\n".join(str(n) for n in range(9)) * 3 if command[1] == "play" else ""
+        run(command, tmp_path, input=moves)
+
+
+SMALLER = {"14000": "150", '{"num_examples": 14000}': '{"num_examples": 150}', "1000": "8", "200": "2"}
+FLAGS = {
+    "sft": ["--epochs", "1"],
+    "rl": ["--batch-size", "16", "-t", "12", "--rollouts-per-example", "4"],
+    "eval": ["-t", "12"],
+    "play": ["-t", "12"],
+}
+
+
+@pytest.mark.slow
+def test_readme_loop_by_hand(tmp_path: Path) -> None:
+    [loop] = [b for b in blocks("README.md", "bash") if "rove sft" in b]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for command in commands(loop):
+        small = [SMALLER.get(word, word) for word in command] + FLAGS.get(command[1], [])
+        moves = "\n".join(str(n) for n in range(9)) * 12 if command[1] == "play" else ""
+        done = subprocess.run(
+            [str(ROVE), *small[1:]], cwd=tmp_path, capture_output=True, text=True, check=False, input=moves, env=env
+        )
+        assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "runs/rl/final/config.json").exists()
+
+
+@pytest.fixture
+def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "docs/example_runs", tmp_path / "example_runs")
+    for block in blocks("docs/evaluation.md", "toml"):
+        (tmp_path / block.split(":")[0].lstrip("# ")).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.broad
+def test_evaluation_page_commands(example_runs: Path) -> None:
+    said = [
+        run(command, example_runs).stdout
+        for block in blocks("docs/evaluation.md", "bash")
+        for command in commands(block)
+    ]
+    assert any("rl is better than sft" in text for text in said)
+    assert any("no difference can be told" in text for text in said)
+    assert any("3 questions, scorer 'numeric': the last number in the answer equals" in text for text in said)
+    assert (example_runs / "draws.jsonl").read_text().count("\n") == 116
+
+
+def test_evaluation_page_prints_what_it_says(example_runs: Path) -> None:
+    prints_what_it_says("docs/evaluation.md")
+
+
+def test_tools_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/tools.md", 25)
+
+
+def test_agents_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/agents.md", 20)
+
+
+@pytest.mark.slow
+def test_agents_page_commands(tmp_path: Path) -> None:
+    [package] = [block for block in blocks("docs/agents.md", "python") if not block.startswith(">>>")]
+    (tmp_path / "sure.py").write_text(package)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    [block] = blocks("docs/agents.md", "bash")
+    said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
+    assert "ended by agent_finished (16)" in said[0]
+    metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
+    assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
+
+
+@pytest.mark.broad
+def test_hub_page_says_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [making] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
+    said = [run(command, tmp_path).stdout for command in commands(making)]
+    assert "rove push environments/my_sums" in said[-1]
+    made = Path("environments/my_sums/dist/my-sums-0.1.0")
+    assert {file.name for file in made.iterdir()} >= set(
+        re.findall(r"^\| `(my_sums\S+|manifest.json)`", (ROOT / "docs/hub.md").read_text(encoding="utf-8"), re.M)
+    )
+    for block in blocks("docs/hub.md", "toml"):
+        table = tomllib.loads(block)
+        assert not (table.keys() - {"tool", "project"})
+        declared(table)
+    prints_what_it_says("docs/hub.md", 10)
+
+
+@pytest.mark.slow
+def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
+    env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    page = blocks("docs/hub.md", "bash")
+    first = next(number for number, block in enumerate(page) if "rove push" in block)
+    run(commands(next(block for block in page if "rove init" in block))[0], tmp_path, env=env)
+    made = run(["rove", "hub", "token", "ada", "--json"], tmp_path, env=env)
+    hub = subprocess.Popen(
+        [str(ROVE), "hub", "serve", "--port", "0"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert hub.stdout is not None
+        url = next(line for line in hub.stdout if " is at http" in line).split(" is at ")[1].split()[0]
+        env |= {"ROVE_HUB": url, "ROVE_HUB_TOKEN": json.loads(made.stdout)["token"]}
+        said = [run(command, tmp_path, env=env).stdout for block in page[first:] for command in commands(block)]
+    finally:
+        hub.terminate()
+        hub.communicate()
+    for number, words in enumerate(
+        ("published", "scored", "there already", "ada/my-sums", "1.2", "installed", "5 of 5")
+    ):
+        assert words in said[number], said[number]
+
+
+@pytest.mark.broad
+def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:
+    page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(example_environments())
+    for block in blocks("docs/environments.md", "bash"):
+        for command in commands(block):
+            assert "20 of 20 rollouts scored" in run(command, tmp_path).stdout
+
+
+@pytest.mark.broad
+def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
+    prints_what_it_says("docs/sandbox.md")
+    for block in blocks("docs/sandbox.md", "bash"):
+        for command in commands(block):
+            assert "reward" in run(command, tmp_path).stdout
+
+
+@pytest.mark.broad
+def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
+    prints_what_it_says("docs/recursion.md", 20)
+    for block in blocks("docs/recursion.md", "bash"):
+        for command in commands(block):
+            assert "sub_calls" in run(command, tmp_path).stdout
+
+
+@pytest.mark.broad
+def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
+    [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
+    command = [
+        str(ROVE),
+        "eval",
+        "tictactoe",
+        "-m",
+        "scripted:teacher",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "--run-dir",
+        "runs/teacher",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([*command, "-T", "0.5"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, refusal)
+
+
+@pytest.mark.broad
+def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prints_what_it_says("docs/judging.md", 40)
+
+
+@pytest.fixture
+def ports() -> Callable[[str], str]:
+    """Replaces the ports of a page by free ones."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001", "8002"), sockets, strict=True)}
+    return lambda text: re.sub(r"\b800[0-2]\b", lambda found: free[found[0]], text)
+
+
+def started(command: str, folder: Path, stack: ExitStack, said: str = "serving tiny", **env: str) -> None:
+    """A server, once it listens, until the end of the test."""
+    process = subprocess.Popen(
+        [str(ROVE), *shlex.split(command, comments=True)[1:]],
+        cwd=folder,
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert said in (process.stdout.readline() if line.startswith("loading ") else line)
+    stack.callback(process.stdout.close)
+
+
+def test_serving_page_lists_all_fields() -> None:
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    bodies = (
+        chat.read_request({"messages": [{"role": "user", "content": "a"}]}),
+        completions.read_request({"prompt": "a"}),
+        tokens.read_request({"prompt_ids": [1]}),
+    )
+    fields = page.partition("## Fields of a request")[2]
+    assert [name for asked in bodies for name in asked.fields if f"`{name}`" not in fields] == []
+
+
+@pytest.mark.slow
+def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:
+    env = {"NO_PROXY": "*", "SERVER_KEY": "sk-something", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
+    said = {}
+    with ExitStack() as stack:
+        for block in blocks("docs/serving.md", "bash"):
+            for line in ports(block).replace("\\\n", " ").strip().splitlines():
+                if "--adapter" in line:
+                    (tmp_path / "adapters").mkdir()
+                    save(adapter_of(load_model(tmp_path / "models/tiny", "cpu"), 0), tmp_path / "adapters/pirate")
+                if line.startswith("rove serve"):
+                    started(line, tmp_path, stack, **env)
+                    continue
+                done = subprocess.run(
+                    ["bash", "-c", line], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+                assert '"error"' not in done.stdout, f"{line}\n{done.stdout}"
+                said[line] = done.stdout
+        answers = {line: text for line, text in said.items() if line.startswith("curl")}
+        for wanted in (
+            '"role":"assistant"',
+            "data: [DONE]",
+            '"policy_version":0',
+            '"owned_by":"rove"',
+            "rove_requests_total",
+        ):
+            assert any(wanted in text for text in answers.values()), wanted
+        assert len(answers) == 11 and all(answers.values())
+        monkeypatch.setenv("NO_PROXY", "*")
+        prints_what_it_says("docs/serving.md", 25, ports)
+
+
+@pytest.mark.broad
+def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+    answers = []
+    with ExitStack() as stack:
+        for block in blocks("docs/viewer.md", "bash"):
+            mine = re.sub(r"\b812([3-6])\b", lambda found: str(8000 + int(found[1]) - 3), block)
+            for line in ports(mine).strip().splitlines():
+                if line.startswith(("rove view", "rove play")):
+                    started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
+                elif line.startswith("rove"):
+                    run(shlex.split(line, comments=True), tmp_path)
+                else:
+                    environment = os.environ | {"NO_PROXY": "*"}
+                    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+                    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+                    answers.append(done.stdout)
+    assert len(answers) == 5
+    assert '"verdict":"optimal is better than teacher' in answers[-1]
+
+
+def test_viewer_page_prints_what_it_says() -> None:
+    prints_what_it_says("docs/viewer.md", 4)
+
+
+@pytest.mark.parametrize(("page", "folder"), [("viewer", "viewer"), ("hub_server", "hub")])
+def test_a_page_shows_pictures_that_are_there(page: str, folder: str) -> None:
+    shown = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+    assert shown
+    assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
+
+
+@pytest.mark.slow
+def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+    [settings] = blocks("docs/doctor.md", "toml")
+    (tmp_path / settings.split(":")[0].lstrip("# ")).write_text(settings)
+    with ExitStack() as stack:
+        for block in blocks("docs/doctor.md", "bash"):
+            for line in ports(block).strip().splitlines():
+                if line.startswith("rove serve"):
+                    started(line, tmp_path, stack)
+                else:
+                    run(shlex.split(line, comments=True), tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_settings_page_lists_every_setting_with_its_default() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make settings-page"
+    undocumented = [line for kind in TABLES.values() for line in rows(kind) if line.endswith("|  |")]
+    assert undocumented == []
+    assert "| `batch_size` | `256` | Rollouts per optimizer step" in page()
+
+
+@pytest.mark.slow
+def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
+    whole, *_ = blocks("docs/training.md", "toml")
+    (tmp_path / "rl.toml").write_text(whole)
+    config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert config.alarms.dead_groups == 0.9
+    words = "rl -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/whole @ rl.toml"
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path)
+    (tmp_path / "rl.toml").write_text(whole.replace("= 100", "= 2").replace("= 64", "= 4"))
+    run(["rove", *words.split()], tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
+
+
+def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
+    [table] = blocks("docs/scale.md", "toml")
+    (tmp_path / "rl.toml").write_text(table.replace("/path/to/venv/bin/vllm", sys.executable))
+    config = load(RLConfig, {"env": "tictactoe", "model": "models/tiny"}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert (config.sampler, config.vllm.gpus) == ("vllm", ["1"])
+
+
+@pytest.mark.slow
+def test_training_page(tmp_path: Path) -> None:
+    _, examples, lines = blocks("docs/training.md", "toml")
+    tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
+    (tmp_path / "measured.toml").write_text(tables)
+    own, turns, bad = blocks("docs/training.md", "python")
+    (tmp_path / "mine.py").write_text(own)
+    (tmp_path / "four.py").write_text(turns)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path, env=env)
+    words = "rl tictactoe -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/mine --loss mine:pushy @ measured.toml"
+    run(["rove", *words.split()], tmp_path, env=env)
+    metrics = (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    assert '"eval/random/reward/mean"' in metrics and '"eval/lines/missed"' in metrics
+    words = "rl four -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/four"
+    run(["rove", *words.split()], tmp_path, env=env)
+    assert '"turn_reward/mean"' in (tmp_path / "runs/four/metrics.jsonl").read_text()
+    with pytest.raises(RunError, match="bad_batch"):
+        exec(compile(bad.replace("runs/mine", str(tmp_path / "runs/mine")), "docs/training.md", "exec"), {})
+
+
+@pytest.mark.slow
+def test_training_page_on_adapters(tmp_path: Path) -> None:
+    [block] = blocks("docs/training.md", "bash")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run(["rove", "model", "new", "--env", "tictactoe", "-o", "runs/sft/final"], tmp_path, env=env)
+    smaller = {"rl": ["--steps", "1", "--batch-size", "4", "-r", "2", "-t", "4"], "eval": ["-n", "2", "-t", "4"]}
+    for command in commands(block):
+        run(command + smaller.get(command[1], []), tmp_path, env=env)
+    names = {file.name for file in (tmp_path / "runs/adapter/final").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
+    assert load_model(tmp_path / "models/merged", "cpu").adapter is None
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(lora_\w+)` \|", page, flags=re.MULTILINE)
+    assert listed == [name for name in RLConfig.__struct_fields__ if name.startswith("lora_")]
+
+
+def test_pages_show_the_plots_that_are_there() -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "tools.md")]
+    shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
+    assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
+    assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
+
+
+@pytest.mark.slow
+def test_study_page_commands(tmp_path: Path) -> None:
+    env, said = {**os.environ, "OMP_NUM_THREADS": "1"}, ""
+    for block in blocks("docs/study.md", "bash"):
+        for python, script, *words in commands(block):
+            assert python == "python"
+            small = [sys.executable, str(ROOT / script), *words, "--smoke"]
+            done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
+            said += done.stdout
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
+    assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
+    drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
+    assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
+
+
+FEWER = {"14000": "120", '{"num_examples": 14000}': '{"num_examples": 120}', "500": "8"}
+SMALL_RL = ["--steps", "1", "--batch-size", "8", "-t", "8", "--rollouts-per-example", "4", "--evaluation", "[]"]
+
+
+@pytest.mark.slow
+def test_two_tools_by_hand_and_in_one_script(tmp_path: Path) -> None:
+    by_hand, script = blocks("docs/tools.md", "bash")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    shutil.copytree(ROOT / "environments/lookup", tmp_path / "environments/lookup")
+    more = {"rl": SMALL_RL, "eval": ["-t", "8"]}
+    for command in commands(by_hand):
+        run([FEWER.get(word, word) for word in command] + more.get(command[1], []), tmp_path, env=env)
+    assert (tmp_path / "runs/rl/final/config.json").exists()
+    [[python, file, *words]] = commands(script)
+    assert python == "python"
+    small = [sys.executable, str(ROOT / file), *words, "--smoke"]
+    done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs/tools.md").read_text(encoding="utf-8")
+    table = r"^\| seed \| .*$|^\| \d \|"
+    shown = re.findall(table, page, flags=re.MULTILINE)
+    assert len(shown) > 2 and shown == re.findall(table, done.stdout, flags=re.MULTILINE)
+    assert (tmp_path / "runs/two_tools/two_tools.png").stat().st_size > 5000

@@ -1,0 +1,158 @@
+"""What a run takes of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import tiny_model
+
+from rove.core.messages import UserMessage
+from rove.core.protocols import Request, Sampling
+from rove.doctor import machine
+from rove.doctor.findings import FAIL, OK, WARN
+from rove.doctor.machine import (
+    Trial,
+    check_disk,
+    check_drift,
+    check_memory,
+    check_time,
+    memory_free,
+    memory_needed,
+    position_bytes,
+    try_training,
+)
+from rove.engine.client import EngineClient
+from rove.models.load import trained, twin
+from rove.train.lora import adapted
+from rove.train.rl import RLConfig
+from rove.train.sequences import Sample
+
+NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "keys and values": 1e9}
+
+
+def config(**over: Any) -> RLConfig:
+    return RLConfig(**{"env": "tictactoe", "model": "models/x", **over})
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
+def test_a_trial_measures_and_changes_nothing(arch: str):
+    loaded = tiny_model(arch)
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    trial = try_training(config(), loaded)
+    assert trial.tokens == machine.PROBE
+    assert trial.seconds > 0
+    assert trial.drift is None
+    hidden = 4 * 32 * trial.tokens
+    assert trial.saved > 2 * hidden  # of two layers at least what comes into them
+    assert all(torch.equal(before[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    assert all(p.grad is None for p in loaded.model.parameters())
+
+
+def test_activations_grow_with_the_tokens():
+    loaded = tiny_model()
+    few, many = (try_training(config(micro_batch_tokens=n), loaded) for n in (128, 512))
+    assert (few.tokens, many.tokens) == (128, 512)
+    assert 3 < many.saved / few.saved < 6
+
+
+def test_activations_that_are_computed_again_need_no_memory():
+    loaded = tiny_model()
+    plain, again = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
+    hidden = 4 * 32 * machine.PROBE
+    assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
+    needed = [memory_needed(config(), loaded, trial, machine.PROBE)["activations"] for trial in (plain, again)]
+    assert needed[1] < needed[0]
+
+
+async def test_sampler_and_trainer_agree():
+    loaded = tiny_model()
+    client = EngineClient.of(loaded)
+    made = (await client.respond(Request([UserMessage("0 1")], Sampling(max_tokens=12, temperature=1.0)))).tokens
+    assert made is not None
+    mask = [False] * len(made.prompt_ids) + [True] * len(made.completion_ids)
+    logprobs = [0.0] * len(made.prompt_ids) + made.logprobs
+    trial = try_training(config(), loaded, [Sample(made.ids, mask, logprobs, [1.0] * len(mask))])
+    assert check_drift(trial).status == OK
+    wrong = [p - 1 for p in logprobs]
+    assert (
+        check_drift(try_training(config(), loaded, [Sample(made.ids, mask, wrong, [1.0] * len(mask))])).status == WARN
+    )
+    assert check_drift(Trial(1, 1.0, 1, float("nan"))).status == WARN
+
+
+def test_memory_needed():
+    loaded = tiny_model()
+    size = sum(p.nbytes for p in loaded.model.parameters())
+    needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copies"] == size
+    assert needed["activations"] == 75_000
+    assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
+    assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
+    assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
+
+
+@pytest.mark.parametrize(
+    ("ahead", "bf16", "copies"), [(0, False, 1.0), (1, False, 2.0), (0, True, 1.0), (1, True, 1.0)]
+)
+def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float):
+    """One that matrix products read fastest, one where the sampler has weights of its own; in bf16 both are half as large."""
+    loaded = tiny_model()
+    settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["sampler's copies"] == copies * needed["weights"]
+
+
+@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
+def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
+    """No gradient, moment, checkpoint or reference of the base; but the sampler's own layout of it, and its copy in bf16."""
+    settings = config(kl_penalty=1.0, lora_rank=2, **more)
+    loaded = adapted(settings, tiny_model())
+    base = sum(p.nbytes for p in tiny_model().model.parameters())
+    own = sum(p.nbytes for p in trained(loaded.model).values())
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    assert needed["weights"] == base + own
+    assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
+    assert needed["sampler's copies"] == base + own + (own if "max_off_policy_steps" in more else 0)
+    shared = twin(loaded.model)
+    mine = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
+    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in mine) == own
+
+
+@pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])
+def test_memory(free: float | None, status: str):
+    assert check_memory(NEEDED, None if free is None else int(free)).status == status
+
+
+def test_this_machine_has_some_memory():
+    free = memory_free(torch.device("cpu"))
+    assert free is None or free > 1 << 20
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, WARN), (1000, WARN)])
+def test_time(seconds: float, status: str):
+    finding = check_time(config(steps=100), seconds, seconds)
+    assert finding.status == status
+    if seconds == 400:
+        assert "a stop may cost 2.2 h" in finding.advice
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def of(free: float) -> str:
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
+
+    assert [of(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
+
+
+def test_a_moving_reference_takes_room_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
+    needed = {**NEEDED, "reference model": 4e9}
+    seen = [
+        check_disk(config(kl_penalty=1.0, **more), needed, 0.0, tmp_path).seen
+        for more in ({}, {"sync_reference_every": 5})
+    ]
+    assert [text.split(";")[0] for text in seen] == ["checkpoints 40 GB", "checkpoints 52 GB"]

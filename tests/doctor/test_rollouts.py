@@ -1,0 +1,162 @@
+"""What sampled groups say of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fakes import TEXTS, record_of, tiny_model
+
+from rove.core.messages import AssistantMessage, UserMessage
+from rove.core.records import ErrorInfo, RolloutRecord, Scores, StepTokens, TrajectoryStep
+from rove.doctor.findings import FAIL, OK, SKIP, WARN
+from rove.doctor.rollouts import (
+    Lengths,
+    check_context,
+    check_failures,
+    check_format,
+    check_history,
+    check_reward,
+    check_samples,
+    check_spread,
+    check_tokens,
+    check_truncation,
+    lengths_of,
+)
+from rove.models.new import train_tokenizer
+from rove.rendering.renderer import Renderer
+
+TURNS = [StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])]
+FORKED = [TURNS[0], StepTokens([1, 2, 3], [9], [-0.3])]
+FORGETFUL = (  # leaves the thoughts of earlier turns out, like Qwen3
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def group(*rewards: float, key: str = "a", **scores: float) -> list[RolloutRecord]:
+    records = [record_of(TURNS, reward, key, index) for index, reward in enumerate(rewards)]
+    told = {name: {name: value} for name, value in scores.items()}
+    return [
+        msgspec.structs.replace(
+            r, scores=Scores(r.reward or 0.0, {"right": 0.0, **told.get("format", {})}, {"right": 1.0})
+        )
+        for r in records
+    ]
+
+
+def failed_one() -> RolloutRecord:
+    return record_of(reward=None, error=ErrorInfo("env_response", "ValueError", "no board"))
+
+
+def test_failures():
+    fine = group(0, 1)
+    assert check_failures(fine).status == OK
+    assert check_failures([*fine, failed_one()]).status == WARN
+    finding = check_failures([failed_one()])
+    assert finding.status == FAIL
+    assert "env_response: ValueError: no board" in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("rewards", "status"),
+    [([0, 0, 0, 1], OK), ([0, 0, 0, 0], FAIL), ([-0.1, -0.1], FAIL), ([-0.9, -0.1], OK), ([1, 1, 1, 0.9], WARN)],
+)
+def test_base_reward(rewards: list[float], status: str):
+    assert check_reward(group(*rewards)).status == status
+
+
+def test_spread():
+    dead = [one for key in "bcd" for one in group(0, 0, key=key)]
+    assert check_spread(group(0, 1)).status == OK
+    assert check_spread(dead).status == FAIL
+    finding = check_spread([*group(0, 1), *dead])
+    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have none")
+    assert "25%" in finding.advice
+
+
+def test_format():
+    assert check_format(group(0, 1, format=0.9)).status == OK
+    assert check_format(group(0, 1, format=0.1)).status == WARN
+    assert check_format(group(0, 1)).status == SKIP
+
+
+def cut(record: RolloutRecord) -> RolloutRecord:
+    steps = [msgspec.structs.replace(step, finish_reason="length") for step in record.steps]
+    return msgspec.structs.replace(record, steps=steps)
+
+
+def test_truncation():
+    fine = group(0, 1)
+    assert check_truncation(fine, Lengths(), 32).status == OK
+    assert check_truncation([cut(one) for one in fine], Lengths(), 32).status == WARN
+    finding = check_truncation(fine, Lengths(100, 40, 5), 32)
+    assert (finding.status, finding.advice) == (WARN, "a scripted player needs 40: -t 60")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "players", "status"),
+    [
+        (Lengths(60, 9, 10), Lengths(), OK),
+        (Lengths(60, 9, 10), Lengths(90, 9, 10), WARN),
+        (Lengths(68, 9, 68), Lengths(), OK),
+        (Lengths(70, 9, 69), Lengths(), FAIL),
+        (Lengths(), Lengths(300, 9, 200), FAIL),
+        (Lengths(), Lengths(), SKIP),
+    ],
+)
+def test_context(sampled: Lengths, players: Lengths, status: str):
+    assert check_context(sampled, players, 32, 100).status == status
+
+
+def conversation() -> RolloutRecord:
+    said: Any = [AssistantMessage("<think>x</think>4"), UserMessage("0 1"), AssistantMessage("<think>y</think>5")]
+    steps = [TrajectoryStep([UserMessage("2")], said[:1]), TrajectoryStep([UserMessage("2"), *said[:2]], said[2:])]
+    return record_of(prompt=[UserMessage("2")], completion=said, steps=steps)
+
+
+def test_a_template_that_rewrites_history():
+    tokenizer = train_tokenizer(TEXTS, 320)
+    plain = Renderer(tokenizer)
+    assert check_history(group(0, 1), [conversation()], plain).status == OK
+    assert check_history([record_of(FORKED)], [], plain).status == WARN
+    assert check_history([record_of(TURNS[:1])], [], plain).status == SKIP
+    tokenizer.chat_template = FORGETFUL
+    assert check_history([], [conversation()], Renderer(tokenizer)).status == WARN
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert "refuses" in check_history([], [conversation()], Renderer(tokenizer)).seen
+
+
+def test_tokens():
+    assert check_tokens(group(0, 1)).status == OK
+    assert check_tokens([record_of([None])]).status == FAIL
+    assert check_tokens([record_of([StepTokens([1], [2], [])])]).status == FAIL
+    assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).status == FAIL
+    assert check_tokens([]).status == SKIP
+
+
+def test_lengths():
+    renderer = Renderer(train_tokenizer(TEXTS, 320))
+    assert lengths_of(group(0, 1), renderer) == Lengths(5, 2, 2)
+    steps = conversation().steps
+    longest = len(renderer.prompt_ids(steps[1].prompt))
+    first = len(renderer.prompt_ids(steps[0].prompt))
+    assert lengths_of([conversation()], renderer) == Lengths(
+        longest, len(renderer.encode("<think>x</think>4")) + 1, first
+    )
+    assert lengths_of([], renderer) == Lengths()
+    renderer.tokenizer.chat_template = "{{ raise_exception('no') }}"  # pyright: ignore[reportAttributeAccessIssue]
+    assert lengths_of([conversation()], renderer) == Lengths()
+
+
+def test_all_together():
+    found = {one.name: one for one in check_samples(group(0, 1), [], tiny_model().renderer, 32, 1024)}
+    names = ("rollouts", "base reward", "spread", "max_tokens", "context", "history", "tokens")
+    assert {found[name].status for name in names} == {OK}
+    assert [one.name for one in check_samples([failed_one()], [], tiny_model().renderer, 32, 1024)][:2] == [
+        "rollouts",
+        "max_tokens",
+    ]

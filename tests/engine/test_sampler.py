@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from fakes import sample
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from rove.core.errors import ConfigError
+from rove.core.protocols import Sampling
+from rove.engine.draw import uniforms
+from rove.engine.sampler import Row, Sampler
+
+V = 24
+EOS = 3
+
+MAYBE = st.none()
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=MAYBE | st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_k=MAYBE | st.integers(-1, 30),
+    top_p=MAYBE | st.floats(0.125, 1, width=32),
+    min_p=MAYBE | st.floats(0, 0.5, width=32),
+    repetition_penalty=MAYBE | st.floats(0.75, 1.5, width=32),
+    presence_penalty=MAYBE | st.floats(-2, 2, width=32),
+    frequency_penalty=MAYBE | st.floats(-2, 2, width=32),
+    logit_bias=MAYBE | st.dictionaries(st.integers(0, V - 1), st.floats(-5, 5, width=32), max_size=3),
+    min_tokens=MAYBE | st.integers(0, 4),
+    stop_token_ids=MAYBE | st.lists(st.integers(0, V - 1), max_size=2),
+    ignore_eos=MAYBE | st.booleans(),
+    logprobs=MAYBE | st.integers(0, V + 3),
+)
+PROMPTS = st.lists(st.integers(0, V - 1), min_size=1, max_size=6)
+
+
+def row_of(sampling: Sampling, seed: int = 0, **fields: Any) -> Row:
+    return Row(sampling, seed, fields.pop("prompt", (1, 2)), **fields)
+
+
+def sampler_of(*rows: Row) -> Sampler:
+    return Sampler(V, (EOS,), rows=rows)
+
+
+def logits_of(row: int, position: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * row + position)
+    return 2 * torch.randn(1, V, generator=generator)
+
+
+def said_alone(row: Row, key: int, steps: int) -> list[tuple[int, float]]:
+    sampler, told = sampler_of(row), []
+    for position in range(steps):
+        step = sampler.step(logits_of(key, position))
+        told.append((step.ids.item(), step.logprobs.item()))
+    return told
+
+
+def test_plain_rows_are_sampled_as_by_sample():
+    logits = torch.cat([logits_of(i, 0) for i in range(6)])
+    temperature = [1.0, 0.0, 0.7, 0.0, 2.0, 1.0]
+    seeds = [5, 5, 6, 2**63 + 7, -1, 0]
+    step = sampler_of(
+        *(row_of(Sampling(temperature=t), seed, answer=[0] * 4) for t, seed in zip(temperature, seeds))
+    ).step(logits)
+    ids, logprobs = sample(
+        logits,
+        torch.tensor(temperature),
+        torch.tensor([seed % 2**63 for seed in seeds]),
+        torch.full((6,), 4),
+    )
+    assert step.ids.tolist() == ids.tolist()
+    assert step.logprobs.tolist() == logprobs.tolist()
+    assert step.top == {}
+
+
+def in_words(row: Row, logits: torch.Tensor) -> torch.Tensor:
+    """The distribution of a row's next token [V], step by step as the module says, with transformers' own filters."""
+    asked, had = row.sampling, torch.tensor([[*row.prompt, *row.answer]], dtype=torch.long)
+    scores = logits.clone()
+    if len(row.answer) < (asked.min_tokens or 0):
+        for token in {*(asked.stop_token_ids or ()), *(() if asked.ignore_eos else (EOS,))}:
+            scores[0, token] = -math.inf
+    for token, bias in (asked.logit_bias or {}).items():
+        scores[0, token] += bias
+    scores = RepetitionPenaltyLogitsProcessor(asked.repetition_penalty or 1.0)(had, scores)
+    for token in set(row.answer):
+        scores[0, token] -= (asked.presence_penalty or 0) + (asked.frequency_penalty or 0) * row.answer.count(token)
+    if asked.temperature == 0:
+        return scores.softmax(-1)[0]
+    scores = TemperatureLogitsWarper(asked.temperature or 1.0)(had, scores)
+    filters = LogitsProcessorList([MinPLogitsWarper(asked.min_p or 0.0)])
+    if asked.top_k is not None and asked.top_k > 0:
+        filters.append(TopKLogitsWarper(asked.top_k))
+    before = filters(had, scores).softmax(-1)
+    # At the edge of a filter itself, and among equals, rounding decides.
+    least = before.sort().values.cumsum(-1) - (1 - (asked.top_p or 1.0))
+    assume(least.abs().min() > 1e-5)
+    likely = scores.softmax(-1) / scores.softmax(-1).max() - (asked.min_p or 0.0)
+    assume(likely.abs().min() > 1e-5 or not asked.min_p)
+    assume(scores[0].sort().values.diff().min() > 1e-4)
+    filters.append(TopPLogitsWarper(1.0 if asked.top_p is None else asked.top_p))
+    return filters(had, scores).softmax(-1)[0]
+
+
+@pytest.mark.broad
+@settings(deadline=None, max_examples=300)
+@given(
+    SAMPLINGS, PROMPTS, st.lists(st.integers(0, V - 1), max_size=6), st.integers(0, 10**6), st.integers(0, 2**63 - 1)
+)
+def test_a_token_is_drawn_from_the_distribution_in_the_order_of_the_module(
+    sampling: Sampling, prompt: list[int], answer: list[int], key: int, seed: int
+):
+    row, logits = Row(sampling, seed, prompt, answer), logits_of(key, 0)
+    expected = in_words(row, logits)
+    given = logits.clone()
+    step = sampler_of(row).step(logits)
+    id = step.ids.item()
+    assert torch.equal(logits, given)
+    assert math.exp(step.logprobs.item()) == pytest.approx(expected[id].item(), rel=1e-4)
+    if sampling.temperature == 0:
+        assert expected[id] == expected.max()
+    else:
+        u = uniforms(torch.tensor([seed]), torch.tensor([len(answer)])).item()
+        edges = expected.double().cumsum(0) / expected.double().sum()
+        assert (edges[id] - expected[id]).item() - 1e-5 <= u <= edges[id].item() + 1e-5
+    for token, logprob in step.top.get(0, []):
+        assert math.exp(logprob) == pytest.approx(expected[token].item(), rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.broad
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(SAMPLINGS, PROMPTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=5), st.data())
+def test_what_a_row_says_does_not_depend_on_what_else_is_in_the_batch(rows: list[Any], data: st.DataObject):
+    """Rows join, leave, come back and change places; each says what it says alone."""
+    made = [Row(sampling, seed, prompt) for sampling, prompt, seed in rows]
+    alone = [said_alone(row, key, 6) for key, row in enumerate(made)]
+    sampler, inside = Sampler(V, (EOS,)), []
+    told: list[list[tuple[int, float]]] = [[] for _ in made]
+    for _ in range(6):
+        outside = [key for key in range(len(made)) if key not in inside]
+        joining = data.draw(st.lists(st.sampled_from(outside), unique=True) if outside else st.just([]))
+        sampler.add([made[key]._replace(answer=[id for id, _ in told[key]]) for key in joining])
+        inside += joining
+        order = data.draw(st.permutations(range(len(inside))))[: data.draw(st.integers(0, len(inside)))]
+        sampler.keep(order)
+        inside = [inside[i] for i in order]
+        if inside:
+            step = sampler.step(torch.cat([logits_of(key, len(told[key])) for key in inside]))
+            for key, id, logprob in zip(inside, step.ids.tolist(), step.logprobs.tolist(), strict=True):
+                told[key].append((id, logprob))
+    assert len(sampler) == len(inside)
+    for said, expected in zip(told, alone):
+        assert [id for id, _ in said] == [id for id, _ in expected[: len(said)]]
+        assert [logprob for _, logprob in said] == pytest.approx([logprob for _, logprob in expected[: len(said)]])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 100), st.integers(1, V), st.floats(0.125, 1, width=32), st.floats(0, 1, width=32))
+def test_filters_do_nothing_to_greedy_rows(key: int, k: int, p: float, least: float):
+    logits = logits_of(key, 0)
+    step = sampler_of(row_of(Sampling(temperature=0, top_k=k, top_p=p, min_p=least, logprobs=V))).step(logits)
+    assert step.ids.item() == logits.argmax()
+    torch.testing.assert_close(step.logprobs[0], logits.log_softmax(-1).max())
+    assert len(step.top[0]) == V
+
+
+def test_a_bias_can_force_and_forbid():
+    logits = logits_of(1, 0).expand(2, V)
+    best = int(logits[0].argmax())
+    for temperature in (0.0, 1.0):
+        forced = row_of(Sampling(temperature=temperature, logit_bias={7: 100}))
+        forbidden = row_of(Sampling(temperature=temperature, logit_bias={best: -100}))
+        for seed in range(20):
+            ids = sampler_of(forced._replace(seed=seed), forbidden._replace(seed=seed)).step(logits).ids.tolist()
+            assert ids[0] == 7
+            assert ids[1] != best
+
+
+def test_min_tokens_keeps_every_end_away_until_then():
+    logits = torch.zeros(3, V)
+    logits[:, [EOS, 5]] = 50.0
+    asks = [
+        Sampling(temperature=0, min_tokens=2),
+        Sampling(temperature=0, min_tokens=2, stop_token_ids=[5, V + 10]),
+        Sampling(temperature=0, min_tokens=2, ignore_eos=True),
+    ]
+    sampler = sampler_of(*(row_of(ask) for ask in asks))
+    assert [sampler.step(logits).ids.tolist() for _ in range(3)] == [[5, 0, EOS], [5, 0, EOS], [EOS, EOS, EOS]]
+
+
+def test_alternatives_come_from_what_the_filters_left():
+    logits = torch.tensor([[0.0] * (V - 3) + [1.0, 3.0, 2.0]])
+    asks = [Sampling(logprobs=5, top_k=2), Sampling(), Sampling(logprobs=3, temperature=0.5), Sampling(logprobs=0)]
+    step = sampler_of(*(row_of(ask) for ask in asks)).step(logits.expand(4, V))
+    assert sorted(step.top) == [0, 2]
+    assert [id for id, _ in step.top[0]] == [V - 2, V - 1]
+    assert sum(math.exp(logprob) for _, logprob in step.top[0]) == pytest.approx(1)
+    assert step.top[2] == [
+        (id, pytest.approx((logits[0] / 0.5).log_softmax(-1)[id].item())) for id in (V - 2, V - 1, V - 3)
+    ]
+
+
+class Only:
+    """A grammar that allows one token after the other."""
+
+    def __init__(self, *tokens: int):
+        self.tokens = list(tokens)
+        self.seen: list[int] = []
+
+    def mask(self, vocab: int) -> torch.Tensor:
+        return torch.arange(vocab) == self.tokens[len(self.seen)]
+
+    def advance(self, token: int) -> None:
+        self.seen.append(token)
+
+
+def test_a_constrained_row_says_what_its_grammar_allows():
+    forms: Any = Only(4, 9, 2), Only(1, 1, 1)
+    asks = [Sampling(repetition_penalty=1.5), Sampling(), Sampling(temperature=0, top_p=0.5)]
+    sampler = sampler_of(row_of(asks[0], constraint=forms[0]), row_of(asks[1]), row_of(asks[2], constraint=forms[1]))
+    steps = [sampler.step(logits_of(4, i).expand(3, V)) for i in range(3)]
+    assert [step.ids[0].item() for step in steps] == forms[0].seen == [4, 9, 2]
+    assert [step.ids[2].item() for step in steps] == forms[1].seen == [1, 1, 1]
+    assert [step.logprobs[0].item() for step in steps] == [0.0] * 3
+
+
+def test_logits_of_low_precision_are_sampled_in_fp32():
+    logits = logits_of(5, 0).bfloat16()
+    ask = Sampling(logit_bias={1: 0.001}, top_p=0.9)
+    low, full = (sampler_of(row_of(ask)).step(x) for x in (logits, logits.float()))
+    assert low.logprobs.dtype == torch.float32
+    assert (low.ids.item(), low.logprobs.item()) == (full.ids.item(), full.logprobs.item())
+
+
+@pytest.mark.parametrize("ask", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.5, presence_penalty=1.0)])
+def test_a_row_whose_logits_are_no_numbers_says_so_and_leaves_the_others_alone(ask: Sampling):
+    logits = logits_of(6, 0).repeat(2, 1)
+    logits[0, 3] = math.nan
+    step = sampler_of(row_of(ask), row_of(ask)).step(logits)
+    assert math.isnan(step.logprobs[0])
+    assert (step.ids[1], step.logprobs[1]) == (sampler_of(row_of(ask)).step(logits[1:]).ids[0], step.logprobs[1])
+    assert not math.isnan(step.logprobs[1])
+    assert 0 <= step.ids[0] < V
+
+
+def test_no_rows_are_no_tokens():
+    sampler = Sampler(V)
+    assert sampler.step(torch.zeros(0, V)).ids.tolist() == []
+
+
+def test_a_bias_for_a_token_that_is_not_there_is_refused_before_the_row_joins():
+    sampler = Sampler(V)
+    with pytest.raises(ConfigError, match=rf"logit_bias is for the tokens \[{V}\]; expected ids below {V}"):
+        sampler.add([row_of(Sampling()), row_of(Sampling(logit_bias={V: 1.0, 2: 1.0}))])
+    assert len(sampler) == 0

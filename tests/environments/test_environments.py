@@ -1,0 +1,742 @@
+"""The example environments: what holds for every one of them, and what each is about."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import first_quick
+from toys import roll, says
+
+import rove as vf
+from rove.envs.loading import environment_file, example_environments
+from rove.envs.multi_turn import MultiTurnEnv
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(example_environments())
+REWARDS = {
+    "double_check": (0.0, 1.0),
+    "lookup": (0.0, 1.0),
+    "math_python": (0.0, 1.0),
+    "needle": (0.0, 1.0),
+    "reverse_text": (0.0, 1.2),
+    "sql_agent": (0.0, 1.0),
+    "tictactoe": (-0.1, 1.2),
+    "wiki_search": (0.0, 1.0),
+    "word_game": (-0.1, 1.4),
+}
+"""The least and the most reward a rollout of each environment can get."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
+
+
+@functools.cache
+def module(name: str) -> Any:
+    vf.load_environment(name)
+    found: ModuleType = importlib.import_module(name)
+    return found
+
+
+def folder(name: str) -> Path:
+    """Where a package is developed: its module, or a folder with its modules, lies in it."""
+    return environment_file("tictactoe").parents[1] / name
+
+
+def project(name: str) -> dict[str, Any]:
+    return tomllib.loads((folder(name) / "pyproject.toml").read_text())
+
+
+def modules(name: str) -> list[str]:
+    """The files of a package as they are installed."""
+    single = folder(name) / f"{name}.py"
+    files = [single] if single.exists() else (folder(name) / name).glob("*.py")
+    return sorted(str(file.relative_to(folder(name))) for file in files)
+
+
+# What holds for every environment
+
+
+def test_every_folder_is_an_environment():
+    folders = [path.name for path in folder("tictactoe").parent.iterdir() if (path / "README.md").exists()]
+    assert sorted(folders) == NAMES == sorted(REWARDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_package_to_install(name):
+    about = project(name)
+    assert about["project"]["name"] == name.replace("_", "-")
+    first, *others = about["project"]["dependencies"]
+    assert first == "rove"
+    assert set(others) <= {requirement for extra in EXTRAS.values() for requirement in extra}
+    assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
+
+
+@pytest.mark.parametrize("name", first_quick(NAMES))
+def test_its_wheel_holds_its_modules_alone(name, tmp_path):
+    pytest.importorskip("hatchling")
+    code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=folder(name), check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    assert sorted(file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file) == modules(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
+    env = vf.load_environment(name)
+    readme = (folder(name) / "README.md").read_text()
+    assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
+    arguments = list(module(name).load_environment.__annotations__)[:-1]
+    for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.players)]:
+        assert f"`{word}`" in readme, word
+
+
+@pytest.mark.parametrize("name", first_quick(NAMES, 3))
+def test_prompts_are_valid(name):
+    for example in vf.load_environment(name, num_examples=20).get_dataset():
+        roles = [message.role for message in example["prompt"]]
+        assert roles == ["system", "user"]
+        assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
+
+
+@pytest.mark.parametrize("name", first_quick(NAMES, 4))
+def test_the_seed_decides_the_examples(name):
+    def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
+        return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
+
+    assert len(examples(3)) == 20
+    assert examples(3) == examples(3)
+    assert examples(3) == examples(3, n=30)[:20]  # a longer dataset starts with the shorter one
+    assert examples(3) != examples(4)
+    assert examples(3) != examples(3, "get_eval_dataset")
+
+
+@pytest.mark.parametrize("name", first_quick(NAMES))
+def test_the_seed_decides_the_examples_in_another_process_too(name):
+    code = f"import rove; print(rove.load_environment({name!r}, num_examples=3).get_dataset())"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
+
+
+@pytest.mark.parametrize("num_examples", first_quick([2, 50]))
+@pytest.mark.parametrize(("name", "player"), PLAYERS)
+def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
+    env = vf.load_environment(name, num_examples=num_examples)
+    low, high = REWARDS[name]
+    for record in roll(env, says(env.players[player]), rollouts_per_example=2):
+        assert record.error is None, record.error
+        assert record.scores is not None
+        assert low <= record.scores.reward <= high
+        answers = [m for m in env.parser.get_assistant_messages(record.completion) if not m.get("tool_calls")]
+        assert all(env.parser.format_score(message["content"]) == 1.0 for message in answers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "garbage",
+    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
+)
+def test_garbage_scores_low_and_breaks_nothing(name, garbage):
+    env = vf.load_environment(name, num_examples=20)
+    low, high = REWARDS[name]
+    for record in roll(env, says(garbage)):
+        assert record.error is None, record.error
+        assert record.scores is not None
+        assert low <= record.scores.reward < (low + high) / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_ends(name):
+    env = vf.load_environment(name, num_examples=1)
+    assert isinstance(env, MultiTurnEnv)
+    [record] = roll(env, says("<think>hm</think>"))
+    assert record.stop_condition
+    assert len(record.steps) <= 8
+
+
+# reverse_text
+
+
+def reverse(**options) -> Any:
+    return vf.load_environment("reverse_text", **options)
+
+
+def test_reverse_text_asks_for_its_phrases_backwards():
+    for example in reverse(num_examples=200, min_words=2, max_words=4).get_dataset():
+        assert example["answer"] == "".join(reversed(example["prompt"][-1].content))
+        assert 2 <= len(example["answer"].split(" ")) <= 4
+
+
+def test_reverse_text_rewards_the_likeness():
+    env = reverse(num_examples=30)
+    assert {record.reward for record in roll(env, says(env.players["oracle"]))} == {1.2}
+    for record in roll(env, says(env.players["copycat"])):
+        assert record.scores is not None
+        assert record.scores.rewards["likeness"] < 1
+        assert record.scores.metrics["exact"] == 0
+    [record] = roll(reverse(num_examples=1), says(lambda messages, state, rng: state["answer"]))  # right, but no tags
+    assert record.reward == 0
+
+
+letters = st.text("abc ", max_size=8)
+
+
+@functools.cache
+def longest_common_subsequence(a: str, b: str) -> int:
+    """Straight from the definition."""
+    if not a or not b:
+        return 0
+    if a[0] == b[0]:
+        return 1 + longest_common_subsequence(a[1:], b[1:])
+    return max(longest_common_subsequence(a[1:], b), longest_common_subsequence(a, b[1:]))
+
+
+@given(letters, letters)
+def test_lcs_ratio_is_that_of_the_definition(a, b):
+    ratio = module("reverse_text").lcs_ratio(a, b)
+    expected = 2 * longest_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
+    assert ratio == expected
+    assert (ratio == 1) == (a == b)
+
+
+@pytest.mark.parametrize("words", [(0, 3), (4, 3), (-1, -1)])
+def test_reverse_text_refuses_impossible_lengths(words):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_words <= max_words"):
+        reverse(min_words=words[0], max_words=words[1])
+
+
+# double_check
+
+
+def double_check(player, count: int = 30) -> list[vf.RolloutRecord]:
+    env = vf.load_environment("double_check", num_examples=count)
+    return roll(env, says(env.players[player] if isinstance(player, str) else player))
+
+
+def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.scores is not None
+    return {**record.scores.rewards, **record.scores.metrics}
+
+
+def test_double_check_doubts_once_and_takes_the_second_answer():
+    for record in double_check("oracle"):
+        assert [m["content"] for m in record.completion if m["role"] == "user"] == ["Are you sure?"]
+        assert scores_of(record) == {"correct": 1, "first_correct": 1, "changed_mind": 0, "num_turns": 2}
+        assert record.stop_condition == "answered_twice"
+    for record in double_check("doubter"):
+        assert scores_of(record) == {"correct": 0, "first_correct": 1, "changed_mind": 1, "num_turns": 2}
+
+
+def test_double_check_rewards_a_slip_put_right():
+    def second_thoughts(messages, state, rng):
+        return f"<answer>{state['answer'] if state['trajectory'] else 'no idea'}</answer>"
+
+    for record in double_check(second_thoughts):
+        assert scores_of(record) == {"correct": 1, "first_correct": 0, "changed_mind": 1, "num_turns": 2}
+
+
+def test_double_checks_answers_are_right():
+    for record in double_check("oracle", count=300):
+        a, sign, b = record.prompt[-1]["content"].removesuffix(" = ?").split()
+        assert int(record.answer) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("42", 42), (" -7 ", -7), ("+7", 7), ("1,024", 1024), ("7 apples", None), ("", None), ("4.0", None)],
+)
+def test_double_check_reads_numbers(text, number):
+    assert module("double_check").whole_number(text) == number
+
+
+# math_python
+
+
+def problems(**options) -> Any:
+    return vf.load_environment("math_python", **{"unsafe": True, **options})
+
+
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
+def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
+    env = problems(num_examples=12, min_level=level, max_level=level)
+    assert {example["info"]["level"] for example in env.get_dataset()} == {level}
+    for record in roll(env, says(env.players["solver"])):
+        assert record.error is None, record.error
+        [said] = [m["content"] for m in record.completion if m["role"] == "tool"]
+        assert (said, record.reward) == (record.answer, 1.0)
+
+
+def test_math_python_has_all_levels():
+    examples = problems(num_examples=100).get_dataset()
+    assert {example["info"]["level"] for example in examples} == {1, 2, 3, 4, 5}
+
+
+def test_math_pythons_guesses_cost_no_sandbox_and_earn_little():
+    env = problems(num_examples=100)
+    records = roll(env, says(env.players["guesser"]))
+    assert sum(record.reward for record in records) < 5
+    assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
+
+
+def test_math_python_lets_a_model_try_again():
+    def persistent(messages, state, rng):
+        program = state["info"]["program"]
+        code = ["1 / 0", "found = None", f"exec({program!r})\nfound = 1", program, "found"][len(state["trajectory"])]
+        if code == "found":
+            return f"<think>\\boxed{{1}}</think>\\boxed{{{int(messages[-1].content):,}}}"
+        function = {"name": "python", "arguments": json.dumps({"code": code})}
+        return vf.AssistantMessage(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
+
+    for record in roll(problems(num_examples=5), says(persistent)):
+        assert (record.reward, len(record.steps)) == (1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("\\boxed{42}", 42),
+        ("\\boxed{1} no, \\boxed{ -7 }", -7),
+        ("\\boxed{1,024}", 1024),
+        ("42", None),
+        ("\\boxed{7 ways}", None),
+        ("\\boxed{4.0}", None),
+        ("\\boxed{}", None),
+        (f"\\boxed{{{'9' * 5000}}}", None),
+    ],
+)
+def test_math_python_reads_numbers(text, number):
+    assert module("math_python").boxed_number(text) == number
+
+
+@pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 6)])
+def test_math_python_refuses_levels_there_are_not(levels):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 5"):
+        problems(min_level=levels[0], max_level=levels[1])
+
+
+# lookup
+
+
+def calls(*wanted: tuple[str, dict[str, str]]) -> vf.AssistantMessage:
+    made = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in wanted]
+    return vf.AssistantMessage(
+        None, tool_calls=[{"id": str(i), "type": "function", "function": function} for i, function in enumerate(made)]
+    )
+
+
+def looks(*turns: Callable[[dict[str, Any], str], vf.AssistantMessage], **options: Any) -> list[vf.RolloutRecord]:
+    """Rollouts of a player whose turns are made of (info, what was told last)."""
+
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
+        return turns[len(state["trajectory"])](state["info"], messages[-1].content)
+
+    return roll(vf.load_environment("lookup", **{"num_examples": 20, **options}), says(player))
+
+
+def test_lookup_shows_no_room_before_it_is_looked_up():
+    env: Any = vf.load_environment("lookup", num_examples=300)
+    rooms, asked, tables = set(module("lookup").ROOMS), collections.Counter(), set()
+    for example in env.get_dataset():
+        info = example["info"]
+        assert example["prompt"][-1].content == info["who"]
+        assert example["answer"] == info["rooms"][info["who"]]
+        assert not any(room in message.content for message in example["prompt"] for room in rooms)
+        asked[info["who"], example["answer"]] += 1
+        tables.add(tuple(info["rooms"].values()))
+    assert len(tables) == 300
+    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 20  # of 64 pairs: a name tells no room
+    tables &= {tuple(example["info"]["rooms"].values()) for example in env.get_eval_dataset()}
+    assert not tables
+    said = str(env.tool_defs)
+    assert "state" not in said and not any(room in said for room in rooms)
+
+
+@pytest.mark.broad
+def test_lookups_players_are_as_good_as_they_say():
+    env = vf.load_environment("lookup", num_examples=2000)
+    for record in roll(env, says(env.players["solver"])):
+        assert scores_of(record)["correct"] == 1
+        assert [message["role"] for message in record.completion] == ["assistant", "tool"] * 2
+        assert record.completion[1]["content"] == record.answer
+        assert record.stop_condition == "has_answered"
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["novice"])):
+        totals.update(scores_of(record))
+    assert 210 < totals["correct"] < 310
+    assert 930 < totals["looked_up"] < 1070  # in the others it guesses
+    looked_on = totals["lookup_calls"] - totals["looked_up"]
+    assert 0.81 < looked_on / totals["looked_up"] < 0.89
+    assert totals["answer_calls"] == totals["answered"] == 2000
+
+
+def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():
+    other = {name: "Ben" if name == "Ada" else "Ada" for name in module("lookup").NAMES}
+    asked = lambda info: ("lookup", {"who": info["who"]})  # noqa: E731
+    another = lambda info: ("lookup", {"who": other[info["who"]]})  # noqa: E731
+    known = lambda info: ("answer", {"room": info["rooms"][info["who"]]})  # noqa: E731
+
+    def score(*turns: Any) -> set[tuple[float, float]]:
+        return {(scores_of(r)["correct"], scores_of(r)["looked_up"]) for r in looks(*turns)}
+
+    assert score(lambda info, told: calls(known(info))) == {(0, 0)}
+    assert score(lambda info, told: calls(known(info), asked(info))) == {(0, 0)}
+    assert score(lambda info, told: calls(another(info)), lambda info, told: calls(known(info))) == {(0, 0)}
+    wrong = lambda info, told: calls(("answer", {"room": told + "s"}))  # noqa: E731
+    assert score(lambda info, told: calls(asked(info)), wrong) == {(0, 1)}
+    right = lambda info, told: calls(("answer", {"room": told}), ("answer", {"room": "?"}))  # noqa: E731
+    assert score(lambda info, told: calls(another(info), asked(info)), right) == {(1, 1)}
+
+
+def test_lookup_tells_of_names_that_nobody_has_and_ends():
+    nobody = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
+    for record in looks(*[nobody] * 3, max_turns=3):
+        told = [message["content"] for message in record.completion if message["role"] == "tool"]
+        assert told == ["nobody has that name"] * 3
+        assert (record.stop_condition, record.reward) == ("max_turns_reached", 0)
+
+
+# tictactoe
+
+
+def game(**options) -> Any:
+    return vf.load_environment("tictactoe", **{"num_examples": 200, **options})
+
+
+@functools.cache
+def outcome(board: str, player: str) -> int:
+    """1, 0, -1: what X gets when both play well, straight from the rules."""
+    ttt = module("tictactoe")
+    for line in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)):
+        taken = {board[i] for i in line}
+        if taken in ({"X"}, {"O"}):
+            return 1 if taken == {"X"} else -1
+    if "." not in board:
+        return 0
+    other = "O" if player == "X" else "X"
+    outcomes = [outcome(ttt.place(board, i, player), other) for i in range(9) if board[i] == "."]
+    return max(outcomes) if player == "X" else min(outcomes)
+
+
+@functools.cache
+def positions() -> list[tuple[str, str]]:
+    """Every (board, player to move) of every game, whoever starts, that is not over."""
+    ttt = module("tictactoe")
+    found: set[tuple[str, str]] = set()
+    todo = [(ttt.EMPTY, "X"), (ttt.EMPTY, "O")]
+    while todo:
+        board, player = todo.pop()
+        if (board, player) not in found and ttt.result(board) is None:
+            found.add((board, player))
+            other = "O" if player == "X" else "X"
+            todo += [(ttt.place(board, square, player), other) for square in ttt.free_squares(board)]
+    return sorted(found)
+
+
+def test_minimax_never_gives_a_result_away():
+    ttt = module("tictactoe")
+    assert len(positions()) > 8000
+    for board, player in positions():
+        other = "O" if player == "X" else "X"
+        best = ttt.best_moves(board, player)
+        assert best
+        assert all(outcome(ttt.place(board, move, player), other) == outcome(board, player) for move in best)
+
+
+@pytest.mark.parametrize(
+    ("board", "player", "best"),
+    [
+        ("XX.OO....", "X", [2]),  # winning now beats winning later
+        ("XX.OO....", "O", [5]),
+        ("XX..O....", "O", [2]),  # a block
+        ("....X....", "O", [0, 2, 6, 8]),
+        ("X........", "O", [4]),
+        ("O...X...O", "X", [1, 3, 5, 7]),  # a corner would let O fork
+        ("XXOOO.X..", "X", [5]),
+    ],
+)
+def test_best_moves(board, player, best):
+    assert module("tictactoe").best_moves(board, player) == best
+
+
+def test_wins_sooner_and_losses_later_are_better():
+    ttt = module("tictactoe")
+    won_now, won_late = ttt.value("XXXOO....", "O"), ttt.value("XXXOOXO.O", "O")
+    assert won_now > won_late > 0 == ttt.value("XXOOOXXXO", "X")
+    lost_now, lost_late = ttt.value("OOOXX.X..", "X"), ttt.value("OOOXXOX.X", "X")
+    assert lost_now < lost_late < 0
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
+def test_the_optimal_player_never_loses(random_move_prob):
+    env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["optimal"]), rollouts_per_example=3):
+        totals.update(scores_of(record))
+    assert totals["lost"] == totals["invalid_move"] == 0
+    assert totals["won"] + totals["drawn"] == 600
+    if random_move_prob == 0:
+        assert totals["drawn"] == 600
+
+
+def test_nobody_beats_the_perfect_opponent():
+    env = game(max_random_move_prob=0.0)
+    totals = collections.Counter()
+    for record in roll(env, says(env.players["random"]), rollouts_per_example=3):
+        totals.update(scores_of(record))
+    assert totals["won"] == 0
+    assert totals["lost"] > 300
+
+
+open_boards = st.deferred(lambda: st.sampled_from([board for board, player in positions() if player == "O"]))
+probabilities = st.floats(0, 1)
+
+
+@given(open_boards, st.integers(0, 2**32), probabilities)
+@settings(deadline=None)
+def test_the_opponents_reply_is_a_function_of_seed_and_board(board, seed, probability):
+    ttt = module("tictactoe")
+    move = ttt.opponent_move(board, seed, probability)
+    assert move in ttt.free_squares(board)
+    assert ttt.opponent_move(board, seed, probability) == move
+    assert ttt.opponent_move(board, seed, 0.0) in ttt.best_moves(board, "O")
+
+
+def evenly(moves: list[int], squares: list[int]) -> bool:
+    """Whether every square came up as often as chance allows (five standard deviations)."""
+    counts = collections.Counter(moves)
+    share = 1 / len(squares)
+    slack = 5 * (len(moves) * share * (1 - share)) ** 0.5
+    return set(counts) == set(squares) and all(abs(count - len(moves) * share) < slack for count in counts.values())
+
+
+def test_the_opponent_chooses_evenly():
+    ttt = module("tictactoe")
+    board = "....X...."
+    perfect = [ttt.opponent_move(board, seed, 0.0) for seed in range(2000)]
+    assert evenly(perfect, [0, 2, 6, 8])
+    assert evenly([ttt.opponent_move(board, seed, 1.0) for seed in range(2000)], [0, 1, 2, 3, 5, 6, 7, 8])
+    mixed = [ttt.opponent_move(board, seed, 0.5) for seed in range(2000)]
+    sides = sum(move % 2 for move in mixed)  # half of the moves are random, and half of those at a side
+    assert 400 < sides < 600
+
+
+def test_siblings_meet_the_same_opponent():
+    """In the same example the same board always gets the same reply: siblings differ by what the model did alone."""
+    replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    env = game(num_examples=30)
+    for record in roll(env, says(env.players["random"]), rollouts_per_example=12):
+        replies[record.example_key, "start"].add(record.prompt[-1]["content"])
+        for step, reply in zip(record.steps, record.completion[1::2], strict=True):
+            asked, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
+            replies[record.example_key, asked + answer].add(reply["content"])
+    assert all(len(seen) == 1 for seen in replies.values())
+    assert len(replies) > 1000
+
+
+@pytest.mark.broad
+def test_half_the_games_the_opponent_starts():
+    env = game(num_examples=1000)
+    started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
+    assert set(started) == {0, 1}
+    assert 450 < sum(started) < 550
+
+
+@given(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_games_in_a_row_hold_every_bucket_of_difficulty_once(num_groups, one, other, seed):
+    low, high = sorted([one, other])
+    options = {"min_random_move_prob": low, "max_random_move_prob": high, "num_groups": num_groups, "seed": seed}
+    env = game(num_examples=3 * num_groups, **options)
+    for examples in (env.get_dataset(), env.get_eval_dataset()):
+        chances = [example["info"]["random_move_prob"] for example in examples]
+        width = (high - low) / num_groups
+        for start in range(0, len(chances), num_groups):
+            for bucket, chance in enumerate(chances[start : start + num_groups]):
+                assert low + bucket * width - 1e-9 <= chance <= low + (bucket + 1) * width + 1e-9
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("move", ["X", "9", "-1", "01", "²", "", "taken"])
+def test_an_invalid_move_costs_once_and_the_game_goes_on(move, times):
+    env = game(num_examples=20)
+
+    def stumbling(messages, state, rng):
+        if len(state["trajectory"]) < times:
+            taken = next((i for i in range(9) if state["board"][i] != "."), "X")
+            return f"<move>{taken if move == 'taken' else move}</move>"
+        return env.players["optimal"](messages, state, rng)
+
+    for record in roll(env, says(stumbling)):
+        scores = scores_of(record)
+        assert scores["lost"] == 0
+        assert record.reward == pytest.approx(scores["win"] + 0.2 * scores["format"] - 0.1)
+        told = [message["content"] for message in record.completion if message["role"] == "user"]
+        boards = [text.removeprefix("Invalid move.\n") for text in told[:times]]
+        assert boards == [record.prompt[-1]["content"]] * times  # the board waits for a valid move
+        assert not any(text.startswith("Invalid") for text in told[times:])
+
+
+def test_a_punishing_opponent_takes_every_win_and_an_invalid_move_loses():
+    ttt = module("tictactoe")
+    for board in (board for board, player in positions() if player == "O"):
+        move = ttt.opponent_move(board, 3, 1.0, punish=True)
+        if ttt.value(board, "O") < 0:
+            assert move in ttt.best_moves(board, "O")
+    for record in roll(game(num_examples=10, punish=True), says("<think>.</think><move>X</move>")):
+        assert len(record.steps) == 1
+        assert record.completion[-1]["content"].startswith("Invalid move.\n")
+        assert scores_of(record)["lost"] == 1
+        assert record.reward == pytest.approx(0.1)
+
+
+@given(st.sampled_from("XO."), st.data())
+def test_a_board_is_read_as_it_was_shown(first, data):
+    board = first + data.draw(st.text("XO.", min_size=8, max_size=8))
+    assert module("tictactoe").read(f"You lose.\n{module('tictactoe').show(board)}") == board
+
+
+def test_a_game_has_eight_turns_at_most():
+    for record in roll(game(num_examples=10), says("pass")):
+        assert len(record.steps) == 8
+        assert record.stop_condition == "max_turns_reached"
+        assert scores_of(record)["lost"] == 1
+        assert record.reward == -0.1
+    [short] = roll(game(num_examples=1, max_turns=3), says("pass"))
+    assert len(short.steps) == 3
+
+
+def test_the_last_allowed_move_counts():
+    """A game won with the very last turn is won: the environment sees that move."""
+    env = game(num_examples=40, min_random_move_prob=1.0)
+
+    def late(messages, state, rng):
+        return "pass" if len(state["trajectory"]) < 5 else env.players["optimal"](messages, state, rng)
+
+    last_turn = [record for record in roll(env, says(late)) if len(record.steps) == 8]
+    assert last_turn
+    assert any(scores_of(record)["won"] for record in last_turn)
+
+
+def test_the_end_is_told():
+    env = game(num_examples=60)
+    for record in roll(env, says(env.players["random"])):
+        scores = scores_of(record)
+        said = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
+        [ending] = [text for name, text in said.items() if scores[name]]
+        assert record.completion[-1]["content"].startswith(ending)
+        assert scores["win"] == scores["won"] + 0.5 * scores["drawn"]
+
+
+async def test_a_person_can_take_the_other_seat():
+    """What `rove play` does: the opponent sees the board and its legal moves, and its move is played."""
+    env = game(num_examples=20)
+    asked: list[list[str]] = []
+
+    async def person(view: str, legal: list[str], board: vf.Board | None = None) -> str:
+        asked.append(legal)
+        assert board is not None and [text for row in board.rows for text, look in row if look == "free"] == legal
+        assert all(square in view for square in legal)
+        return legal[-1]
+
+    env.opponent = person
+    for record in await vf.generate(env, says(env.players["random"]), max_concurrent=1):
+        assert record.error is None, record.error
+    assert len(asked) > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"min_random_move_prob": 0.5, "max_random_move_prob": 0.2}, "need 0 <= min_random_move_prob"),
+        ({"max_random_move_prob": 1.5}, "need 0 <= min_random_move_prob"),
+        ({"num_groups": 0}, "num_groups is 0; expected 1 or more"),
+    ],
+)
+def test_tictactoe_refuses_impossible_settings(options, complaint):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        game(**options)
+
+
+# needle
+
+
+def needle(**options: Any) -> Any:
+    return vf.load_environment("needle", **{"unsafe": True, "length": 20_000, **options})
+
+
+def text_and_facts(example: dict[str, Any]) -> tuple[str, list[Any]]:
+    info = example["info"]
+    facts = module("needle").hidden(random.Random(info["seed"]), info["kind"])[2]
+    return module("needle").haystack(vf.State(input=example)), facts
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
+    env = needle(num_examples=15, min_level=level, max_level=level)
+    for example in env.get_dataset():
+        text, facts = text_and_facts(example)
+        assert abs(len(text) - 20_000) < 1000
+        assert text == text_and_facts(example)[0]
+        assert len(set(facts)) == len(facts) > 50
+        for kind, of, what in set(facts):
+            tellings = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
+            found = sum(text.count(words[0].upper() + words[1:]) for words in tellings)
+            assert found == 1, (kind, of, what)
+        assert example["prompt"][1].content.count(" ") < 40
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
+@pytest.mark.parametrize("player", ["solver", "recursive"])
+def test_needles_players_find_what_was_hidden(level, player):
+    env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
+    for record in roll(env, says(env.players[player])):
+        assert (record.error, record.reward) == (None, 1.0)
+        assert scores_of(record)["sub_calls"] == (5 if player == "recursive" else 0)
+        assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
+
+
+@pytest.mark.broad
+def test_needles_guesses_earn_little():
+    env = needle(num_examples=60)
+    records = roll(env, says(env.players["novice"]))
+    assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
+    assert sum(record.reward for record in records) < 20
+
+
+def test_needle_has_all_levels_and_the_length_it_is_told():
+    examples = needle(num_examples=60).get_dataset()
+    assert {example["info"]["kind"] for example in examples} == {"code", "seen", "keeper", "weight"}
+    assert min(int(e["answer"]) for e in examples if e["info"]["kind"] == "seen") >= 3
+    [example] = vf.load_environment("needle", num_examples=1).get_dataset()
+    assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
+
+
+def test_needles_sub_calls_can_be_trained():
+    env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
+    for record in roll(env, says(env.players["recursive"])):
+        assert (record.reward, record.seats) == (1.0, {})
+        roles = [step.prompt[0]["role"] for step in record.steps]
+        assert roles == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 5)])
+def test_needle_refuses_levels_there_are_not(levels):
+    with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 4"):
+        needle(min_level=levels[0], max_level=levels[1])

@@ -1,0 +1,486 @@
+"""Agents as environments: coroutines, functions and programs, and every way that one can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fakes import tiny_model
+
+import rove as vf
+from rove.engine.client import EngineClient
+from rove.envs.agent import conversation, task_of
+from rove.server.proxy import Access
+from rove.train.sequences import samples_from_record
+from tests.server.test_server import until
+
+PROGRAM = [sys.executable, str(Path(__file__).parents[1].joinpath("support", "agent_program.py"))]
+CURL = (
+    'sleep 1000 & cat >/dev/null; curl -sf "$OPENAI_BASE_URL/chat/completions" -H "x-api-key: $OPENAI_API_KEY" '
+    '-d "{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$ROVE_TASK\\"}]}"'
+)
+ROWS = [{"question": f"question {i}", "answer": f"question {i}"} for i in range(3)]
+
+
+def sdk_of(access: Access) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0)
+
+
+async def ask(sdk: openai.AsyncOpenAI, messages: list[Any], **options: Any) -> Any:
+    made = await sdk.chat.completions.create(model="any", messages=messages, **options)
+    messages.append(made.choices[0].message.model_dump(exclude_none=True))
+    return messages[-1].get("content")
+
+
+async def talker(access: Access, state: vf.State) -> str:
+    """Three turns that only append."""
+    async with sdk_of(access) as sdk:
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": task_of(state)}]
+        for _ in range(2):
+            await ask(sdk, messages)
+            messages.append({"role": "user", "content": "go on"})
+        return await ask(sdk, messages)
+
+
+def echo(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    return f"{task_of(state)} #{len(state['trajectory']) + 1}"
+
+
+def answered(completion: vf.Messages, answer: str) -> float:
+    return float(bool(completion) and answer in str(completion[-1]["content"]))
+
+
+def env_of(agent: Any = None, rows: list[Any] = ROWS, **options: Any) -> vf.AgentEnv:
+    return vf.AgentEnv(agent, dataset=rows, rubric=vf.Rubric([answered]), **options)
+
+
+async def one(env: vf.AgentEnv, client: Any = None, **options: Any) -> vf.RolloutRecord:
+    options = {"num_examples": 1, "rollouts_per_example": 1} | options
+    [record] = await env.generate(client or vf.ScriptedClient(echo), **options)
+    return record
+
+
+async def test_an_agent_that_appends_is_one_conversation():
+    env = env_of(talker)
+    records = await env.generate(vf.ScriptedClient(echo), rollouts_per_example=2)
+    assert [record.reward for record in records] == [1.0] * 6
+    record = records[0]
+    assert [message["role"] for message in record.completion] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert record.prompt == [vf.UserMessage("question 0")] and len(record.steps) == 3
+    assert [len(step.prompt) for step in record.steps] == [2, 4, 6]
+    assert (record.stop_condition, record.is_truncated, record.error) == ("agent_finished", False, None)
+    assert record.scores is not None and record.scores.metrics == {"num_turns": 3.0}
+    assert env._proxy is None and len(asyncio.all_tasks()) == 1
+
+
+async def test_a_sync_agent_runs_beside_the_loop():
+    def agent(access: Access, state: vf.State) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        with openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as sdk:
+            made = sdk.responses.create(model="any", input=task_of(state))
+            return made.output_text
+
+    records = await env_of(agent).generate(vf.ScriptedClient(echo))
+    assert [record.reward for record in records] == [1.0] * 3
+
+
+async def test_an_answer_of_its_own_comes_last():
+    async def agent(access: Access, state: vf.State) -> Any:
+        await talker(access, state)
+        return {"total": 4}
+
+    record = await one(env_of(agent))
+    assert record.completion[-1] == vf.AssistantMessage('{"total":4}') and len(record.completion) == 6
+    assert (await one(env_of(talker))).completion[-1]["content"] == "question 0 #3"
+
+
+async def test_an_override_has_the_state_and_its_setup():
+    class Own(vf.AgentEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> Any:
+            return {"board": "empty"}
+
+        async def run_agent(self, access: Access, state: vf.State) -> str:
+            return state["board"]
+
+    record = await one(Own(dataset=[{"question": "q", "answer": "empty"}], rubric=vf.Rubric([answered])))
+    assert (record.reward, record.steps, record.stop_condition) == (1.0, [], "agent_finished")
+
+
+# Exact tokens
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+async def test_an_agent_that_appends_is_one_exact_sequence(arch: str):
+    client = EngineClient.of(tiny_model(arch))
+    env = env_of(talker, sampling_args={"max_tokens": 8, "temperature": 1.0})
+    for record in await env.generate(client, rollouts_per_example=2):
+        first, second, third = (step.tokens for step in record.steps)
+        assert first and second and third
+        assert second.prompt_ids[: len(first.ids)] == first.ids
+        assert third.prompt_ids[: len(second.ids)] == second.ids
+        [sample] = samples_from_record(record, 1.0)
+        assert sample.ids == third.ids
+        sampled = [*first.completion_ids, *second.completion_ids, *third.completion_ids]
+        assert [i for i, trained in zip(sample.ids, sample.mask, strict=True) if trained] == sampled
+        logprobs = [*first.logprobs, *second.logprobs, *third.logprobs]
+        assert [p for p, trained in zip(sample.logprobs, sample.mask, strict=True) if trained] == logprobs
+
+
+async def test_conversations_held_in_turns_are_a_sequence_each():
+    async def agent(access: Access, state: vf.State) -> None:
+        mine: list[Any] = [{"role": "user", "content": task_of(state)}]
+        helpers: list[Any] = [{"role": "system", "content": "You help."}, {"role": "user", "content": "say 4"}]
+        async with sdk_of(access) as sdk:
+            await ask(sdk, mine)
+            for _ in range(2):
+                await ask(sdk, helpers)
+                helpers.append({"role": "user", "content": "no"})
+                mine.append({"role": "user", "content": "go on"})
+                await ask(sdk, mine)
+
+    client = EngineClient.of(tiny_model())
+    record = await one(env_of(agent, sampling_args={"max_tokens": 8}), client)
+    samples = samples_from_record(record, 1.0)
+    assert sorted(sample.ids for sample in samples) == sorted(step.tokens.ids for step in record.steps[-2:])  # pyright: ignore[reportOptionalMemberAccess]
+    assert record.completion == [*record.steps[-1].prompt, *record.steps[-1].completion][1:]
+
+
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>{"name":"weather",  "arguments": {"city": "Rome"}}</tool_call>'  # not as the template would write it
+
+
+async def through_chat(access: Access, state: vf.State) -> None:
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    async with sdk_of(access) as sdk:
+        messages: list[Any] = [{"role": "user", "content": task_of(state)}]
+        await ask(sdk, messages, tools=tools)
+        call = messages[-1]["tool_calls"][0]
+        assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny"})
+        await ask(sdk, messages, tools=tools)
+
+
+async def through_responses(access: Access, state: vf.State) -> None:
+    tools: Any = [{"type": "function", "strict": False, **WEATHER}]
+    async with sdk_of(access) as sdk:
+        items: list[Any] = [{"role": "user", "content": task_of(state)}]
+        made = await sdk.responses.create(model="any", input=items, tools=tools)
+        items += [item.model_dump(exclude_none=True) for item in made.output]
+        items.append({"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "sunny"})
+        await sdk.responses.create(model="any", input=items, tools=tools)
+
+
+async def through_messages(access: Access, state: vf.State) -> None:
+    import anthropic  # thousands of modules
+
+    tools: Any = [{"name": "weather", "input_schema": WEATHER["parameters"]}]
+    async with anthropic.AsyncAnthropic(base_url=access.root, api_key=access.api_key) as sdk:
+        messages: list[Any] = [{"role": "user", "content": task_of(state)}]
+        async with sdk.messages.stream(model="any", max_tokens=99, messages=messages, tools=tools) as stream:
+            made = await stream.get_final_message()
+        result = {"type": "tool_result", "tool_use_id": made.content[-1].id, "content": "sunny"}  # pyright: ignore[reportAttributeAccessIssue]
+        messages += [{"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+        await sdk.messages.create(model="any", max_tokens=99, messages=messages, tools=tools)
+
+
+@pytest.mark.parametrize(
+    "agent", [through_chat, through_responses, pytest.param(through_messages, marks=pytest.mark.broad)]
+)
+async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
+    client = EngineClient.of(tiny_model(context=4096))
+    sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}
+    record = await one(env_of(agent, sampling_args=sampling), client)
+    assert record.error is None, record.error
+    first, second = (step.tokens for step in record.steps)
+    assert first and second and CALL in client.renderer.decode(first.completion_ids)
+    assert second.prompt_ids[: len(first.ids)] == first.ids
+    [sample] = samples_from_record(record, 1.0)
+    assert sample.ids == second.ids
+    assert record.tools is not None and record.tools[0]["function"]["name"] == "weather"
+
+
+@pytest.mark.broad
+async def test_the_same_seed_gives_the_same_tokens():
+    env, client = env_of(talker, sampling_args={"max_tokens": 8}), EngineClient.of(tiny_model())
+    once, again = [await env.generate(client, seed=3) for _ in range(2)]
+    assert [[step.completion for step in record.steps] for record in once] == [
+        [step.completion for step in record.steps] for record in again
+    ]
+
+
+# Programs
+
+
+def sleepers() -> set[str]:
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.endswith("sleep 1000")}
+
+
+@pytest.mark.broad
+async def test_a_program_is_an_agent_and_leaves_nothing_behind(tmp_path: Path):
+    before = sleepers()
+    env = env_of(command=PROGRAM, cwd=tmp_path, environment_vars={"EXTRA": "1"})
+    record = await one(env)
+    assert (record.reward, record.stop_condition) == (1.0, "agent_finished"), record.error
+    assert record.completion[-1] == vf.AssistantMessage("question 0 #2")
+    assert [step.prompt[0]["role"] for step in record.steps] == ["system", "system"]
+    assert sleepers() == before
+
+
+async def test_a_command_line_is_run_by_the_shell_and_its_output_kept_in_the_state():
+    seen: list[dict[str, Any]] = []
+
+    def look(state: vf.State) -> float:
+        seen.append({name: state[name] for name in ("agent_output", "agent_errors", "agent_exit_code", "agent_result")})
+        return 1.0
+
+    command = 'cat >/dev/null; echo "${OPENAI_BASE_URL#http} $ROVE_TASK"; echo warned >&2; seq 1 9999'
+    env = vf.AgentEnv(command=command, dataset=ROWS, rubric=vf.Rubric([look]), max_chars=40)
+    assert (await one(env)).reward == 1.0
+    [state] = seen
+    assert state["agent_output"].startswith("…") and state["agent_output"].endswith("9998\n9999\n")
+    assert (len(state["agent_output"]), state["agent_errors"], state["agent_exit_code"]) == (41, "warned\n", 0)
+    assert state["agent_result"] == state["agent_output"].strip()
+
+
+@pytest.mark.broad
+async def test_a_program_that_fails_is_an_error_of_the_agent():
+    record = await one(env_of(command=[*PROGRAM, "crash"]))
+    assert record.error is not None and record.scores is None
+    assert (record.error.phase, record.error.type) == ("agent", "AgentError")
+    assert "exit code 3; it said: about to fail" in record.error.message
+    assert len(record.steps) == 2
+    missing = (await one(env_of(command=["no-such-program"]))).error
+    assert missing is not None and "cannot be started" in missing.message
+
+
+@pytest.mark.broad
+async def test_a_program_that_hangs_is_stopped_with_all_it_started():
+    before = sleepers()
+    record = await one(env_of(command=f"{CURL}; sleep 1000", timeout_seconds=3))
+    assert (record.stop_condition, record.is_truncated, record.reward) == ("timeout_reached", True, 1.0), record.error
+    assert len(record.completion) == 1 and sleepers() == before
+
+
+@pytest.mark.broad
+async def test_fifty_rollouts_at_once_leave_no_process_task_or_socket():
+    before, files = sleepers(), len(os.listdir("/proc/self/fd"))
+    rows = [{"question": f"question {i}", "answer": f"question {i}"} for i in range(50)]
+    programs = await env_of(command=CURL, rows=rows).generate(vf.ScriptedClient(echo), max_concurrent=50)
+    assert [record.reward for record in programs] == [1.0] * 50
+    talks = await env_of(talker, rows=rows).generate(vf.ScriptedClient(echo), max_concurrent=50)
+    assert [record.reward for record in talks] == [1.0] * 50
+    assert sleepers() == before and len(asyncio.all_tasks()) == 1
+    async with asyncio.timeout(60):
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
+
+
+# What goes wrong
+
+
+async def test_what_an_agent_raises_is_its_error():
+    async def agent(access: Access, state: vf.State) -> str:
+        await talker(access, state)
+        raise KeyError("the page")
+
+    record = await one(env_of(agent))
+    assert record.error is not None and record.scores is None
+    assert (record.error.phase, record.error.type, record.error.message) == (
+        "agent",
+        "AgentError",
+        "KeyError: 'the page'",
+    )
+    assert "the page" in record.error.traceback and len(record.steps) == 3 and len(record.completion) == 5
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
+async def test_an_agent_that_exits_fails_its_own_rollout_only(kind: type[BaseException]):
+    async def agent(access: Access, state: vf.State) -> str:
+        if state["example_id"] == 1:
+            raise kind("3")
+        return await talker(access, state)
+
+    records = await env_of(agent).generate(vf.ScriptedClient(echo))
+    assert [record.error and record.error.phase for record in records] == [None, "agent", None]
+
+
+async def test_an_error_of_the_model_is_no_reward_whatever_the_agent_makes_of_it():
+    async def agent(access: Access, state: vf.State) -> str:
+        try:
+            return await talker(access, state)
+        except openai.APIStatusError as error:
+            assert error.status_code == 503
+            return "question 0"  # which the rubric would like
+
+    def fail(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        if len(state["trajectory"]) == 1:
+            raise vf.InfraError("the endpoint is gone", ["HTTP 500"])
+        return "fine"
+
+    record = await one(env_of(agent), vf.ScriptedClient(fail))
+    assert record.error is not None and record.scores is None
+    assert (record.error.phase, record.error.type, record.error.attempts) == ("model", "InfraError", ["HTTP 500"])
+
+
+async def test_limits_end_an_agent_that_would_go_on():
+    async def endless(access: Access, state: vf.State) -> None:
+        async with sdk_of(access) as sdk:
+            while True:
+                try:
+                    await ask(sdk, [{"role": "user", "content": "again"}])
+                except openai.PermissionDeniedError:
+                    await asyncio.sleep(0.01)
+
+    record = await one(env_of(endless, max_turns=2, grace_seconds=0.1))
+    assert (record.stop_condition, len(record.steps), record.error) == ("max_turns_reached", 2, None)
+    assert record.scores is not None
+    record = await one(env_of(endless, grace_seconds=0.1), limits={"max_total_tokens": 20})
+    assert (record.stop_condition, record.is_truncated) == ("max_total_tokens_reached", True)
+
+
+async def test_an_agent_may_still_answer_when_the_model_does_not():
+    async def agent(access: Access, state: vf.State) -> str:
+        try:
+            return await talker(access, state)
+        except openai.PermissionDeniedError:
+            return "question 0, as far as I got"
+
+    record = await one(env_of(agent, max_turns=2))
+    assert (record.stop_condition, record.reward, len(record.steps)) == ("max_turns_reached", 1.0, 2)
+
+
+async def test_a_stop_condition_ends_the_rollout():
+    class Stopping(vf.AgentEnv):
+        @vf.stop
+        def said_enough(self, state: vf.State) -> bool:
+            return len(state["trajectory"]) == 2
+
+    record = await one(Stopping(talker, dataset=ROWS, rubric=vf.Rubric([answered])))
+    assert (record.stop_condition, len(record.steps), record.error) == ("said_enough", 2, None)
+
+
+@pytest.mark.broad
+async def test_an_agent_that_hangs_is_scored_as_it_stands():
+    async def agent(access: Access, state: vf.State) -> None:
+        await talker(access, state)
+        await asyncio.sleep(3600)
+
+    record = await one(env_of(agent, timeout_seconds=2))
+    assert (record.stop_condition, record.is_truncated, record.reward) == ("timeout_reached", True, 1.0), record.error
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.broad
+async def test_an_agent_in_a_thread_is_told_at_its_next_request():
+    ended = threading.Event()
+
+    def agent(access: Access, state: vf.State) -> None:
+        with openai.OpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as sdk:
+            try:
+                while True:
+                    sdk.responses.create(model="any", input="again")
+            finally:
+                ended.set()
+
+    record = await one(env_of(agent, timeout_seconds=2))
+    assert record.stop_condition == "timeout_reached"
+    assert await asyncio.to_thread(ended.wait, 10)
+
+
+async def test_a_prompt_too_long_ends_an_agent_that_cannot_help_it():
+    client = EngineClient.of(tiny_model(context=64))
+
+    async def agent(access: Access, state: vf.State) -> None:
+        async with sdk_of(access) as sdk:
+            await ask(sdk, [{"role": "user", "content": "0 1 2 " * 100}])
+
+    record = await one(env_of(agent), client)
+    assert (record.stop_condition, record.is_truncated, record.error) == ("prompt_too_long", True, None)
+
+
+@pytest.mark.broad
+async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
+    class Silent(vf.ScriptedClient):
+        async def respond(self, request: vf.Request) -> vf.Response:
+            if state_of(request):
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError as cancelled:
+                    cancelled.rove_unanswered = ["HTTP 503"]  # pyright: ignore[reportAttributeAccessIssue]
+                    raise
+            return await super().respond(request)
+
+    def state_of(request: vf.Request) -> list[Any]:
+        assert request.state is not None
+        return request.state["trajectory"]
+
+    record = await one(env_of(talker, timeout_seconds=2), Silent(echo))
+    assert record.error is not None and record.error.attempts == ["HTTP 503"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"agent": talker, "command": "true"}, "both agent and command"),
+        ({"agent": talker, "agent_sampling": ["temprature"]}, "did you mean 'temperature'"),
+        ({"agent": talker, "message_type": "completion"}, "agents hold conversations"),
+        ({"agent": talker, "grace_seconds": 0}, "grace_seconds"),
+        ({"agent": talker, "max_turn": 3}, "max_turns"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], said: str):
+    with pytest.raises(vf.ConfigError, match=said):
+        vf.AgentEnv(dataset=ROWS, **options)
+
+
+async def test_an_environment_without_an_agent_says_so():
+    record = await one(vf.AgentEnv(dataset=ROWS))
+    assert record.error is not None and "pass agent= or command=, or override run_agent" in record.error.message
+
+
+def test_the_agent_is_part_of_the_identity():
+    async def other(access: Access, state: vf.State) -> str:
+        return "other"
+
+    identities = [env_of(talker).identity, env_of(other).identity, env_of(command="true").identity]
+    assert len({str(identity["agent"]) for identity in identities}) == 3
+
+
+def test_a_group_plays_an_agent_beside_others():
+    group = vf.EnvGroup([env_of(talker), vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric([answered]))])
+    records = group.generate_sync(vf.ScriptedClient(echo))
+    assert [len(record.steps) for record in records] == [3, 3, 3, 1]
+    again = group.generate_sync(vf.ScriptedClient(echo))  # on another event loop
+    assert [record.completion for record in again] == [record.completion for record in records]
+
+
+def test_the_conversation_of_an_agent_that_rewrites_it_is_what_its_last_step_shows():
+    def step(prompt: list[str], said: str) -> vf.TrajectoryStep:
+        return vf.TrajectoryStep([vf.UserMessage(text) for text in prompt], [vf.AssistantMessage(said)])
+
+    steps = [step(["a"], "1"), step(["a", "1, and b"], "2"), step(["helper"], "3")]
+    assert [message["content"] for message in conversation(steps)] == ["1, and b", "2"]
+    assert conversation([step(["a title?"], "0"), *steps]) == conversation(steps)
+    assert [message["content"] for message in conversation([step(["a title?"], "0"), step(["a"], "1")])] == ["1"]
+    assert conversation([]) == []
+
+
+def test_a_rollout_of_an_agent_is_rescored(tmp_path: Path):
+    env = env_of(talker)
+
+    async def both() -> dict[str, Any]:
+        await env.evaluate(vf.ScriptedClient(echo), run=tmp_path / "run")
+        return await vf.rescore(env, vf.Run(tmp_path / "run"), into=tmp_path / "again")
+
+    summary = asyncio.run(both())
+    assert (summary["rescored"]["failed"], summary["reward"]["mean"]) == (0, 1.0)

@@ -1,0 +1,282 @@
+"""Dataset rows from any source, read as late and as little as possible, and made into examples."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
+from rove.envs.dataset import Rows, build_example, example_key
+
+ROWS = [{"question": f"q{i}"} for i in range(5)]
+
+
+def write_jsonl(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")  # a blank line at the end is no row
+    return path
+
+
+def hugging_face(rows) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+SOURCES = {
+    "list": lambda path: ROWS,
+    "tuple": lambda path: tuple(ROWS),
+    "jsonl path": lambda path: write_jsonl(path / "rows.jsonl", ROWS),
+    "jsonl name": lambda path: str(write_jsonl(path / "rows.jsonl", ROWS)),
+    "generator": lambda path: (row for row in ROWS),
+    "builder of a list": lambda path: lambda: ROWS,
+    "generator function": lambda path: lambda: (row for row in ROWS),
+    "builder of a path": lambda path: lambda: write_jsonl(path / "rows.jsonl", ROWS),
+    "Hugging Face": lambda path: hugging_face(ROWS),
+    "Hugging Face, streamed": lambda path: hugging_face(ROWS).to_iterable_dataset(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("n", [-1, 0, 2, 5, 99])
+def test_every_source_gives_the_same_rows(kind, n, tmp_path):
+    rows = Rows(SOURCES[kind](tmp_path))
+    expected = ROWS if n < 0 else ROWS[:n]
+    assert [dict(row) for row in rows.first(n)] == expected
+    assert [dict(row) for row in rows.first(2)] == ROWS[:2]
+    assert [dict(row) for row in rows.first()] == ROWS
+
+
+@given(st.integers(0, 6), st.lists(st.integers(-1, 9), max_size=5))
+def test_a_generator_is_pulled_only_as_far_as_needed(size, takes):
+    pulled = []
+
+    def endless_looking():
+        for i in range(size):
+            pulled.append(i)
+            yield {"question": str(i)}
+
+    rows = Rows(endless_looking())
+    assert pulled == []
+    furthest = 0
+    for n in takes:
+        expected = size if n < 0 else min(n, size)
+        assert [row["question"] for row in rows.first(n)] == [str(i) for i in range(expected)]
+        furthest = max(furthest, expected)
+        assert pulled == list(range(furthest))
+
+
+def test_an_endless_generator_is_fine():
+    def endless():
+        while True:
+            yield {"question": "again"}
+
+    assert len(list(Rows(endless()).first(3))) == 3
+
+
+def test_a_builder_is_called_once_and_late():
+    calls = []
+
+    def build():
+        calls.append("built")
+        return ROWS
+
+    rows = Rows(build)
+    assert calls == []
+    list(rows.first(1))
+    list(rows.first())
+    assert calls == ["built"]
+
+
+def test_a_hugging_face_dataset_is_not_read_as_a_whole():
+    class Watched(type(hugging_face(ROWS))):
+        read: ClassVar[list[int]] = []
+
+        def __getitem__(self, position):
+            self.read.append(position)
+            return super().__getitem__(position)
+
+    dataset = hugging_face(ROWS)
+    dataset.__class__ = Watched
+    list(Rows(dataset).first(2))
+    assert Watched.read == [0, 1]
+
+
+def test_a_file_is_read_line_by_line_in_any_order(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"question": "q{i}"}}\n\n' for i in range(5)))
+    rows = Rows(file)
+    ahead, behind = rows.first(), rows.first()
+    assert [next(ahead)["question"] for _ in range(3)] == ["q0", "q1", "q2"]
+    assert next(behind)["question"] == "q0"
+    assert [row["question"] for row in ahead] == ["q3", "q4"]
+    assert rows.count() == 5
+
+
+def test_a_generator_that_raises_raises_again():
+    def broken():
+        yield {"question": "q"}
+        raise ValueError("no more")
+
+    rows = Rows(broken())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no more"):
+            list(rows.first())
+    assert len(list(rows.first(1))) == 1
+
+
+@pytest.mark.parametrize(("n", "count"), [(-1, None), (2, 2), (9, 4)])
+def test_how_many_rows_there_are(n, count):
+    assert Rows(iter(ROWS[:4])).count(n) == count
+    assert Rows(ROWS[:4]).count(n) == (4 if n < 0 else count)
+
+
+def test_importing_rove_does_not_import_datasets():
+    code = "import rove, sys; sys.exit('datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("source", [5, {"question": "q"}, lambda: None, lambda: {"train": ROWS}])
+def test_a_source_of_no_known_kind(source):
+    with pytest.raises(ConfigError, match=r"a dataset cannot be a \w+; give a list of dicts"):
+        list(Rows(source).first())
+
+
+def test_a_dict_of_datasets_is_no_dataset():
+    from datasets import DatasetDict
+
+    with pytest.raises(ConfigError, match="a dataset cannot be a DatasetDict"):
+        list(Rows(DatasetDict({"train": hugging_face(ROWS)})).first())
+
+
+@pytest.mark.parametrize("bad", ["q2", None, ["q2"]])
+@pytest.mark.parametrize("source", [list, iter])
+def test_a_row_that_is_no_dict_is_named(bad, source):
+    with pytest.raises(ConfigError, match=r"dataset row 2 is a (str|NoneType|list), expected a dict"):
+        list(Rows(source([*ROWS[:2], bad, *ROWS[3:]])).first())
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl does not exist"):
+        list(Rows(tmp_path / "nothing.jsonl").first())
+
+
+@pytest.mark.parametrize("line", ['{"question": ', '["q"]'])
+def test_a_bad_line_of_a_file_is_named(line, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q0"}\n\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 3: "):
+        list(Rows(file).first())
+
+
+# Examples
+
+
+def test_a_question_becomes_a_prompt_between_system_prompt_and_few_shot():
+    shots = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    example = build_example({"question": "2 + 2?", "answer": 4, "level": 1}, 7, "Be brief.", shots)
+    assert example == {
+        "question": "2 + 2?",
+        "prompt": [
+            SystemMessage("Be brief."),
+            UserMessage("1 + 1?"),
+            AssistantMessage("2"),
+            UserMessage("2 + 2?"),
+        ],
+        "answer": "4",
+        "info": {},
+        "level": 1,
+        "example_id": 7,
+    }
+
+
+def test_a_prompt_wins_over_a_question_and_takes_no_few_shot():
+    row = {"prompt": [{"role": "user", "content": "hi"}], "question": "unused"}
+    example = build_example(row, 0, "Be brief.", [UserMessage("shot")])
+    assert example["prompt"] == [SystemMessage("Be brief."), UserMessage("hi")]
+
+
+def test_a_prompt_with_a_system_message_keeps_it():
+    row = {"prompt": [{"role": "system", "content": "Mine."}, {"role": "user", "content": "hi"}]}
+    assert build_example(row, 0, "Theirs.")["prompt"] == row["prompt"]
+
+
+def test_a_prompt_may_be_a_text():
+    assert build_example({"prompt": "hi"}, 0)["prompt"] == [UserMessage("hi")]
+
+
+@pytest.mark.parametrize("name", ["prompt", "question"])
+def test_in_completion_mode_a_prompt_is_a_text(name: str):
+    example = build_example({name: "Once upon", "answer": 4}, 7, message_type="completion")
+    assert example == {name: "Once upon", "prompt": "Once upon", "answer": "4", "info": {}, "example_id": 7}
+    assert example_key(example) != example_key(build_example({name: "Once upon", "answer": 4}, 7))
+
+
+@pytest.mark.parametrize("row", [{"prompt": [UserMessage("hi")]}, {"question": 7}])
+def test_in_completion_mode_nothing_but_a_text_will_do(row: dict[str, Any]):
+    kind = type(next(iter(row.values()))).__name__
+    with pytest.raises(ConfigError, match=f"row 3: '{next(iter(row))}' is a {kind}; .*'completion' needs a text"):
+        build_example(row, 3, message_type="completion")
+
+
+def test_missing_columns_have_neutral_values():
+    example = build_example({"question": "q", "answer": None, "info": None}, 3)
+    assert (example["answer"], example["info"], example["example_id"]) == ("", {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [({"a": 1}, {"a": 1}), ('{"a": 1}', {"a": 1}), ("", {}), (MappingProxyType({"a": 1}), {"a": 1})],
+)
+def test_info_is_a_dict_or_its_json(info, expected):
+    assert build_example({"question": "q", "info": info}, 0)["info"] == expected
+
+
+@pytest.mark.parametrize("info", ["{", "[1]", 5, [1]])
+def test_other_info_is_refused(info):
+    with pytest.raises(ConfigError, match="dataset row 3: 'info' is"):
+        build_example({"question": "q", "info": info}, 3)
+
+
+@pytest.mark.parametrize("row", [{}, {"answer": "4"}, {"question": None, "prompt": None}])
+def test_a_row_that_asks_nothing_is_refused(row):
+    with pytest.raises(ConfigError, match="dataset row 3 has neither 'prompt' nor 'question'; its columns are"):
+        build_example(row, 3)
+
+
+@pytest.mark.parametrize("prompt", [[{"role": "robot", "content": "hi"}], [{"content": "hi"}], 5])
+def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt):
+    with pytest.raises(ConfigError, match=r"not (a )?chat message"):
+        build_example({"prompt": prompt}, 3)
+
+
+def test_the_row_is_not_changed():
+    row = {"question": "q", "info": '{"a": 1}'}
+    build_example(row, 0, "Be brief.")
+    assert row == {"question": "q", "info": '{"a": 1}'}
+
+
+@given(st.text(), st.text(), st.dictionaries(st.text(), st.integers()), st.integers(0, 99), st.integers(0, 99))
+def test_an_example_has_the_same_key_wherever_it_stands(question, answer, info, here, there):
+    row = {"question": question, "answer": answer, "info": info}
+    shuffled = {"info": dict(reversed(info.items())), "answer": answer, "question": question}
+    assert example_key(build_example(row, here)) == example_key(build_example(shuffled, there))
+
+
+def test_what_the_model_is_asked_is_part_of_the_key():
+    row = {"question": "q", "answer": "a", "info": {"seed": 1}}
+    keys = {
+        example_key(build_example(row, 0)),
+        example_key(build_example(row, 0, "Be brief.")),
+        example_key(build_example({**row, "question": "Q"}, 0)),
+        example_key(build_example({**row, "answer": "b"}, 0)),
+        example_key(build_example({**row, "info": {"seed": 2}}, 0)),
+    }
+    assert len(keys) == 5

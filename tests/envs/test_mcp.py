@@ -1,0 +1,527 @@
+"""MCPEnv: tools of real servers, as commands, over HTTP and in this process; whatever they do, no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mcp_server
+import pytest
+from tiers import first_quick
+from toys import correct, roll, rows, says
+
+import rove as vf
+from rove.mcp import ServerSettings
+from rove.mcp.connection import Connection
+from tests.envs.test_tool import call, calls, in_turn, play, told
+
+SERVER = str(Path(mcp_server.__file__))
+MUTE = "echo waiting for a database >&2; cat > /dev/null"
+ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+
+
+def command(*args: str, **more: Any) -> dict[str, Any]:
+    """The test server as a process, said as verifiers v0 says it."""
+    given = {"name": "test", "command": sys.executable, "args": [SERVER, *(args or ("stdio",))], "env": ENV}
+    return {**given, "description": "for people", **more}
+
+
+def in_process(**more: Any) -> dict[str, Any]:
+    return {"name": "test", "server": mcp_server.make_server, **more}
+
+
+def env_of(*servers: Any, **options: Any) -> vf.MCPEnv:
+    return vf.MCPEnv(**{"mcp_servers": list(servers or (in_process(),)), "dataset": rows(1), **options})
+
+
+def below(pid: int) -> list[str]:
+    """Command lines of the processes that have this one's session or are below it, zombies left out."""
+    parents: dict[int, tuple[int, str, str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            rest = stat.read_text().rpartition(")")[2].split()
+            words = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = (int(rest[1]), rest[0], words)
+
+    def is_below(one: int) -> bool:
+        while one in parents:
+            one = parents[one][0]
+            if one == pid:
+                return True
+        return False
+
+    return [words for one, (_, kind, words) in parents.items() if kind != "Z" and is_below(one)]
+
+
+def servers_left() -> list[str]:
+    return [words for words in below(os.getpid()) if SERVER in words]
+
+
+def ends(pid: int) -> bool:
+    """Whether a process that has been killed is gone in a moment."""
+    for _ in range(500):
+        if not is_alive(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def no_server_left() -> Iterator[None]:
+    yield
+    assert servers_left() == []
+
+
+def start_http(port: int) -> subprocess.Popen[bytes]:
+    """An HTTP server in a process, once it listens."""
+    process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], env={**os.environ, **ENV})
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process
+        except OSError:
+            time.sleep(0.05)
+    process.kill()
+    raise AssertionError("the server does not listen")
+
+
+def stop_http(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def http() -> Iterator[dict[str, Any]]:
+    """An HTTP server as a setting."""
+    port = free_port()
+    process = start_http(port)
+    yield {"name": "test", "url": f"http://127.0.0.1:{port}/mcp", "headers": {"x-who": "rove"}}
+    stop_http(process)
+
+
+@pytest.fixture(params=first_quick(["object", "factory", "command", "http"], 2))
+def any_server(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The test server in every way there is."""
+    if request.param == "http":
+        return request.getfixturevalue("http")
+    if request.param == "object":
+        return {"name": "test", "server": mcp_server.make_server()}
+    return command() if request.param == "command" else in_process()
+
+
+def test_a_rollout_with_the_tools_of_a_server(any_server: dict[str, Any]) -> None:
+    env = env_of(any_server, rubric=vf.Rubric([correct]))
+    assert env.tool_defs == []
+    asked = [call("add", {"a": 1, "b": 2}, "1"), call("fail", {}, "2"), call("add", {"a": "x", "b": 1}, "3")]
+    record = play(env, calls(*asked), "0")
+    assert record.error is None, record.error
+    first, failed, wrong = told(record)
+    assert (first, record.reward, record.stop_condition) == ("3", 1.0, "no_tools_called")
+    assert "the shop is closed" in failed and "int" in wrong
+    assert record.scores is not None
+    assert (record.scores.metrics["add_calls"], record.scores.metrics["fail_calls"]) == (2, 1)
+    assert record.tools == env.tool_defs
+    shown = {tool["function"]["name"]: tool["function"] for tool in env.tool_defs}
+    assert shown["add"]["description"] == "Add two numbers."
+    assert shown["add"]["parameters"]["required"] == ["a", "b"]
+
+
+def test_the_model_is_shown_the_tools_before_its_first_turn() -> None:
+    seen: list[Any] = []
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        seen.append([tool["function"]["name"] for tool in state["tools"]])
+        return "done"
+
+    roll(env_of(in_process(include=["add", "count"], exclude=["count"])), says(player))
+    assert seen == [["add"]]
+
+
+def test_images_are_content_parts_and_long_texts_are_cut() -> None:
+    env = env_of(in_process(), max_chars=10)
+    shown, long = told(play(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
+    assert shown == [
+        {"type": "text", "text": "a pixel"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mcp_server.PIXEL}"}},
+    ]
+    assert long == "x" * 10 + "\n… 15 more characters"
+
+
+@pytest.mark.broad
+def test_messages_of_megabytes_pass() -> None:
+    env = env_of(command(), max_chars=10_000_000)
+    [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
+    assert len(long) == 3_000_000
+
+
+@pytest.mark.broad
+def test_a_command_sees_the_variables_it_is_given_and_no_keys_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_API_KEY", "sk-1")
+    env = env_of(command(env={**ENV, "CITY": "Rome"}))
+    asked = [call("see", {"name": name}, name) for name in ("CITY", "SECRET_API_KEY")]
+    assert told(play(env, calls(*asked))) == ["Rome", "not set"]
+
+
+def test_errors_may_end_the_rollout() -> None:
+    error = play(env_of(stop_errors=[vf.ToolCallError]), calls(call("fail"))).error
+    assert error is not None
+    assert (error.phase, error.type) == ("tool fail", "ToolCallError") and "the shop is closed" in error.message
+
+
+def test_functions_and_servers_together() -> None:
+    def double(n: int) -> int:
+        """Double."""
+        return 2 * n
+
+    env = env_of(tools=[double])
+    assert told(play(env, calls(call("double", {"n": 2}), call("add", {"a": 1, "b": 1}, "2")))) == ["4", "2"]
+
+
+def test_two_servers_with_one_tool_need_a_prefix() -> None:
+    error = play(env_of(in_process(), in_process(name="other")), "x").error
+    assert error is not None and (error.type, error.phase) == ("ConfigError", "mcp servers")
+    assert (
+        "'test' and server 'other' both have a tool 'add'; give the server a prefix (prefix='test_')" in error.message
+    )
+    env = env_of(in_process(), in_process(name="other", prefix="other.", include=["add", "count"]))
+    asked = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
+    answers = told(play(env, calls(*asked)))
+    assert sorted(answer.split()[0] for answer in answers) == ["1", "1", "2"]
+
+
+def test_tools_to_include_must_exist() -> None:
+    error = play(env_of(in_process(include=["ad"])), "x").error
+    assert error is not None and "MCP server 'test' has no tool 'ad' to include; did you mean 'add'?" in error.message
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mcp_servers": []}, "mcp_servers is empty"),
+        ({"mcp_servers": "npx server"}, "expected a list like"),
+        ({"mcp_servers": [{"command": "x"}]}, "missing setting: name"),
+        ({"mcp_servers": [{"name": "a"}]}, "'a' has none of them; expected one of command, url and server"),
+        ({"mcp_servers": [{"name": "a", "command": "x", "url": "y"}]}, "has command and url"),
+        ({"mcp_servers": [{"name": "a", "command": "x", "arg": []}]}, "did you mean 'args'"),
+        ({"mcp_servers": [{"name": "a", "url": "x", "args": ["y"]}]}, "has args, which a url does not take"),
+        ({"mcp_servers": [command(), command()]}, "two servers named 'test'"),
+        ({"scope": "group"}, "scope is 'group'"),
+        ({"call_timeout": 0}, "call_timeout is 0; expected more than 0"),
+        ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "give a function that makes it"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(vf.ConfigError, match=said.replace("(", r"\(")):
+        env_of(**options)
+
+
+async def test_tools_can_be_asked_for_beforehand(any_server: dict[str, Any]) -> None:
+    env = env_of(any_server)
+    before = env.identity
+    await env.connect()
+    assert "add" in env.tool_map
+    assert env.identity == before  # or a run could not be continued by one who has connected
+    await env.tear_down()
+
+
+@pytest.mark.broad
+async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> None:
+    script = in_turn(calls(call("count")), calls(call("count")))
+    shared = await vf.generate(env_of(command(), dataset=rows(3)), script)
+    answers = [answer.split() for record in shared for answer in told(record)]
+    assert sorted(int(count) for count, _ in answers) == [1, 2, 3, 4, 5, 6]
+    assert len({pid for _, pid in answers}) == 1
+    own = await vf.generate(env_of(command(), dataset=rows(3), scope="rollout", max_servers=2), script)
+    assert [[answer.split()[0] for answer in told(record)] for record in own] == [["1", "2"]] * 3
+    assert len({answer.split()[1] for record in own for answer in told(record)}) == 3
+
+
+async def test_factories_make_a_server_per_rollout() -> None:
+    env = env_of(in_process(), dataset=rows(3), scope="rollout")
+    await env.connect()
+    records = await vf.generate(env, in_turn(calls(call("count"))))
+    assert [told(record)[0].split()[0] for record in records] == ["1"] * 3
+
+
+@pytest.mark.broad
+def test_an_environment_may_be_used_on_one_loop_after_another() -> None:
+    env = env_of(command())
+    asyncio.run(env.connect())  # whose loop is closed without a word
+    assert told(play(env, calls(call("count"))))[0].startswith("1 ")
+    assert told(play(env, calls(call("count"))))[0].startswith("1 ")
+
+
+def test_members_of_a_group() -> None:
+    group = vf.EnvGroup([env_of(), vf.ToolEnv(tools=[], dataset=rows(1))], env_names=["mcp", "plain"])
+    records = roll(group, says(lambda m, state, rng: "x" if state["trajectory"] or not state["tools"] else ADD))
+    assert [told(record) for record in records] == [["3"], []]
+
+
+ADD = calls(call("add", {"a": 1, "b": 2}))
+
+# Servers that fail
+
+
+def test_a_slow_call_is_told(any_server: dict[str, Any]) -> None:
+    env = env_of(any_server, call_timeout=0.3)
+    slow, quick = told(play(env, calls(call("wait", {"seconds": 60}, "1"), call("add", {"a": 1, "b": 1}, "2"))))
+    assert (slow, quick) == ("wait has not answered within 0.3 s", "2")
+
+
+@pytest.mark.broad
+def test_a_shared_server_that_dies_is_started_again_with_the_next_call() -> None:
+    script = says(lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done")
+    env = env_of(command(), dataset=rows(3))
+    first, *others = roll(env, script, max_concurrent=1)
+    assert first.error is not None
+    assert (first.error.type, first.error.phase) == ("MCPServerError", "tool die")
+    assert "MCP server 'test' ended during the call" in first.error.message
+    assert "exit code 3" in first.error.message and "something terrible happened" in first.error.message
+    assert [told(record) for record in others] == [["3"], ["3"]]
+
+
+@pytest.mark.slow
+def test_restarts_are_bounded() -> None:
+    env = env_of(command(), dataset=rows(4), max_restarts=1)
+    records = roll(env, in_turn(calls(call("die"))), max_concurrent=1)
+    errors = [record.error.message for record in records if record.error is not None]
+    assert len(errors) == 4
+    assert ["ended during the call" in error for error in errors] == [True, True, False, False]
+    assert "not started again: 1 restarts in a row" in errors[-1]
+
+
+@pytest.mark.broad
+def test_a_server_of_a_rollout_that_dies_ends_it() -> None:
+    record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
+    assert record.error is not None
+    assert (record.error.type, record.error.phase) == ("MCPServerError", "tool die")
+
+
+def test_calls_in_flight_hear_of_the_end() -> None:
+    started = time.monotonic()
+    record = play(env_of(command()), calls(call("wait", {"seconds": 50}, "1"), call("die", {}, "2")))
+    assert record.error is not None and record.error.type == "MCPServerError"
+    assert time.monotonic() - started < 40
+
+
+@pytest.mark.slow
+def test_an_http_server_that_ends_and_comes_back() -> None:
+    port = free_port()
+    servers = [start_http(port)]
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        turn = len(state["trajectory"])
+        if state["answer"] == "0" and turn == 1:
+            stop_http(servers.pop())
+        if state["answer"] == "1" and turn == 0:
+            servers.append(start_http(port))
+        return ADD if turn < 2 else "done"
+
+    env = env_of({"name": "far", "url": f"http://127.0.0.1:{port}/mcp"}, dataset=rows(2), call_timeout=20)
+    try:
+        first, second = roll(env, says(player), max_concurrent=1)
+    finally:
+        for server in servers:
+            stop_http(server)
+    assert first.error is not None and told(first) == ["3"]
+    assert (first.error.type, first.error.phase) == ("MCPServerError", "tool add")
+    assert "MCP server 'far' ended during the call" in first.error.message
+    assert (second.error, told(second)) == (None, ["3", "3"])
+
+
+@pytest.mark.parametrize("scope", ["shared", "rollout"])
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"name": "a", "command": "no-such-program"}, "MCP server 'a' cannot be started: .*No such file"),
+        ({"name": "a", "command": sys.executable, "args": ["-c", "import no_such"]}, "exit code 1.*no_such"),
+        ({"name": "a", "command": "true"}, "MCP server 'a' could not be started"),
+        pytest.param(
+            {"name": "a", "command": "yes"},
+            "has not told its tools within 2 s; its last lines:\n  y",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"name": "a", "command": "sh", "args": ["-c", MUTE]},
+            "has not told its tools within 2 s; its last lines:\n  waiting for a database",
+            marks=pytest.mark.slow,
+        ),
+        ({"name": "a", "url": "http://127.0.0.1:9/mcp"}, "MCP server 'a' could not be started"),
+    ],
+    ids=["missing", "crash", "true", "yes", "mute", "http"],
+)
+def test_a_server_that_does_not_start(server: dict[str, Any], said: str, scope: str) -> None:
+    env = env_of(server, scope=scope, start_timeout=2 if "within" in said else 30)
+    error = play(env, "x").error
+    assert error is not None
+    assert (error.type, error.phase) == ("MCPServerError", "mcp servers")
+    assert re.search(said, error.message, re.DOTALL), error.message
+
+
+@pytest.mark.slow
+def test_one_that_does_not_start_ends_the_others_and_is_not_tried_for_ever() -> None:
+    env = env_of(command(), {"name": "bad", "command": "false"}, dataset=rows(5), max_restarts=1)
+    errors = [record.error.message for record in roll(env, says("x")) if record.error is not None]
+    assert len(errors) == 5 and sum("tried 2 times" in error for error in errors) == 3
+
+
+# No process is left
+
+
+@pytest.mark.broad
+def test_what_a_server_started_ends_with_it() -> None:
+    for scope in ("shared", "rollout"):
+        [pid] = told(play(env_of(command(), scope=scope), calls(call("spawn"))))
+        assert ends(int(pid))
+
+
+@pytest.mark.broad
+def test_a_stubborn_server_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rove.mcp.process.CLOSED_SECONDS", 0.2)
+    pid = told(play(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
+    assert ends(int(pid))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("scope", ["shared", "rollout"])
+async def test_none_is_left_after_a_cancellation(scope: str) -> None:
+    env = env_of(command(), dataset=rows(4), scope=scope)
+    reached = asyncio.Event()
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        reached.set()
+        return calls(call("wait", {"seconds": 60}), call("spawn", {}, "2"))
+
+    run = asyncio.ensure_future(vf.generate(env, says(player)))
+    await reached.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert servers_left() == []
+
+
+async def test_a_cancelled_start_leaves_none() -> None:
+    connection = Connection(ServerSettings(**command("mute")), 60, 60)
+    opening = asyncio.create_task(connection.open())
+    while not servers_left():  # noqa: ASYNC110  of a process, which tells nobody
+        await asyncio.sleep(0.01)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert servers_left() == []
+
+
+@pytest.mark.slow
+def test_a_rollout_in_time_trouble_ends_its_server() -> None:
+    record = play(env_of(command(), scope="rollout", timeout_seconds=8), calls(call("wait", {"seconds": 60})))
+    assert record.stop_condition == "timeout_reached"
+
+
+SCRIPT = """
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that runs in the background inherits that it is ignored
+sys.path.insert(0, {tests!r})
+from tests.envs.test_mcp import *
+script = says(lambda m, state, rng: calls(call("spawn"), call("wait", {{"seconds": 60}}, "2")))
+env = env_of(command(), scope={scope!r}, dataset=rows(2))
+async def main():
+    asyncio.get_running_loop().call_later(0.2, tell)
+    await vf.generate(env, script)
+def tell():
+    if sum("sleep" in words for words in below(os.getpid())) < {sleeping}:
+        asyncio.get_running_loop().call_later(0.1, tell)
+    elif {exits}:
+        raise SystemExit(7)
+    else:
+        print("ready", flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize(("scope", "sleeping"), [("shared", 2), ("rollout", 2)])
+def test_none_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits: bool) -> None:
+    code = SCRIPT.format(tests=str(Path(__file__).parents[1] / "support"), scope=scope, sleeping=sleeping, exits=exits)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **ENV}
+    )
+    assert process.stdout is not None
+    if not exits:
+        assert process.stdout.readline() == b"ready\n", process.communicate()
+        groups = below(process.pid)
+        assert any("sleep" in words for words in groups)
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    left = [p for p in Path("/proc").glob("[0-9]*") if SERVER.encode() in _words(p) and not ends(int(p.name))]
+    assert left == []
+
+
+def _words(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# Many at once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["command", "http"])
+async def test_two_hundred_rollouts_at_once(way: str, request: pytest.FixtureRequest) -> None:
+    server = command() if way == "command" else request.getfixturevalue("http")
+    env = env_of(server, dataset=rows(200))
+    waited = calls(call("wait", {"seconds": 0.2}, "1"), call("add", {"a": 1, "b": 2}, "2"))
+    records = await vf.generate(env, in_turn(waited, calls(call("count"))), max_concurrent=200)
+    assert [record.error for record in records] == [None] * 200
+    assert all(told(record)[:2] == ["waited", "3"] for record in records)
+    assert sorted(int(told(record)[2].split()[0]) for record in records) == list(range(1, 201))
+
+
+@pytest.mark.slow
+async def test_a_server_for_each_of_many_rollouts() -> None:
+    env = env_of(command(), dataset=rows(12), scope="rollout", max_servers=4)
+    most = 0
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        nonlocal most
+        most = max(most, len(servers_left()))
+        return "done" if state["trajectory"] else calls(call("count"))
+
+    records = await vf.generate(env, says(player), max_concurrent=12)
+    assert [told(record)[0].split()[0] for record in records] == ["1"] * 12
+    assert 1 <= most <= 4
+
+
+@pytest.mark.broad
+@pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[2] / "benchmarks/mcp_tools.py"
+    words = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.count("left behind: nothing\n") == 2, done.stdout

@@ -1,0 +1,399 @@
+"""The life of a rollout: model, stop conditions, environment, stop conditions and limits, until something stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import Talk, roll, rows, says
+
+import rove as vf
+from rove.core.errors import ConfigError
+from rove.runs.serialization import decode_record, encode_record
+
+
+def speaking(messages, state, rng):
+    state["log"].append("model")
+    return f"turn {len(state['trajectory'])}"
+
+
+def play(env: vf.Environment, player=speaking) -> tuple[vf.RolloutRecord, vf.State]:
+    """One rollout, and the state it left behind."""
+    seen: list[vf.State] = []
+
+    def peek(state) -> int:
+        seen.append(state)
+        return 0
+
+    rubric = vf.Rubric()
+    rubric.add_metric(peek)
+    env.add_rubric(rubric)
+    [record] = roll(env, says(player))
+    assert record.error is None, record.error
+    return record, seen[0]
+
+
+def said(record: vf.RolloutRecord) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in record.completion]
+
+
+def test_the_order_of_a_rollout():
+    record, state = play(Talk(turns=2))
+    turn = ["model", "stop?", "env"]
+    # After its last word the environment's own condition comes first, so the lower one is not asked again.
+    assert state["log"] == ["setup", *turn, "stop?", *turn, "cleanup"]
+    assert record.stop_condition == "has_final_env_response"
+    assert not record.is_truncated
+
+
+def test_the_final_response_ends_the_rollout_and_stands_in_for_the_reply():
+    record, _ = play(Talk(turns=2))
+    assert said(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1"), ("user", "bye")]
+
+
+@pytest.mark.parametrize(
+    ("final", "last"),
+    [
+        ("bye", [("user", "bye")]),
+        ([vf.UserMessage("so"), vf.UserMessage("bye")], [("user", "so"), ("user", "bye")]),
+        ({"role": "system", "content": "bye"}, [("system", "bye")]),
+        ([], []),
+    ],
+)
+def test_a_final_response_is_a_text_or_messages_and_may_be_empty(final, last):
+    class Ending(Talk):
+        async def env_response(self, messages, state, **kwargs):
+            state["final_env_response"] = final
+            return "unused"
+
+    record, _ = play(Ending())
+    assert said(record) == [("assistant", "turn 0"), *last]
+    assert record.stop_condition == "has_final_env_response"
+
+
+@pytest.mark.parametrize("max_turns", [1, 3])
+def test_the_environment_sees_the_last_allowed_turn(max_turns):
+    record, state = play(Talk(max_turns=max_turns))
+    assert state["log"].count("model") == state["log"].count("env") == max_turns
+    assert said(record)[-1] == ("user", "go on")
+    assert record.stop_condition == "max_turns_reached"
+    assert not record.is_truncated
+
+
+def test_the_environments_last_word_wins_over_the_limit():
+    record, _ = play(Talk(turns=3, max_turns=3))
+    assert record.stop_condition == "has_final_env_response"
+
+
+def test_a_stop_after_the_models_turn_keeps_the_environment_from_answering():
+    class Short(Talk):
+        @vf.stop(priority=1)
+        def twice(self, state):
+            return len(state["trajectory"]) == 2
+
+    record, state = play(Short())
+    assert said(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1")]
+    assert record.stop_condition == "twice"
+    assert state["log"].count("env") == 1
+
+
+def test_stop_conditions_see_what_the_environment_did():
+    class Board(Talk):
+        async def env_response(self, messages, state, **kwargs):
+            state["solved"] = True
+            return "solved"
+
+        @vf.stop
+        def is_solved(self, state):
+            return state.get("solved", False)
+
+    record, _ = play(Board())
+    assert record.stop_condition == "is_solved"
+    assert said(record) == [("assistant", "turn 0"), ("user", "solved")]
+
+
+@given(st.integers(1, 6), st.integers(1, 20))
+@settings(max_examples=30)
+def test_the_token_limit_ends_and_truncates(words, limit):
+    env = Talk(max_total_completion_tokens=limit)
+    [record] = roll(env, says("word " * words))
+    assert record.stop_condition == "max_total_completion_tokens_reached"
+    assert record.is_truncated
+    assert record.usage.completion_tokens - words < limit <= record.usage.completion_tokens
+
+
+def test_no_limit_is_no_limit():
+    record, _ = play(Talk(turns=40))
+    assert len(record.steps) == 40
+
+
+def test_a_rollout_that_meets_its_timeout_is_scored_as_it_stands():
+    async def slow(messages, state, rng):
+        if state["trajectory"]:
+            await asyncio.Event().wait()
+        return "quick"
+
+    record, state = play(Talk(timeout_seconds=0.05), slow)
+    assert record.stop_condition == "timeout_reached"
+    assert record.is_truncated
+    assert said(record) == [("assistant", "quick"), ("user", "go on")]
+    assert record.scores is not None
+    assert state["log"][-1] == "cleanup"
+
+
+def test_a_timeout_of_the_users_own_is_an_error():
+    class Impatient(Talk):
+        async def env_response(self, messages, state, **kwargs):
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+
+    [record] = roll(Impatient(timeout_seconds=60), says("hi"))
+    assert record.error is not None
+    assert (record.error.phase, record.error.type) == ("env_response", "TimeoutError")
+
+
+def test_a_prompt_that_does_not_fit_truncates():
+    def full(messages, state, rng):
+        if state["trajectory"]:
+            raise vf.OverlongPromptError("too long")
+        return "fits"
+
+    record, _ = play(Talk(), full)
+    assert (record.stop_condition, record.is_truncated) == ("prompt_too_long", True)
+    assert said(record) == [("assistant", "fits"), ("user", "go on")]
+
+
+# What the hooks may return
+
+
+@pytest.mark.parametrize("returns", ["None", "the state", "a dict", "another state"])
+def test_setup_state_changes_the_state_or_returns_what_to_add(returns):
+    class Setup(Talk):
+        async def setup_state(self, state, **kwargs):
+            state["log"] = []
+            if returns == "a dict":
+                return {"board": "...", "log": []}
+            if returns == "another state":
+                return vf.State(board="...", log=[])
+            state["board"] = "..."
+            return state if returns == "the state" else None
+
+    record, state = play(Setup(turns=1))
+    assert state["board"] == "..."
+    assert record.answer == state["answer"] == "0"
+
+
+def test_setup_state_may_rewrite_the_prompt():
+    class Board(Talk):
+        async def setup_state(self, state, **kwargs):
+            state["log"] = []
+            state["prompt"] = [vf.UserMessage("board")]
+
+    record, _ = play(Board(turns=1))
+    assert record.prompt == record.steps[0].prompt == [vf.UserMessage("board")]
+
+
+@pytest.mark.parametrize(
+    ("reply", "heard"),
+    [
+        ("go", ["go"]),
+        ([vf.UserMessage("a"), {"role": "user", "content": "b"}], ["a", "b"]),
+        ({"role": "user", "content": "c"}, ["c"]),
+        ("", []),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_env_response_is_a_text_or_messages_or_nothing(reply, heard):
+    class Replying(Talk):
+        async def env_response(self, messages, state, **kwargs):
+            return reply
+
+    record, _ = play(Replying(max_turns=1))
+    assert said(record) == [("assistant", "turn 0"), *(("user", text) for text in heard)]
+
+
+def test_each_turn_sees_the_whole_conversation_and_is_recorded():
+    record, _ = play(Talk(turns=3, system_prompt="Be brief."))
+    heard = [[message["content"] for message in step.prompt] for step in record.steps]
+    opening = ["Be brief.", "q0"]
+    assert heard == [opening, [*opening, "turn 0", "go on"], [*opening, "turn 0", "go on", "turn 1", "go on"]]
+    assert [step.completion[0]["content"] for step in record.steps] == ["turn 0", "turn 1", "turn 2"]
+    assert record.steps[-1].prompt[:2] == record.prompt
+
+
+def test_num_turns_is_reported():
+    record, _ = play(Talk(turns=3))
+    assert record.scores is not None
+    assert record.scores.metrics["num_turns"] == 3
+
+
+def test_env_response_is_needed():
+    class Nothing(vf.MultiTurnEnv):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
+
+
+def test_an_answer_cut_by_the_length_limit_truncates_the_rollout():
+    class Cut:
+        max_concurrent = 1
+
+        async def respond(self, request):
+            return vf.Response(vf.AssistantMessage("and th"), finish_reason="length")
+
+        async def close(self):
+            pass
+
+    [record] = roll(Talk(turns=1), Cut())
+    assert record.is_truncated
+    assert record.stop_condition == "has_final_env_response"
+    assert record.scores is not None
+
+
+# Completion mode
+
+
+class Story(vf.MultiTurnCompletionEnv):
+    """Adds `replies` one by one and keeps every text it is shown; the last reply is the last word."""
+
+    def __init__(self, replies=(" (1) ", " (2) "), **kwargs):
+        super().__init__(**{"dataset": [{"question": "Once"}], **kwargs})
+        self.replies = replies
+
+    async def setup_state(self, state, **kwargs):
+        state["shown"] = []
+
+    async def env_response(self, messages, state, **kwargs):
+        state["shown"].append(messages)
+        turn = len(state["trajectory"])
+        if turn == len(self.replies):
+            state["final_env_response"] = self.replies[-1]
+            return None
+        return self.replies[turn - 1]
+
+
+def writing(messages, state, rng):
+    return f"t{len(state['trajectory'])}"
+
+
+def test_model_and_environment_take_turns_at_one_text():
+    record, state = play(Story(), writing)
+    assert state["shown"] == ["Oncet0", "Oncet0 (1) t1"]
+    assert (state["prompt"], state["completion"]) == ("Once", "t0 (1) t1 (2) ")
+    assert record.prompt == [vf.UserMessage("Once")]
+    assert said(record) == [("assistant", "t0"), ("user", " (1) "), ("assistant", "t1"), ("user", " (2) ")]
+    assert [[message["content"] for message in step.prompt] for step in record.steps] == [
+        ["Once"],
+        ["Once", "t0", " (1) "],
+    ]
+    assert record.stop_condition == "has_final_env_response"
+    assert decode_record(encode_record(record)) == record
+
+
+@given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.text(max_size=5), st.text(min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_the_pieces_of_a_record_add_up_to_the_text(replies, prompt, answer):
+    record, state = play(Story(replies, dataset=[{"prompt": prompt}]), lambda messages, state, rng: answer)
+    assert "".join(text for _, text in said(record)) == state["completion"]
+    assert [text for role, text in said(record) if role == "assistant"] == [answer] * len(replies)
+    assert [text for role, text in said(record) if role == "user"] == list(filter(None, replies))
+    shown = ["".join(message["content"] for message in step.prompt) for step in record.steps]
+    assert state["shown"] == [text + answer for text in shown]
+
+
+def test_the_model_is_given_the_text_and_who_wrote_what():
+    seen: list[vf.Request] = []
+
+    class Listening:
+        max_concurrent = 1
+
+        async def respond(self, request):
+            seen.append(request)
+            return vf.Response(vf.AssistantMessage("x"))
+
+        async def close(self):
+            pass
+
+    roll(Story(), Listening())
+    roll(Talk(turns=1), Listening())
+    assert [request.text for request in seen] == ["Once", "Oncex (1) ", None]
+    assert [message["role"] for message in seen[1].messages] == ["user", "assistant", "user"]
+
+
+def test_parsers_and_rewards_get_the_text():
+    parser = vf.XMLParser(["answer"])
+
+    def judge(completion: str, parser: vf.Parser) -> float:
+        return float(parser.parse_answer(completion) == "t1" and isinstance(completion, str))
+
+    env = Story(["<answer>", "</answer>"], parser=parser, rubric=vf.Rubric([judge]))
+    record, _ = play(env, writing)
+    assert record.reward == 1.0
+
+
+def test_a_rollout_cut_before_the_first_answer_is_scored_on_an_empty_text():
+    def full(messages, state, rng):
+        raise vf.OverlongPromptError("too long")
+
+    record, state = play(Story(), full)
+    assert (state["completion"], record.completion, record.reward) == ("", [], 0.0)
+    assert record.prompt == [vf.UserMessage("Once")]
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [(Story, "board"), (Talk, "board"), (Talk, [vf.UserMessage("board")])])
+def test_setup_state_may_write_a_text_as_the_prompt(kind, prompt):
+    class Board(kind):
+        async def setup_state(self, state, **kwargs):
+            state.update(shown=[], log=[], prompt=prompt)
+
+    record, _ = play(Board(max_turns=1), lambda messages, state, rng: messages[0].content)
+    assert record.prompt == [vf.UserMessage("board")]
+    assert said(record)[0] == ("assistant", "board")
+    assert decode_record(encode_record(record)) == record
+
+
+def test_in_completion_mode_the_prompt_must_stay_a_text():
+    class Chatty(Story):
+        async def setup_state(self, state, **kwargs):
+            state["prompt"] = [vf.UserMessage("hi")]
+
+    [record] = roll(Chatty(), says("x"))
+    assert record.error is not None
+    assert record.error.phase == "setup_state"
+    assert "state['prompt'] is a list; message_type 'completion' needs a text" in record.error.message
+
+
+def test_a_text_environment_needs_env_response_and_is_always_one_of_texts():
+    class Nothing(vf.MultiTurnCompletionEnv):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
+    with pytest.raises(TypeError, match="message_type"):
+        Story(message_type="chat")
+
+
+def test_hooks_may_be_sync():
+    class Sync(vf.MultiTurnEnv):
+        def setup_state(self, state: vf.State, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            state["seen"] = 1
+
+        def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return f"again {state['seen']}"
+
+    [record] = roll(Sync(dataset=rows(1), max_turns=2), says(lambda *_: "x"))
+    assert (record.error, record.completion[1]["content"]) == (None, "again 1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"rubric": [len]}, "expected a rove.Rubric"), ({"players": [len]}, "expected a dict of functions by name")],
+)
+def test_a_wrong_kind_of_argument_is_told(wrong: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        vf.SingleTurnEnv(dataset=rows(1), **wrong)

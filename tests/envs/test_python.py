@@ -1,0 +1,183 @@
+"""PythonEnv: a Python that remembers within a rollout, many at once, and nothing left."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import correct, roll, rows, says
+
+import rove as vf
+from tests.envs.test_sandbox import Counting, held, nothing_new
+from tests.envs.test_tool import call, calls, in_turn, play, told
+
+
+def python(code: str, id: str = "call_1") -> dict[str, Any]:
+    return call("python", {"code": code}, id)
+
+
+def env_of(**options: Any) -> vf.PythonEnv:
+    return vf.PythonEnv(**{"dataset": rows(1), "backend": Counting(), **options})
+
+
+def test_variables_stay_between_calls_and_turns():
+    record = play(
+        env_of(),
+        calls(python("import math\nx = [1]", "1"), python("print('now', x)\nx.append(2)\nx", "2")),
+        calls(python("sum(x), math.floor(2.5)")),
+    )
+    assert told(record) == ["[no output]", "now [1]\n[1, 2]", "(3, 2)"]
+    assert record.scores is not None and record.scores.metrics["python_calls"] == 3
+
+
+def test_variables_do_not_stay_between_rollouts():
+    env = env_of(dataset=rows(3))
+    script = calls(python("'x' in globals()", "1"), python("x = 1; open('f', 'x').close()", "2"))
+    for record in roll(env, in_turn(script), rollouts_per_example=2, max_concurrent=2):
+        assert told(record) == ["False", "[no output]"]
+    assert env.backend.is_clean
+
+
+def test_what_goes_wrong_is_told():
+    env = env_of(timeout_per_command_seconds=0.3)
+    record = play(
+        env,
+        calls(python("x = 1\n1 / 0"), python("f(")),
+        calls(python("x"), python("import os; os._exit(3)"), python("'x' in globals()")),
+        calls(python("print('so far')\nwhile True: pass"), python("2 + 2")),
+        calls(python("print('a' * 10**6)")),
+    )
+    answers = told(record)
+    assert answers[0].splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert answers[1].splitlines()[-1].startswith("SyntaxError")
+    assert answers[2] == "1" and "exit status 3" in answers[3] and answers[4] == "False"
+    assert answers[5:7] == ["so far\nstopped after 0.3 s\n[the sandbox was restarted: variables are gone]", "4"]
+    assert len(answers[7]) < 3000
+    assert record.error is None and record.scores is not None
+    assert record.scores.metrics["sandbox_timeouts"] == 1
+    assert env.backend.is_clean
+
+
+def test_the_model_is_told_of_python_alone_and_of_its_packages():
+    [tool] = env_of().tool_defs
+    assert list(tool["function"]["parameters"]["properties"]) == ["code"]
+    assert tool["function"]["description"].startswith("Run Python") and "Args" not in tool["function"]["description"]
+    [tool] = vf.PythonEnv(dataset=rows(1), pip_install_packages="msgspec click").tool_defs
+    assert tool["function"]["description"].endswith("Packages: msgspec, click.")
+
+
+def test_code_can_call_functions_of_the_environment():
+    class Shop(vf.PythonEnv):
+        def functions(self, state: vf.State) -> Any:
+            async def price(fruit: str) -> float:
+                return {"apple": 0.5 + float(state["answer"])}[fruit]
+
+            return {"price": price}
+
+    env = Shop(dataset=rows(2), backend=Counting())
+    answers = [
+        told(record) for record in roll(env, in_turn(calls(python("3 * price('apple')"), python("price('fig')"))))
+    ]
+    assert [said[0] for said in answers] == ["1.5", "4.5"]
+    assert all(said[1].endswith("RuntimeError: 'fig'") for said in answers)
+
+
+def test_bash_can_be_had_as_well():
+    env = env_of()
+    env.add_tool(env.bash, args_to_skip=["state"])
+    answers = told(play(env, calls(python("open('a', 'w').write('3')"), call("bash", {"command": "cat a"}))))
+    assert answers == ["1", "3"]
+
+
+def test_packages_that_are_declared_can_be_imported_and_others_cannot():
+    script = calls(python("import msgspec\nmsgspec.json.encode([1])"))
+    options = {"dataset": rows(1), "unsafe": True}
+    assert told(play(vf.PythonEnv(pip_install_packages="msgspec", **options), script)) == ["b'[1]'"]
+    [error] = told(play(vf.PythonEnv(**options), script))
+    assert error.endswith("ModuleNotFoundError: No module named 'msgspec'")
+
+
+def test_a_package_that_is_missing_is_told_at_the_start():
+    with pytest.raises(vf.ConfigError, match="'nonesuch', which is not installed here; pip install nonesuch"):
+        vf.PythonEnv(dataset=rows(1), pip_install_packages="json nonesuch")
+
+
+@pytest.mark.broad
+def test_sixty_four_rollouts_at_once_leave_nothing():
+    script = [calls(python("n = 20")), calls(python("n += 1")), calls(python("n * 2")), "0"]
+    play(vf.PythonEnv(dataset=rows(1), unsafe=True), *script)
+    before = held()
+    env = vf.PythonEnv(dataset=rows(64), unsafe=True, rubric=vf.Rubric([correct]))
+    records = roll(env, in_turn(*script), max_concurrent=64)
+    assert [told(record) for record in records] == [["[no output]", "[no output]", "42"]] * 64
+    assert nothing_new(before)
+
+
+def test_more_rollouts_than_sandboxes_wait_for_their_turn():
+    env = vf.PythonEnv(dataset=rows(6), unsafe=True, max_sandboxes=2)
+    records = roll(env, in_turn(calls(python("6 * 7"))), max_concurrent=6)
+    assert [told(record) for record in records] == [["42"]] * 6
+
+
+@pytest.mark.broad
+def test_code_that_never_ends_does_not_hold_up_the_others():
+    env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        if state["trajectory"]:
+            return "done"
+        return calls(python("while True: pass" if int(state["answer"]) % 4 == 0 else "1 + 1"))
+
+    for record in roll(env, says(player), max_concurrent=16):
+        endless = int(record.answer) % 4 == 0
+        said = "stopped after 1 s\n[the sandbox was restarted: variables are gone]" if endless else "2"
+        assert (told(record), record.error) == ([said], None)
+
+
+def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_take_none_away():
+    options = {"dataset": rows(3), "unsafe": True, "max_sandboxes": 1, "timeout_seconds": 0.7}
+    env = vf.PythonEnv(**options)
+    records = roll(env, in_turn(calls(python("import time; time.sleep(60)"))), max_concurrent=3)
+    assert [(record.stop_condition, record.error) for record in records] == [("timeout_reached", None)] * 3
+    env.timeout_seconds = None
+    assert [told(record) for record in roll(env, in_turn(calls(python("1 + 1"))))] == [["2"]] * 3
+
+
+def test_an_environment_can_be_used_again():
+    env = env_of()
+    assert [told(play(env, calls(python("1 + 1")))) for _ in range(2)] == [["2"], ["2"]]
+    assert env.backend.is_clean
+
+
+def test_importing_rove_loads_no_sandbox():
+    code = (
+        "import sys, rove; print([name for name in sys.modules if 'sandbox' in name]); rove.PythonEnv, rove.SandboxEnv"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.broad
+@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
+def test_code_math_compares_what_is_boxed_by_its_meaning():
+    dataset = [{"question": "What is 1/2 + 1/4?", "answer": "\\frac{3}{4}"}]
+    script = calls(python("from fractions import Fraction\nFraction(1, 2) + Fraction(1, 4)"))
+    env = vf.CodeMathEnv(dataset=dataset, backend=Counting())
+    assert "\\boxed{}" in env.get_dataset()[0]["prompt"][0].content
+    for answer, reward in (("\\boxed{0.75}", 1.0), ("\\boxed{0.5}", 0.0)):
+        record = play(env, script, answer)
+        assert (record.error, record.reward, told(record)) == (None, reward, ["Fraction(3, 4)"])
+    own = vf.CodeMathEnv(dataset=rows(1), backend=Counting(), rubric=vf.Rubric([correct]), system_prompt=None)
+    assert play(own, "0").reward == 1.0
+
+
+@pytest.mark.broad
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[2] / "benchmarks/python_env.py"
+    words = ["--rollouts", "40", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("left behind: nothing\n"), done.stdout

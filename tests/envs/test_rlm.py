@@ -1,0 +1,663 @@
+"""RLMEnv: a long input as a variable, sub-models that code calls, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import tiny_model
+from tiers import first_quick
+from toys import roll, rows, says
+
+import rove as vf
+from rove.engine.client import EngineClient
+from rove.sandbox import DockerBackend
+from rove.train.sequences import samples_from_record
+from tests.envs.test_sandbox import LIMITS, Counting, held, nothing_new
+from tests.envs.test_tool import call, calls, told
+from tests.sandbox.test_docker import engine  # noqa: F401  a fixture
+from tests.train.test_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
+
+TEXT = "".join(f"{n}: the owl is {n * n}\n" for n in range(2000))
+READY = "answer['content'] = {}\nanswer['ready'] = True"
+
+
+def python(code: str) -> vf.AssistantMessage:
+    return calls(call("python", {"code": code}))
+
+
+def turns_of(messages: Any) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def is_sub(messages: Any) -> bool:
+    """Whether these are the words of a plain sub-call."""
+    return messages[0]["role"] != "system"
+
+
+def scripted(*codes: Any, sub: Any = lambda messages: messages[-1]["content"].upper()) -> vf.ScriptedClient:
+    """A model that says these pieces of code, and in sub-calls what `sub` does."""
+
+    async def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        if is_sub(messages):
+            said = sub(messages)
+            return await said if asyncio.iscoroutine(said) else said
+        code = [*codes, "done"][turns_of(messages)]
+        return code if code == "done" else python(code)
+
+    return vf.ScriptedClient(player)
+
+
+def env_of(text: Any = TEXT, **options: Any) -> vf.RLMEnv:
+    dataset = [{"question": "Which owl?", "answer": "49", "info": {"context": text}}]
+    return vf.RLMEnv(**{"dataset": dataset, "backend": Counting(), "rubric": vf.Rubric([right]), **options})
+
+
+def right(state: vf.State, answer: str) -> float:
+    return float(state["final_answer"] == answer)
+
+
+def play(env: vf.RLMEnv, *codes: Any, **options: Any) -> vf.RolloutRecord:
+    [record] = roll(env, scripted(*codes, **options))
+    return record
+
+
+def metrics(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.scores is not None, record.error
+    return record.scores.metrics
+
+
+def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
+    env = env_of()
+    find = "import re\nanswer['content'] = re.search(r'^7: .* (\\d+)$', context, re.M)[1]"
+    record = play(env, "len(context), context[:7]", find, "answer['ready'] = True", "1 / 0")
+    assert told(record) == [f"({len(TEXT)}, {TEXT[:7]!r})", "[no output]", "[no output]"]
+    assert (record.stop_condition, record.reward, record.error) == ("answer_is_ready", 1.0, None)
+    system, user = record.prompt
+    assert "`context`" in system["content"] and "llm_batch" in system["content"] and "100 calls" in system["content"]
+    assert "context=piece" not in system["content"] and "```" not in system["content"]
+    assert (
+        user["content"] == f"Which owl?\n\n`context` is a text of {len(TEXT):,} characters. It begins: {TEXT[:200]!r}"
+    )
+    assert record.steps[0].prompt[-1] == user
+    assert (metrics(record)["answer_ready"], metrics(record)["sub_calls"], metrics(record)["python_calls"]) == (1, 0, 3)
+    assert env.backend.is_clean and record.seats == {}
+
+
+@pytest.mark.broad
+def test_an_answer_that_was_never_final_is_what_it_was_last():
+    record = play(env_of(), "answer['content'] = 48", "answer['content'] = 49")
+    assert (record.stop_condition, record.reward, metrics(record)["answer_ready"]) == ("no_tools_called", 1.0, 0)
+    assert play(env_of()).reward == 0.0
+    assert play(env_of(max_turns=1), "answer['content'] = 49", READY).stop_condition == "max_turns_reached"
+
+
+def test_code_between_fences_needs_no_tool_calls():
+    said = [
+        "I look.\n```python\nx = 6\n```\nand\n```py\nprint(x * 7)\n```",
+        "```\nno code\n``` ```python\nx = llm(context[:3])\nx\n```",
+        "```Python\n" + READY.format("x") + "\n```",
+    ]
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+        return messages[0].content[::-1] if is_sub(messages) else said[turns_of(messages)]
+
+    env = env_of("abc", code_in="fence", rubric=vf.Rubric([]))
+    [record] = roll(env, says(player))
+    assert [m["content"] for m in record.completion if m["role"] == "user"] == ["42", "'cba'", "[no output]"]
+    assert (record.stop_condition, record.tools, record.error) == ("answer_is_ready", None, None)
+    assert "between ```python and ```" in record.prompt[0]["content"]
+    [record] = roll(env_of(code_in="fence"), says("It is 49."))
+    assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
+    assert env.backend.is_clean
+
+
+@pytest.mark.parametrize(
+    "context",
+    first_quick(["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7], 2),
+)
+def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
+    code = "import hashlib, json\ntype(context).__name__, hashlib.md5(json.dumps(context).encode()).hexdigest()"
+    [inside] = told(play(env_of(context), code))
+    space: dict[str, Any] = {"context": context}
+    exec(code.splitlines()[0], space)
+    assert inside == repr(eval(code.splitlines()[1], space))
+
+
+@pytest.mark.broad
+def test_where_the_context_comes_from():
+    async def made(state: vf.State) -> str:
+        await asyncio.sleep(0)
+        return f"made for {state['answer']}"
+
+    row = {"question": "q", "answer": "5", "book": "of the row", "info": {"novel": "of info"}}
+    for context, inside in (("novel", "of info"), ("book", "of the row"), (made, "made for 5")):
+        assert told(play(env_of(dataset=[row], context=context), "context")) == [repr(inside)]
+    assert "made" not in str(roll(env_of(dataset=[row], context=made), says("x"))[0].info)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said", "where"),
+    [
+        ({"context": "nowhere"}, "ConfigError", "neither the row's info nor the row has 'nowhere'", "setup_state"),
+        ({"context": lambda state: {1}}, "ConfigError", "Object of type set is not JSON", "setup_state"),
+        ({"context": lambda state: "x" * (33 << 20)}, "SandboxFileError", "(file_bytes)", "setup_sandbox"),
+        ({"context": lambda state: 1 // 0}, "ZeroDivisionError", "", "setup_state"),
+    ],
+)
+def test_a_context_that_is_none_fails_the_rollout(options: Any, kind: str, said: str, where: str):
+    env = env_of(**{"dataset": rows(1), **options})
+    [record] = roll(env, scripted("1"))
+    assert record.error is not None
+    assert (record.error.type, record.error.phase) == (kind, where) and said in record.error.message
+    assert env.backend.is_clean or env.backend.opened == []
+
+
+def test_after_a_restart_the_context_is_there_again():
+    env = env_of("abc", timeout_per_command_seconds=0.4)
+    gone = "[the sandbox was restarted: variables are gone]\n[`context` and `answer` are as in the beginning]"
+    record = play(
+        env,
+        "context = 1; answer['content'] = 'so far'\nwhile True: pass",
+        "context, answer['content']",
+        "import os; os._exit(3)",
+        "answer['content'] = context[::-1]",
+    )
+    answers = told(record)
+    assert answers[0] == f"stopped after 0.4 s\n{gone}" and answers[1] == "('abc', '')" and answers[2].endswith(gone)
+    assert metrics(record)["answer_ready"] == 0 and env.backend.is_clean
+
+
+@pytest.mark.parametrize(
+    "code", ["answer = 'x'", "del answer", "answer = {}", "answer['ready'] = True; del answer['content']"]
+)
+def test_an_answer_that_is_none_is_told(code: str):
+    record = play(env_of(), code, "answer = {'content': 49, 'ready': 1}")
+    assert "[`answer` cannot be read, it has to have 'content' and 'ready': " in told(record)[0]
+    assert record.reward == 1.0
+
+
+def test_code_cannot_answer_but_by_the_variable():
+    record = play(
+        env_of(), "_keep('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
+    )
+    assert "NameError" in told(record)[0] and "cannot be read" in told(record)[1] and record.reward == 0.0
+    endless = "class A:\n  def __str__(self):\n    while True: pass\nanswer['content'] = A()"
+    answers = told(play(env_of(timeout_per_command_seconds=0.3), endless, "answer"))
+    assert "stopped after 0.3 s" in answers[0] and answers[1] == "{'content': '', 'ready': False}"
+
+
+# Sub-calls
+
+
+def test_sub_models_are_asked_from_code_and_kept_apart():
+    env = env_of("abcdef")
+    record = play(env, "first = llm('one')\nmore = llm_batch([context[:2], context[2:4]])\nfirst, more, llm_batch([])")
+    assert told(record) == ["('ONE', ['AB', 'CD'], [])"]
+    steps = record.seats["sub_model"]
+    assert [(len(s.prompt), s.prompt[0]["role"], s.prompt[0]["content"]) for s in steps] == [
+        (1, "user", "one"),
+        (1, "user", "ab"),
+        (1, "user", "cd"),
+    ]
+    assert len(record.steps) == 2 and record.usage.completion_tokens == 1
+    assert (metrics(record)["sub_calls"], metrics(record)["sub_tokens"], metrics(record)["num_turns"]) == (3, 6, 2)
+
+
+def test_a_batch_runs_at_once_and_comes_back_in_order():
+    now = most = 0
+
+    async def sub(messages: Any) -> str:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001 * (10 - int(messages[0]["content"])))
+        now -= 1
+        return messages[0]["content"]
+
+    for parallel in (1, 3):
+        most = 0
+        env = env_of(max_parallel_calls=parallel)
+        record = play(env, "llm_batch([str(n) for n in range(10)]) == [str(n) for n in range(10)]", sub=sub)
+        assert told(record) == ["True"] and most == parallel
+        assert [s.prompt[0]["content"] for s in record.seats["sub_model"]] == [str(n) for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    first_quick(
+        [
+            ("llm()", "missing 1 required positional argument: 'prompt'"),
+            ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
+            ("llm('')", "expected a text"),
+            ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
+            ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
+            ("llm_batch(['a', None])", "prompt that is NoneType"),
+            ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
+        ],
+        4,
+    ),
+)
+def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
+    record = play(env_of(), code, "llm('x')")
+    assert error.replace("TypeError: ", "") in told(record)[0] and told(record)[1] == "'X'"
+    assert metrics(record)["sub_calls"] == 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
+def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
+    code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
+    code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
+    record = play(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
+    assert told(record)[0] == "['2', 'llm() asks for 1, but 0 of 3 sub-calls are left']"
+    assert (metrics(record)["sub_calls"], record.reward) == (3, 1.0)
+    record = play(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
+    assert (
+        told(record)[0] == "['llm() has no tokens left: 4 of 4 are used', 'llm() has no tokens left: 4 of 4 are used']"
+    )
+    assert metrics(record)["sub_calls"] == 2 and "has no tokens left" in told(record)[1]
+    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("but 0 of 0 sub-calls are left")
+    assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
+
+
+def test_tokens_run_out_within_a_batch():
+    record = play(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
+    assert "has no tokens left" in told(record)[0] and told(record)[1] == "2"
+    assert metrics(record)["sub_calls"] == 2
+
+
+@pytest.mark.broad
+def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_the_rollout():
+    def overlong(messages: Any) -> str:
+        raise vf.OverlongPromptError("the prompt has 9 tokens, the model takes 8")
+
+    record = play(env_of(), "try: llm('x')\nexcept RuntimeError as e: print(e)", READY.format("49"), sub=overlong)
+    assert told(record)[0] == "the prompt has 9 tokens, the model takes 8" and record.reward == 1.0
+
+    async def broken(messages: Any) -> str:
+        if messages[0]["content"] == "1":
+            raise vf.InfraError("gone", ["HTTP 503"])
+        await asyncio.sleep(60)
+        return ""
+
+    env = env_of()
+    record = play(env, "try: llm_batch(['0', '1', '2'])\nexcept BaseException: pass", sub=broken)
+    assert record.error is not None
+    assert (record.error.type, record.error.phase, record.error.attempts) == (
+        "InfraError",
+        "seat sub_model",
+        ["HTTP 503"],
+    )
+    assert env.backend.is_clean
+    record = play(env_of(train_sub_calls=True), "llm('1')", sub=broken)
+    assert record.error is not None and (record.error.type, record.error.phase) == ("InfraError", "model")
+
+
+@pytest.mark.broad
+def test_another_model_may_answer_sub_calls():
+    seen: list[Any] = []
+
+    class Recording:
+        max_concurrent = 4
+
+        def __init__(self, client: vf.Client):
+            self.client = client
+
+        async def respond(self, request: vf.Request) -> vf.Response:
+            seen.append((request.model, request.sampling.temperature, request.tools is None))
+            return await self.client.respond(request)
+
+        async def close(self) -> None: ...
+
+    options = {"sub_model": "small", "sub_sampling_args": {"temperature": 0.25}}
+    own = Recording(scripted("llm('a')"))
+    [record] = roll(env_of(**options), own, model="large", sampling_args={"temperature": 1.0})
+    assert (told(record), seen) == (["'A'"], [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)])
+    seen.clear()
+    other = Recording(says("I am another."))
+    [record] = roll(env_of(sub_client=other, **options), scripted("llm('a')"))
+    assert (told(record), seen) == (["'I am another.'"], [("small", 0.25, True)])
+    assert len(record.seats["sub_model"]) == 1
+    for given in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
+        with pytest.raises(vf.ConfigError, match="train_sub_calls is set beside"):
+            env_of(train_sub_calls=True, **given)
+
+
+def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
+    async def sub(messages: Any) -> str:
+        await asyncio.sleep(0.02 if messages[0]["content"] == "1" else 0)
+        return messages[0]["content"] * 2
+
+    env = env_of(train_sub_calls=True, max_turns=2)
+    record = play(env, "llm_batch(['1', '2'])", "llm('3')", "never", sub=sub)
+    said = [step.prompt[-1]["content"] for step in record.steps]
+    assert said[1:3] == ["1", "2"] and said[4:] == ["3"] and said[3] == "['11', '22']"
+    assert (record.stop_condition, record.seats, len(record.steps)) == ("max_turns_reached", {}, 5)
+    assert record.usage == sum((step.usage for step in record.steps), vf.Usage())
+    assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
+
+
+@pytest.mark.parametrize("train", first_quick([False, True]))
+def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        drawn = str(rng.random())
+        return (
+            drawn if is_sub(messages) else [python("print(*llm_batch(['a'] * 8), llm('a'))"), drawn][turns_of(messages)]
+        )
+
+    both = [roll(env_of(train_sub_calls=train), says(player), rollouts_per_example=2) for _ in range(2)]
+    said = [told(record)[0].split() for record in both[0]]
+    assert len({*said[0], *said[1]}) == 18
+    assert said == [told(record)[0].split() for record in both[1]]
+
+
+@pytest.mark.broad
+def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_turns_of_the_model():
+    script = ["for n in range(30): llm('a b')", READY.format("49")]
+    for limits, stop, steps in (
+        (vf.Limits(max_total_tokens=10**5), "answer_is_ready", 32),
+        (vf.Limits(max_turns=2), "answer_is_ready", 32),
+        (vf.Limits(max_turns=1), "max_turns_reached", 31),
+    ):
+        [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+        assert (record.stop_condition, len(record.steps), record.error) == (stop, steps, None)
+    first = record.steps[0].usage
+    limits = vf.Limits(max_total_tokens=first.prompt_tokens + first.completion_tokens + 10)
+    [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+    assert (record.stop_condition, record.is_truncated, record.error) == ("max_total_tokens_reached", True, None)
+    assert len(record.steps) == 1 + 3  # 4 tokens each
+
+
+# Depth
+
+
+def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    """Halves its context until it is short, and asks for the sum of both halves."""
+    if is_sub(messages):
+        return str(len(messages[-1].content.split("\n\n")[-1]))
+    code = (
+        "half = len(context) // 2\n"
+        "parts = llm_batch(['How long?'] * 2, [context[:half], context[half:]])\n"
+        "answer['content'] = sum(map(int, parts))"
+    )
+    return [python(code), python("answer['ready'] = True")][turns_of(messages)]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
+def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
+    backends = [Counting() for _ in range(3)]
+    env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
+    [record] = roll(env, says(deep))
+    assert record.error is None, record.error
+    assert record.completion[-1]["content"] == "[no output]" and metrics(record)["answer_ready"] == 1
+    steps = record.steps if train else record.seats["sub_model"]
+    assert metrics(record)["sub_calls"] == 2 * (2 + 2 * (2 + 2)) == len(steps) - 2 * train
+    assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(one.is_clean for one in backends)
+    inner = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
+    assert len(inner) == 4 and inner[0].prompt[0] == record.prompt[0]
+    assert "context=piece" in record.prompt[0]["content"]
+
+
+@pytest.mark.broad
+def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        return (
+            [python("answer['content'] = llm('How long?', context=context[:10])\nanswer['ready'] = True")][0]
+            if not is_sub(messages)
+            else messages[-1].content
+        )
+
+    env = env_of("0123456789abc", max_depth=2, backend=None, unsafe=True, rubric=vf.Rubric([]))
+    [record] = roll(env, says(player))
+    [first, last] = record.seats["sub_model"]
+    assert first.prompt[-1]["content"].startswith("How long?\n\n`context` is a text of 10 characters")
+    assert last.prompt == [{"role": "user", "content": "How long?\n\n0123456789"}]
+    [flat] = roll(env_of("0123456789abc", rubric=vf.Rubric([])), says(player))
+    assert [s.prompt[0]["content"] for s in flat.seats["sub_model"]] == ["How long?\n\n0123456789"]
+
+
+@pytest.mark.broad
+def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        if "2 characters" not in messages[1].content:
+            return [python("llm_batch(['words', 'answer', 'turns'], ['ab'] * 3)"), "done"][turns_of(messages)]
+        how = messages[1].content.split()[0]
+        return {"words": "plain words", "answer": python(READY.format("'final'"))}.get(
+            how, python("answer['content'] += 'x'")
+        )
+
+    env = env_of(max_depth=2, backend=Counting(), sub_backends=[Counting()], sub_max_turns=3)
+    [record] = roll(env, says(player))
+    assert told(record) == ["['plain words', 'final', 'xxx']"]
+    assert metrics(record)["sub_calls"] == 1 + 1 + 3 and env.backends[1].is_clean
+
+
+@pytest.mark.broad
+def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
+    env = vf.RLMEnv(
+        dataset=[{"question": str(n), "info": {"context": "x" * 64}} for n in range(6)],
+        unsafe=True,
+        max_sandboxes=2,
+        max_depth=3,
+        max_sub_calls=1000,
+    )
+    for record in roll(env, says(deep), max_concurrent=6):
+        assert record.error is None and metrics(record)["answer_ready"] == 1
+    with pytest.raises(vf.ConfigError, match="sub_backends has 0; expected 1 for max_depth 2"):
+        env_of(max_depth=2)
+
+
+@pytest.mark.broad
+def test_recursion_without_end_is_ended_by_the_budget():
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        if is_sub(messages):
+            return "bottom"
+        return [python("try: x = llm('deeper', context=context)\nexcept RuntimeError as e: x = str(e)\nx"), "up"][
+            turns_of(messages)
+        ]
+
+    env = env_of(max_depth=4, sub_backends=[Counting() for _ in range(3)], max_sub_calls=5)
+    [record] = roll(env, says(player))
+    assert metrics(record)["sub_calls"] == 5 and record.error is None
+    assert all(backend.is_clean for backend in env.backends)
+
+
+# What rollouts become
+
+
+def extended(before: Any, after: Any) -> bool:
+    return after.prompt_ids[: len(before.ids)] == before.ids
+
+
+@pytest.mark.broad
+def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own_conversation():
+    loaded = tiny_model(context=4096)
+    form = r"```python\nx = llm_batch\(\['(hello|world|no)', '[0-9]'\]\)\n```"
+    env = env_of(
+        "abc" * 100, code_in="fence", system_prompt="You say.", train_sub_calls=True, max_turns=3, rubric=vf.Rubric([])
+    )
+    records = roll(
+        env,
+        EngineClient.of(loaded),
+        rollouts_per_example=2,
+        sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 200},
+    )
+    for record in records:
+        assert record.error is None, record.error
+        assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 9)
+        turns = [step.tokens for step in record.steps]
+        assert all(turn is not None for turn in turns)
+        own, sub = turns[0::3], [turn for n, turn in enumerate(turns) if n % 3]
+        assert extended(own[0], own[1]) and extended(own[1], own[2])
+        samples = samples_from_record(record, 0.5)
+        assert len(samples) == 7 and samples[0].ids == own[2].ids
+        assert [i for i, m in zip(samples[0].ids, samples[0].mask, strict=True) if m] == [
+            i for t in own for i in t.completion_ids
+        ]
+        assert [(s.ids, s.mask) for s in samples[1:]] == [
+            (t.ids, [False] * len(t.prompt_ids) + [True] * len(t.completion_ids)) for t in sub
+        ]
+        assert {a for s in samples for a, m in zip(s.advantages, s.mask, strict=True) if m} == {0.5}
+        for step, turn in zip(record.steps, turns, strict=True):
+            assert loaded.renderer.prompt_ids(step.prompt)[-3:] == turn.prompt_ids[-3:]
+        assert {step.prompt[0]["content"] for n, step in enumerate(record.steps) if n % 3} <= {
+            *"0123456789",
+            "hello",
+            "world",
+            "no",
+        }
+
+
+class Asking(vf.RLMEnv):
+    """Whatever the model says, its code asks two sub-models."""
+
+    def _has_code(self, message: Any) -> bool:
+        return True
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+        return [vf.UserMessage(await self.python("len(llm_batch(['you', 'say']))", state))]
+
+
+@pytest.mark.broad
+def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
+    trained = {}
+    for sub in (False, True):
+        rubric = vf.Rubric()
+        rubric.add_reward_func(letters, weight=1.0)
+        env = Asking(
+            dataset=[{**row, "info": {"context": "hello"}} for row in ROWS],
+            system_prompt="",
+            code_in="fence",
+            max_turns=2,
+            train_sub_calls=sub,
+            rubric=rubric,
+            unsafe=True,
+        )
+        train(tmp_path / str(sub), settings(steps=1), env)
+        records = rollouts_of(tmp_path / str(sub))
+        assert {record.error for record in records} == {None}
+        assert {(len(r.steps), len(r.seats.get("sub_model", []))) for r in records} == {(6, 0) if sub else (2, 4)}
+        assert {len(samples_from_record(record, 1.0)) for record in records} == {5 if sub else 1}
+        trained[sub] = metrics_of(tmp_path / str(sub))[0]["tokens"]
+    assert trained[True] > 2 * trained[False]
+
+
+@pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
+def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
+    script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
+    with vf.Run(tmp_path / "run") as run:
+        asyncio.run(vf.evaluate(env_of(**options), scripted(*script), run=tmp_path / "run"))
+
+        def upper(state: vf.State) -> float:
+            return float(state["final_answer"] == "D")
+
+        env = env_of(rubric=vf.Rubric([upper]), **options)
+        summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
+    assert (summary["failed"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == (0, 1.0, 4)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
+def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
+    def total(state: vf.State) -> float:
+        return float(state["final_answer"])
+
+    options: dict[str, Any] = {"max_depth": 3, "train_sub_calls": train, "backend": None, "unsafe": True}
+    with vf.Run(tmp_path / "run") as run:
+        asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(deep), run=tmp_path / "run"))
+        env = env_of("x" * 444, rubric=vf.Rubric([total]), **options)
+        summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
+    assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("train", first_quick([False, True]))
+def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
+    async def sub(messages: Any) -> str:
+        if messages[0]["content"] == "slow":
+            await asyncio.sleep(60)
+        return "quick"
+
+    sub_backend = Counting()
+    env = env_of(timeout_seconds=5, train_sub_calls=train, max_depth=2, sub_backends=[sub_backend])
+
+    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        if is_sub(messages):
+            return sub(messages)
+        return python("llm_batch(['quick', 'slow'])" if "2 char" in messages[1].content else "llm('in', context='ab')")
+
+    [record] = roll(env, says(player))
+    assert (record.stop_condition, record.error) == ("timeout_reached", None)
+    assert metrics(record)["sub_calls"] == 2
+    assert env.backend.is_clean and sub_backend.is_clean
+
+
+@pytest.mark.broad
+def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
+    backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
+    group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
+    mine, other = roll(group, scripted("llm(context)", READY.format("49")))
+    assert (mine.env_id, mine.error, mine.reward, told(mine)) == ("rlm", None, 1.0, ["'ABC'", "[no output]"])
+    assert (other.error, other.seats) == (None, {})
+    log = (engine.parent / "log").read_text()
+    assert log.count('["run"') == log.count('["rm"') == 1
+
+
+@pytest.mark.broad
+def test_two_hundred_rollouts_leave_nothing():
+    script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
+    play(env_of(backend=None, unsafe=True), *script)
+    before = held()
+    dataset = [{"question": str(n), "answer": "49", "info": {"context": TEXT}} for n in range(200)]
+    env = env_of(dataset=dataset, backend=None, unsafe=True, max_sandboxes=32)
+    records = roll(env, scripted(*script), max_concurrent=200)
+    assert [(told(record), record.reward) for record in records] == [(["4", "'A'", "[no output]"], 1.0)] * 200
+    assert {metrics(record)["sub_calls"] for record in records} == {5}
+    assert nothing_new(before)
+
+
+@pytest.mark.broad
+def test_the_benchmark_runs_and_leaves_nothing():
+    script = Path(__file__).resolve().parents[2] / "benchmarks/recursion.py"
+    words = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("left behind: nothing\n"), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"max_sub_llm_parallelism": 3}, "pass max_parallel_calls"),
+        ({"include_sub_llm_in_trajectory": True}, "pass train_sub_calls"),
+        ({"code_execution_timeout": 3}, "pass timeout_per_command_seconds"),
+        ({"max_sub_call": 3}, "did you mean 'max_sub_calls'"),
+        ({"max_depth": 0}, "max_depth is 0"),
+        ({"max_sub_calls": -1}, "max_sub_calls is -1; expected 0 or more"),
+        ({"max_parallel_calls": 0}, "max_parallel_calls is 0"),
+        ({"code_in": "xml"}, "code_in is 'xml'; expected one of tool, fence"),
+    ],
+)
+def test_wrong_arguments(options: Any, complaint: str):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        env_of(**options)
+
+
+def test_what_sub_models_may_do_tells_environments_apart():
+    same, backend = env_of().identity, {"backend": Counting(), "sub_backends": [Counting()]}
+    assert env_of().identity == same
+    others = [
+        {"max_sub_calls": 5},
+        {"sub_model": "x"},
+        {"sub_client": says("x")},
+        {"max_depth": 2, **backend},
+        {"context": "b"},
+    ]
+    assert all(env_of(**options).identity != same for options in others)
+    assert env_of(limits=LIMITS, max_parallel_calls=2).identity == same

@@ -1,0 +1,349 @@
+"""SandboxEnv: a sandbox per rollout that calls, its failures, and its end whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import roll, rows, says
+
+import rove as vf
+from rove.envs.sandbox import NOT_HERE
+from rove.sandbox import Description, LocalBackend, SandboxLimits, Session
+from tests.envs.test_tool import call, calls, in_turn, play, told
+
+LIMITS = SandboxLimits(seconds=10.0, memory_bytes=256 << 20, processes=16, output_chars=2000)
+
+
+class Counting:
+    """A local backend that counts."""
+
+    def __init__(self, limits: SandboxLimits = LIMITS, fail: Exception | None = None):
+        self.limits, self.fail = limits, fail
+        self.local = LocalBackend(limits, unsafe=True)
+        self.opened: list[Session] = []
+        self.closed: list[Session] = []
+        self.ended = 0
+
+    async def open(self, limits: SandboxLimits | None = None) -> Session:
+        if self.fail:
+            raise self.fail
+        session = await self.local.open(limits)
+        self.opened.append(session)
+        close = session.close
+
+        async def counted() -> None:
+            await close()
+            self.closed.append(session)
+
+        session.close = counted
+        return session
+
+    async def describe(self) -> Description:
+        return await self.local.describe()
+
+    async def close(self) -> None:
+        self.ended += 1
+        await self.local.close()
+
+    @property
+    def is_clean(self) -> bool:
+        return sorted(map(id, self.opened)) == sorted(map(id, self.closed)) and self.ended > 0
+
+
+def bash(command: str, id: str = "call_1") -> dict[str, Any]:
+    return call("bash", {"command": command}, id)
+
+
+def env_of(**options: Any) -> vf.SandboxEnv:
+    return vf.SandboxEnv(**{"dataset": rows(1), "backend": Counting(), **options})
+
+
+def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
+    assert record.scores is not None
+    return record.scores.metrics
+
+
+def held() -> tuple[int, int, int]:
+    """Open files, threads and children of this process."""
+    gc.collect()
+    children = sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children"))
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), children
+
+
+def nothing_new(before: tuple[int, int, int]) -> bool:
+    """Whether no more is held than before; idle threads of earlier tests may have ended since."""
+    return all(now <= then for now, then in zip(held(), before))
+
+
+def running(word: str) -> list[bytes]:
+    """Command lines with a word, of every process of the machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [line] if word.encode() in (line := path.read_bytes()) else []
+    return found
+
+
+def test_files_stay_between_turns_and_calls_and_not_between_rollouts():
+    env = env_of(dataset=rows(3))
+    script = [
+        calls(bash("ls; echo 3 > a; cd /", "1"), bash("cat a", "2")),
+        calls(bash("cat a; exit 4"), bash("pwd")),
+        calls(bash("true")),
+    ]
+    for record in roll(env, in_turn(*script), rollouts_per_example=2):
+        assert told(record) == ["[no output]", "3", "3\n[exit status 4]", "/session", "[no output]"]
+        metrics = scores_of(record)
+        assert metrics["bash_calls"] == 5 and metrics["sandbox_timeouts"] == 0
+        assert metrics["sandbox_ready_wait_time"] > 0 < metrics["sandbox_command_execution_time"]
+    assert len(env.backend.opened) == 6 and env.backend.is_clean
+
+
+def test_the_model_is_told_of_the_command_alone():
+    [tool] = env_of().tool_defs
+    assert tool["function"]["name"] == "bash"
+    assert list(tool["function"]["parameters"]["properties"]) == ["command"]
+
+
+def test_a_rollout_that_calls_nothing_opens_nothing():
+    env = env_of()
+    assert scores_of(play(env, "no need"))["sandbox_ready_wait_time"] == 0
+    wrong = calls(call("bash", {"comand": "ls"}), call("dash"), call("bash", "{"), call("bash", {"command": 1}))
+    assert len(told(play(env, wrong))) == 4
+    assert env.backend.opened == [] and env.backend.is_clean
+
+
+def test_a_command_that_takes_too_long_is_told():
+    env = env_of(timeout_per_command_seconds=0.3)
+    record = play(env, calls(bash("echo 1 > a; echo so far; sleep 60", "1"), bash("cat a", "2")))
+    assert told(record) == ["so far\nstopped after 0.3 s\n[the sandbox was restarted: variables are gone]", "1"]
+    assert scores_of(record)["sandbox_timeouts"] == 1 and record.error is None
+
+
+def test_keywords_are_limits():
+    env = env_of(timeout_per_command_seconds=2.5, memory_gb=0.5, disk_size_gb=0.25)
+    changed = {"seconds": 2.5, "memory_bytes": 1 << 29, "disk_bytes": 1 << 28}
+    assert env.limits == SandboxLimits(**{"processes": 16, "output_chars": 2000, **changed})
+    record = play(env_of(disk_size_gb=1 / 1024), calls(bash("head -c 2000000 /dev/zero > a")))
+    assert "No space left on device" in told(record)[0]
+    assert vf.SandboxEnv(dataset=rows(1)).limits == SandboxLimits(seconds=30.0)
+    assert env_of(limits=SandboxLimits(files=7), memory_gb=1).limits == SandboxLimits(files=7)
+    assert env_of().identity != env_of(memory_gb=1).identity
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"memory_gb": 0}, "memory_bytes is 0; expected more than 0"),
+        ({"timeout_per_command_seconds": -1}, "seconds is -1"),
+        (
+            {"pip_install_packages": "nonesuch"},
+            "packages has 'nonesuch', which is not installed here; pip install none",
+        ),
+        ({"pip_install_packages": ["numpy==1.0"]}, "has 'numpy==1.0'; expected names without versions"),
+        ({"unsafe": True, "backend": Counting()}, "unsafe is given beside backend"),
+        ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages is given beside backend"),
+        ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars is given beside backend"),
+        ({"max_sandboxes": 0}, "max_sessions is 0"),
+        ({"memry_gb": 1}, "SandboxEnv has no argument 'memry_gb'; did you mean 'memory_gb'"),
+        *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in NOT_HERE],
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_would_be_right(options: dict[str, Any], complaint: str):
+    with pytest.raises(vf.ConfigError, match=complaint):
+        vf.SandboxEnv(dataset=rows(1), **options)
+
+
+def test_a_local_backend_is_made_of_the_arguments():
+    env = vf.SandboxEnv(dataset=rows(1), environment_vars={"COLOUR": "red"}, max_sandboxes=3, unsafe=True)
+    assert isinstance(env.backend, LocalBackend)
+    assert (env.backend.max_sessions, env.backend.unsafe) == (3, True)
+    assert told(play(env, calls(bash("echo $COLOUR")))) == ["red"]
+
+
+def test_a_sandbox_is_set_up_before_its_first_call():
+    class Prepared(vf.SandboxEnv):
+        async def setup_sandbox(self, session: Session, state: vf.State) -> None:
+            await super().setup_sandbox(session, state)
+            await session.put("question", state["answer"].encode())
+
+    env = Prepared(dataset=rows(2), backend=Counting(), start_command="echo ready > started")
+    for record in roll(env, in_turn(calls(bash("cat question started")), calls(bash("cat question")))):
+        assert told(record) == [f"{record.answer}ready", record.answer]
+    assert env.backend.is_clean
+
+
+def test_a_session_that_dies_under_a_call_is_told_and_made_anew_with_what_it_needs():
+    class Dying(vf.SandboxEnv):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            self.add_tool(self.die, args_to_skip=["state"])
+
+        async def die(self, state: vf.State) -> str:
+            """The supervisor is gone."""
+            session: Any = await self.sandbox(state)
+            running = asyncio.ensure_future(session.bash("sleep 60"))
+            await asyncio.sleep(0.2)
+            session._backend._parent.kill(session._number)
+            return self.told(await running, state)
+
+    env = Dying(dataset=rows(1), backend=Counting(), start_command="echo ready > started")
+    first, last = told(play(env, calls(call("die")), calls(bash("cat started"))))
+    assert first.startswith("the sandbox died") and first.endswith("files and variables are gone]")
+    assert last == "ready"
+    assert env.backend.is_clean
+
+
+def test_a_start_command_that_fails_is_an_error_of_the_rollout():
+    env = env_of(start_command="echo no such thing >&2; exit 3")
+    record = play(env, calls(bash("ls")))
+    assert record.error is not None
+    assert (record.error.type, record.error.phase) == ("SandboxError", "setup_sandbox")
+    assert record.error.message == "start_command failed: no such thing\n[exit status 3]"
+    assert env.backend.is_clean and env.backend.opened
+
+
+@pytest.mark.parametrize("error", [vf.SandboxError("no processes left"), vf.ConfigError("cannot contain code")])
+def test_a_sandbox_that_cannot_be_opened_is_an_error_of_the_rollout_and_not_told(error: Exception):
+    record = play(env_of(backend=Counting(fail=error)), calls(bash("ls")))
+    assert record.error is not None
+    assert (record.error.type, record.error.message) == (type(error).__name__, str(error))
+    assert told(record) == [] and record.scores is None
+
+
+def test_a_machine_without_walls_is_refused_unless_unsafe():
+    class Bare(LocalBackend):
+        def __init__(self, unsafe: bool):
+            super().__init__(LIMITS, without=["network"], unsafe=unsafe)
+
+    refused = play(env_of(backend=Bare(False)), calls(bash("echo 1")))
+    assert refused.error is not None
+    assert refused.error.type == "ConfigError" and "unsafe=True" in refused.error.message
+    assert told(play(env_of(backend=Bare(True)), calls(bash("echo 1")))) == ["1"]
+
+
+# The end
+
+
+class Fetching(vf.SandboxEnv):
+    """Fetches what the rollout wrote."""
+
+    async def post_rollout(self, state: vf.State) -> None:
+        session = await self.sandbox(state)
+        state["fetched"] = (await session.get("a")).decode()
+
+
+def fetched(state: vf.State) -> float:
+    return float(state["fetched"])
+
+
+def test_post_rollout_sees_the_sandbox_before_it_ends_and_rubrics_what_it_fetched():
+    env = Fetching(dataset=rows(2), backend=Counting(), rubric=vf.Rubric([fetched]))
+    assert [r.reward for r in roll(env, in_turn(calls(bash("echo 0.5 > a"))))] == [0.5, 0.5]
+    assert env.backend.is_clean
+
+
+def test_a_failing_post_rollout_closes_the_sandbox():
+    env = Fetching(dataset=rows(2), backend=Counting(), rubric=vf.Rubric([fetched]))
+    for record in roll(env, in_turn(calls(bash("ls")))):
+        assert record.error is not None
+        assert (record.error.type, record.error.phase) == ("SandboxFileError", "post_rollout")
+    assert env.backend.is_clean and env.backend.opened
+
+
+def test_post_rollout_may_be_sync_and_open_the_sandbox():
+    class Sync(vf.SandboxEnv):
+        def post_rollout(self, state: vf.State) -> None:
+            state["seen"] = 1
+
+    assert play(Sync(dataset=rows(1), backend=Counting())).error is None
+    env = Fetching(dataset=rows(1), backend=Counting(), start_command="echo 7 > a", rubric=vf.Rubric([fetched]))
+    assert play(env).reward == 7
+    assert len(env.backend.opened) == 1 and env.backend.is_clean
+
+
+async def test_a_rollout_that_is_over_gets_no_sandbox():
+    env = env_of()
+    state = vf.State(input={})
+    await env.clean_up(state)
+    with pytest.raises(vf.SandboxError, match="the rollout is over"):
+        await env.sandbox(state)
+
+
+@pytest.mark.broad
+def test_closed_after_an_error_a_timeout_and_a_limit():
+    def failing(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        if state["trajectory"]:
+            raise OSError("endpoint gone")
+        return calls(bash("sleep 60 & echo 1"))
+
+    env = env_of()
+    [record] = roll(env, says(failing))
+    assert record.error is not None and env.backend.is_clean and env.backend.opened
+    env = env_of(timeout_seconds=0.8)
+    record = play(env, calls(bash("sleep 60")))
+    assert (record.stop_condition, record.error) == ("timeout_reached", None) and env.backend.is_clean
+    env = env_of(max_turns=1)
+    assert play(env, calls(bash("echo 1"))).stop_condition == "max_turns_reached" and env.backend.is_clean
+
+
+@pytest.mark.broad
+async def test_closed_after_a_cancellation_with_nothing_left_behind():
+    await play_all(env_of())  # what a process loads once
+    before = held()
+    env = env_of(dataset=rows(8))
+    word = "71717"
+    run = asyncio.ensure_future(vf.evaluate(env, says(lambda *_: calls(bash(f"setsid sleep {word} & sleep {word}")))))
+    for _ in range(1000):
+        if len(running(word)) >= 16:
+            break
+        await asyncio.sleep(0.02)
+    assert len(running(word)) >= 16
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await env.tear_down()
+    assert env.backend.is_clean
+    assert not running(word)
+    assert nothing_new(before)
+
+
+async def play_all(env: vf.Environment, *answers: Any, **options: Any) -> list[vf.RolloutRecord]:
+    return await vf.generate(env, in_turn(*answers), **options)
+
+
+async def test_parallel_calls_share_one_sandbox():
+    env = env_of(parallel_calls=True)
+    [record] = await play_all(env, calls(*(bash(f"echo {i} >> a; cat a", str(i)) for i in range(4))))
+    assert told(record)[-1] == "0\n1\n2\n3"
+    assert len(env.backend.opened) == 1 and env.backend.is_clean
+
+
+def test_other_tools_stand_beside_it_and_get_the_state_where_they_hide_it():
+    def double(n: int) -> int:
+        """Double."""
+        return 2 * n
+
+    class More(vf.SandboxEnv):
+        def __init__(self, **options: Any):
+            super().__init__(tools=[double], **options)
+            self.add_tool(self.submit, args_to_skip=["state"])
+
+        async def submit(self, path: str, state: vf.State) -> str:
+            """Hand in a file."""
+            return (await (await self.sandbox(state)).get(path)).decode()
+
+    record = play(
+        More(dataset=rows(1), backend=Counting()),
+        calls(call("double", {"n": 2}), bash("printf yes > a"), call("submit", {"path": "a"})),
+        calls(call("submit", {"path": "b"})),
+    )
+    assert told(record)[:3] == ["4", "[no output]", "yes"]
+    assert "b" in told(record)[3] and record.error is None

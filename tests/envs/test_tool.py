@@ -1,0 +1,608 @@
+"""ToolEnv: calls and their answers, whatever is wrong with them; nothing leaves the rollout, no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import correct, roll, rows, says, timeless
+
+import rove as vf
+from rove.core.errors import ToolParseError
+from rove.core.protocols import Request, Response
+from rove.rendering.tool_calls import FORMATS, Call, Format
+from rove.rollouts.evaluate import all_text
+from rove.runs.serialization import decode_record, encode_record
+from rove.tools.tool import make_tool
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def double(n: int) -> dict[str, int]:
+    """Double a number, a little later."""
+    await asyncio.sleep(0)
+    return {"doubled": 2 * n}
+
+
+def fail(how: str = "badly") -> None:
+    """Always fails."""
+    raise ValueError(f"it went {how}")
+
+
+def call(name: Any, arguments: Any = None, id: Any = "call_1") -> dict[str, Any]:
+    told = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": told}}
+
+
+def calls(*some: Any) -> vf.AssistantMessage:
+    return vf.AssistantMessage(None, tool_calls=list(some))
+
+
+def in_turn(*answers: Any) -> vf.ScriptedClient:
+    """Says these one after the other, then "done"."""
+    said = [*answers, "done"]
+    return says(lambda messages, state, rng: said[len(state["trajectory"])])
+
+
+def env_of(*tools: Any, **options: Any) -> vf.ToolEnv:
+    return vf.ToolEnv(**{"tools": tools, "dataset": rows(1), **options})
+
+
+def play(env: vf.Environment, *answers: Any) -> vf.RolloutRecord:
+    [record] = roll(env, in_turn(*answers))
+    return record
+
+
+def told(record: vf.RolloutRecord) -> list[Any]:
+    """What the tool messages say."""
+    return [m["content"] for m in record.completion if m["role"] == "tool"]
+
+
+def test_a_rollout_with_tools():
+    env = env_of(add, double, rubric=vf.Rubric([correct]))
+    record = play(env, calls(call("add", {"a": 1, "b": 2}), call("double", {"n": 4}, "call_2")), "0")
+    assert [(m["role"], m["content"], m.get("tool_call_id")) for m in record.completion] == [
+        ("assistant", None, None),
+        ("tool", "3", "call_1"),
+        ("tool", '{"doubled":8}', "call_2"),
+        ("assistant", "0", None),
+    ]
+    assert (record.stop_condition, record.reward, record.error) == ("no_tools_called", 1.0, None)
+    assert record.scores is not None
+    assert record.scores.metrics == {"num_turns": 2, "total_tool_calls": 2, "add_calls": 1, "double_calls": 1}
+    assert record.tools == env.tool_defs
+    assert timeless(decode_record(encode_record(record))) == timeless(record)
+
+
+def test_the_model_is_shown_the_tools_and_setup_state_may_choose_among_them():
+    class Choosy(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == state["answer"]]
+
+    shown = []
+
+    class Looking(vf.ScriptedClient):
+        async def respond(self, request: vf.Request) -> vf.Response:
+            shown.append([tool["function"]["name"] for tool in request.tools or []])
+            return await super().respond(request)
+
+    dataset = [{"question": "q", "answer": name} for name in ("add", "none")]
+    env = Choosy(tools=[add, double], dataset=dataset)
+    records = roll(env, Looking(lambda messages, state, rng: "done"), max_concurrent=1)
+    assert shown == [["add"], []]
+    assert [record.tools for record in records] == [[env.tool_defs[0]], None]
+
+
+def test_a_tool_that_is_not_shown_cannot_be_called():
+    class Choosy(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == "add"]
+
+    numbers = {"a": 1, "b": 2}
+    record = play(Choosy(tools=[add, double], dataset=rows(1)), calls(call("double", {"n": 1}), call("add", numbers)))
+    assert told(record) == ["there is no tool 'double'; known: add", "3"]
+
+
+def test_what_a_rollout_does_to_its_tools_no_other_sees():
+    class Chatty(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            function = state["tools"][0]["function"]
+            function["description"] += state["answer"]
+            function["parameters"]["properties"].clear()
+
+    env = Chatty(tools=[add], dataset=[{"question": "q", "answer": str(i)} for i in range(3)])
+    records = roll(env, says(lambda messages, state, rng: "done"), max_concurrent=1)
+    told_of = [record.tools[0]["function"]["description"] for record in records if record.tools]
+    assert told_of == [f"Add two numbers.{i}" for i in range(3)]
+    assert env.tool_defs == [make_tool(add).definition]
+
+
+def test_turns_are_limited_to_ten_unless_told():
+    env = env_of(add)
+    assert env.max_turns == 10
+    record = play(env_of(add, max_turns=2), *[calls(call("add", {"a": 1, "b": 2}))] * 5)
+    assert (record.stop_condition, len(record.steps), told(record)) == ("max_turns_reached", 2, ["3", "3"])
+
+
+def test_tools_come_and_go():
+    env = env_of(add)
+    env.add_tool(double)
+    assert (env.tools, list(env.tool_map), len(env.tool_defs)) == ([add, double], ["add", "double"], 2)
+    with pytest.raises(vf.ConfigError, match="a tool named 'add' already"):
+        env.add_tool(add)
+    env.remove_tool(add)
+    env.add_tool(make_tool(add, name="plus"))
+    assert [one["function"]["name"] for one in env.tool_defs] == ["double", "plus"]
+    assert {"double_calls", "plus_calls"} <= set(env.rubric.names) and "add_calls" not in env.rubric.names
+    env.remove_tool("plus")
+    with pytest.raises(vf.ConfigError, match="none of the tools; known: double"):
+        env.remove_tool(add)
+    assert told(play(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
+
+
+def test_what_an_environment_cannot_be_given():
+    with pytest.raises(vf.ConfigError, match="raw text"):
+        env_of(add, message_type="completion")
+    with pytest.raises(vf.ConfigError, match="did you mean 'max_turns'"):
+        env_of(add, max_turn=3)
+    with pytest.raises(vf.ConfigError, match=r"stop_errors has 'ValueError'; expected exception classes"):
+        env_of(add, stop_errors=["ValueError"])
+    with pytest.raises(vf.ConfigError, match="tools is .*expected a list"):
+        vf.ToolEnv(tools=add, dataset=rows(1))  # type: ignore[arg-type]
+
+    def add_calls() -> float:
+        return 0.0
+
+    with pytest.raises(vf.ConfigError, match="counted by the metric 'add_calls'"):
+        env_of(add, rubric=vf.Rubric([add_calls]))
+
+
+def test_tools_are_part_of_what_an_environment_is():
+    identity = env_of(add).identity
+    assert identity["tools"] != env_of(double).identity["tools"]
+    assert identity == env_of(add).identity
+
+
+def test_so_are_their_words_and_what_is_bound_or_hidden():
+    class Stateful(vf.StatefulToolEnv):
+        def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+            return tool_args
+
+    def hiding(*names: str) -> vf.ToolEnv:
+        env = Stateful(dataset=rows(1))
+        env.add_tool(make_tool(add, name="t", hidden=names))
+        return env
+
+    def bound(*values: Any, **named: Any) -> vf.ToolEnv:
+        return env_of(make_tool(functools.partial(add, *values, **named), name="t"))
+
+    some = [
+        env_of(make_tool(add, name="t")),
+        env_of(make_tool(add, name="t", description="Add.")),
+        bound(1),
+        bound(2),
+        bound(b=1),
+        bound(b="1"),
+        bound(b=Panic()),
+        hiding("a"),
+        hiding("a", "b"),
+    ]
+    seen = [env.identity["tools"][0] for env in some]
+    assert len(set(seen)) == len(seen)
+    assert bound(b={"x": [1, None]}).identity == bound(b={"x": [1, None]}).identity
+    assert bound(b=Panic()).identity == bound(b=Panic()).identity  # whatever its address
+
+
+# What can be wrong with a call
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
+        (call("add", '{"a": 1'), "the arguments of add are no JSON (Input data was truncated)"),
+        (call("add", "[1, 2]"), "the arguments of add are a list; expected a JSON object"),
+        (call("add", '"{\\"a\\": 1}"'), "the arguments of add are a text"),
+        (call("add", {"a": 1}), "add needs the argument 'b'; expected at least a, b"),
+        (call("add", {"a": 1, "b": "2"}), "add: argument 'b': Expected `int`, got `str`"),
+        (call("add", {"a": 1, "b": 2, "c": 3}), "add has no argument 'c'"),
+        (call("add", '{"a": 1, "b": "' + "x" * 10**6 + '"}'), "add: argument 'b': Expected `int`"),
+        (call("add", "{" * 10**6), "the arguments of add are no JSON"),
+        (call("a" * 10**6), "there is no tool 'aaa"),
+        (call(None), "a tool call names no function"),
+        ({}, "a tool call names no function"),
+        ("add", "a tool call names no function"),
+        (None, "a tool call names no function"),
+    ],
+)
+def test_a_wrong_call_is_told_to_the_model(wrong: Any, said: str):
+    record = play(env_of(add), calls(wrong))
+    assert record.error is None
+    [answer] = told(record)
+    assert answer.startswith(said) and len(answer) < 600
+
+
+def test_ids_are_the_servers_business():
+    """Some servers give calls no id, or all the same: the calls are answered all the same, in their order."""
+    some = [call("add", {"a": n, "b": 0}, id) for n, id in enumerate(["same", "same", "", None])]
+    del some[3]["id"]
+    record = play(env_of(add), calls(*some))
+    assert [(m["content"], m["tool_call_id"]) for m in record.completion if m["role"] == "tool"] == [
+        ("0", "same"),
+        ("1", "same"),
+        ("2", ""),
+        ("3", ""),
+    ]
+
+
+def test_calls_that_are_no_list_are_an_error_of_the_rollout():
+    record = play(env_of(add), vf.AssistantMessage("", tool_calls="add(1, 2)"))
+    assert record.error is not None
+    assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
+
+
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>', '{"name": "name", "arguments": {"argument"'),
+        ("<think>so</think> <|tool_call_start|>[add(1, 2)]<|tool_call_end|>", "[name(argument='value')]"),
+        ("[TOOL_CALLS]add(1, 2)", "[TOOL_CALLS]"),
+        ("<|python_tag|>add(1, 2)", '"parameters": {"argument": "value"}'),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_told(text: str, example: str):
+    record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
+    assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
+    [told] = [message["content"] for message in record.completion if message["role"] == "user"]
+    assert told.startswith("the tool call cannot be read; expected, with nothing left out: ") and example in told
+    stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
+    assert stopped.error is not None and stopped.error.type == "ToolParseError"
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
+def test_a_call_in_the_text_of_an_endpoint_is_its_servers_fault(how: Format):
+    record = play(env_of(add), vf.AssistantMessage(how.write([Call("add", {"a": 1, "b": 2})])))
+    if how.bare:  # it may be any JSON
+        assert (record.error, record.stop_condition) == (None, "no_tools_called")
+    else:
+        assert record.error is not None and "does not read them" in record.error.message
+        assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
+
+
+class CutOff(vf.ScriptedClient):
+    async def respond(self, request: Request) -> Response:
+        return msgspec.structs.replace(await super().respond(request), finish_reason="length")
+
+
+def test_a_call_that_was_thought_of_or_cut_off_is_none():
+    record = play(env_of(add), vf.AssistantMessage("<think><tool_call></think>3"))
+    assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
+    [record] = roll(env_of(add), CutOff(lambda *_: '<tool_call>{"name'))
+    assert (record.stop_condition, len(record.steps), record.is_truncated) == ("no_tools_called", 1, True)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+argument_texts = (
+    st.text(st.characters(), max_size=20)
+    | junk.map(lambda value: json.dumps(value, default=str))
+    | junk.map(lambda value: json.dumps({"a": value, "b": 1}))
+    | st.sampled_from(
+        ['{"a": 1, "b": 2}', '{"a": "\\"1\\"", "b": \'2\'}', '{"a": 1, "a": 2, "b": 1e999}', "{}", "\ud800"]
+    )
+)
+broken_calls = st.one_of(
+    junk,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": junk | st.sampled_from(["call_1", "call_1", ""]),
+            "type": st.just("function") | junk,
+            "function": junk
+            | st.fixed_dictionaries(
+                {},
+                optional={
+                    "name": junk | st.sampled_from(["add", "ad", "double", "fail", ""]),
+                    "arguments": junk | argument_texts,
+                },
+            ),
+        },
+    ),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(broken_calls, max_size=4) | junk, st.booleans())
+def test_no_call_gets_out_of_the_rollout(some: Any, parallel: bool):
+    env = env_of(add, double, fail, parallel_calls=parallel, max_turns=1, max_threads=0)
+    record = play(env, vf.AssistantMessage("", tool_calls=some))
+    if record.error is not None:
+        assert (record.error.type, isinstance(some, list)) == ("ToolParseError", False)
+    else:
+        assert len(told(record)) == len(some or [])
+        assert all(isinstance(text, str) and text for text in told(record))
+    restored = decode_record(encode_record(record))
+    assert (restored.stop_condition, len(restored.completion)) == (record.stop_condition, len(record.completion))
+
+
+# What a tool may do
+
+
+def exit_now() -> None:
+    """Exits."""
+    raise SystemExit(3)
+
+
+def stop_iteration() -> None:
+    """Raises what a coroutine may not."""
+    raise StopIteration
+
+
+async def cancel() -> None:
+    """As if something inside had been cancelled."""
+    raise asyncio.CancelledError
+
+
+class Panic(BaseException):
+    """As extension modules raise."""
+
+
+def panic() -> None:
+    """Panics."""
+    raise Panic("index out of bounds")
+
+
+async def panic_later() -> None:
+    """Panics on the loop."""
+    raise Panic("overflow")
+
+
+def silent() -> None:
+    """Fails without a word."""
+    raise ValueError
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def unspeakable() -> Any:
+    """Returns what cannot be told."""
+    return Unspeakable()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        (fail, "it went badly"),
+        (exit_now, "exit(3)"),
+        (stop_iteration, "StopIteration"),
+        (cancel, "the tool was cancelled"),
+        (panic, "Panic: index out of bounds"),
+        (panic_later, "Panic: overflow"),
+        (silent, "ValueError()"),
+        (unspeakable, "no words"),
+    ],
+)
+def test_what_a_tool_raises_is_told(tool: Any, said: str, parallel: bool, threads: int):
+    env = env_of(tool, add, parallel_calls=parallel, max_threads=threads)
+    record = play(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
+    assert record.error is None
+    assert said in told(record)[0] and told(record)[1] == "2"
+
+
+def test_an_error_is_told_in_the_environments_words():
+    env = env_of(fail, error_formatter=lambda error: f"{type(error).__name__}!")
+    assert told(play(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "stop_errors", "kind", "said"),
+    [
+        (call("fail"), [ValueError], "ToolCallError", "ValueError: it went badly"),
+        (call("fail"), [Exception], "ToolCallError", "ValueError: it went badly"),
+        (call("exit_now"), [SystemExit], "ToolCallError", "exit(3)"),
+        (call("panic"), [Panic], "ToolCallError", "Panic: index out of bounds"),
+        (call("nothing"), [vf.ToolParseError], "ToolParseError", "there is no tool 'nothing'"),
+        (call("add", "{"), [ValueError], "ToolParseError", "no JSON"),
+        (call("add", {"a": "1", "b": 2}), [vf.ToolError], "ToolParseError", "Expected `int`"),
+    ],
+)
+def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, said: str, parallel: bool):
+    env = env_of(add, fail, exit_now, panic, stop_errors=stop_errors, parallel_calls=parallel)
+    record = play(env, calls(wrong, call("add", {"a": 1, "b": 2})))
+    assert record.error is not None and record.scores is None
+    assert record.error.type == kind and said in record.error.message
+    assert record.error.phase == (f"tool {wrong['function']['name']}" if kind == "ToolCallError" else "env_response")
+
+
+def test_an_error_that_is_not_among_them_does_not():
+    assert told(play(env_of(fail, stop_errors=[KeyError]), calls(call("fail")))) == ["it went badly"]
+
+
+def broken_machine() -> None:
+    """Needs a machine that is gone."""
+    raise vf.InfraError("no sandbox", ["try 1"])
+
+
+def used_up() -> None:
+    """Has used up what it may."""
+    raise vf.LimitReachedError("budget_reached")
+
+
+def test_a_failing_machine_is_no_word_to_the_model():
+    record = play(env_of(broken_machine), calls(call("broken_machine")))
+    assert record.error is not None
+    assert (record.error.type, record.error.phase, record.error.attempts) == (
+        "InfraError",
+        "tool broken_machine",
+        ["try 1"],
+    )
+    record = play(env_of(used_up), calls(call("used_up")))
+    assert (record.error, record.stop_condition) == (None, "budget_reached")
+
+
+def test_images_reach_the_model_as_parts():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+    def draw() -> list[Any]:
+        """Draw."""
+        return [{"type": "text", "text": "here"}, image]
+
+    record = play(env_of(draw), calls(call("draw")))
+    assert record.steps[1].prompt[-1]["content"] == [{"type": "text", "text": "here"}, image]
+
+
+# At once, or one after the other
+
+
+async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():
+    meeting = asyncio.Barrier(3)
+
+    async def meet(n: int) -> int:
+        """Wait for the others."""
+        async with asyncio.timeout(10):
+            await meeting.wait()
+        await asyncio.sleep(0.02 * (3 - n))
+        return n
+
+    client = in_turn(calls(*(call("meet", {"n": n}, f"c{n}") for n in range(3))))
+    [record] = await vf.generate(env_of(meet), client)
+    assert told(record) == ["0", "1", "2"]
+
+
+def test_the_opt_out_runs_one_after_the_other():
+    log = []
+
+    async def step(n: int) -> None:
+        """Log."""
+        log.append(n)
+        await asyncio.sleep(0.01)
+        log.append(n)
+
+    play(env_of(step, parallel_calls=False), calls(*(call("step", {"n": n}) for n in range(3))))
+    assert log == [0, 0, 1, 1, 2, 2]
+
+
+async def test_a_sync_tool_that_blocks_does_not_hold_up_other_rollouts():
+    """Each rollout's tool waits for the others': on the loop they would wait for ever."""
+    meeting = threading.Barrier(4)
+
+    def meet() -> int:
+        """Wait for the others."""
+        meeting.wait(10)
+        return 1
+
+    client = says(lambda messages, state, rng: "done" if state["trajectory"] else calls(call("meet")))
+    records = await vf.generate(env_of(meet, dataset=rows(4)), client)
+    assert [told(record) for record in records] == [["1"]] * 4
+
+
+def test_without_threads_sync_tools_run_on_the_loop():
+    def where() -> bool:
+        """Tell the thread."""
+        return threading.current_thread() is threading.main_thread()
+
+    assert told(play(env_of(where, max_threads=0), calls(call("where")))) == ["true"]
+    assert told(play(env_of(where), calls(call("where")))) == ["false"]
+
+
+def test_a_sync_function_may_return_something_to_await():
+    assert told(play(env_of(make_tool(lambda: double(2), name="later")), calls(call("later")))) == ['{"doubled":4}']
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_call_tool_can_be_overridden(parallel: bool):
+    class Loud(vf.ToolEnv):
+        async def call_tool(self, tool_name: str, tool_args: dict, tool_call_id: str, **kwargs: Any) -> Any:
+            message = await super().call_tool(tool_name, tool_args, tool_call_id, **kwargs)
+            return {"role": "tool", "content": f"{message.content}!", "tool_call_id": tool_call_id}
+
+    env = Loud(tools=[add], dataset=rows(1), parallel_calls=parallel)
+    record = play(env, calls(call("add", {"a": 1, "b": 2}), call("add", {"a": 2, "b": 2})))
+    assert told(record) == ["3!", "4!"]
+
+
+async def test_call_tool_can_be_called():
+    message = await env_of(add).call_tool("add", {"a": 1, "b": 2}, "c")
+    assert message == vf.ToolMessage("3", "c")
+    with pytest.raises(vf.ToolParseError, match="did you mean 'add'"):
+        await env_of(add).call_tool("adds", {}, "c")
+
+
+def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
+    """Played again, tools say what they said, and ids and tools are those of the record."""
+    answer = calls(call("add", {"a": 1, "b": 2}), call("ad", id="call_2"))
+    client = in_turn(answer, "0")
+    asyncio.run(vf.evaluate(env_of(add), client, run=tmp_path / "run"))
+    again = env_of(add, rubric=vf.Rubric([correct]))
+    asyncio.run(vf.rescore(again, vf.Run(tmp_path / "run"), into=tmp_path / "again"))
+    [old], [new] = (list(vf.Run(tmp_path / name).rollouts()) for name in ("run", "again"))
+    assert (old.reward, new.reward, new.error) == (0.0, 1.0, None)
+    assert (new.completion, new.tools) == (old.completion, old.tools)
+
+
+@pytest.mark.broad
+def test_a_tool_that_never_returns_keeps_no_program_from_ending(tmp_path: Path):
+    code = """
+import threading
+import rove as vf
+
+def hang() -> None:
+    "Hang."
+    threading.Event().wait()
+
+call = {"id": "1", "function": {"name": "hang", "arguments": "{}"}}
+player = vf.ScriptedClient(lambda messages, state, rng: vf.AssistantMessage(None, tool_calls=[call]))
+env = vf.ToolEnv(tools=[hang], dataset=[{"question": "q"}], timeout_seconds=0.1)
+print([record.stop_condition for record in env.generate_sync(player)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "['timeout_reached']\n"), done.stderr
+
+
+def test_a_timeout_ends_the_calls_too():
+    ended = []
+
+    async def hang(n: int) -> None:
+        """Hang."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(n)
+
+    record = play(env_of(hang, timeout_seconds=0.1), calls(call("hang", {"n": 1}), call("hang", {"n": 2})))
+    assert (record.stop_condition, record.error, sorted(ended)) == ("timeout_reached", None, [1, 2])
+
+
+def test_a_new_models_tokenizer_sees_tools_and_calls():
+    env = env_of(add)
+    texts = all_text([play(env, calls(call("add", {"a": 1, "b": 2})))])
+    assert texts == [
+        json.dumps(env.tool_defs[0]),
+        "q0",
+        "",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        "3",
+        "done",
+    ]

@@ -1,0 +1,181 @@
+"""Every line of play: each once, chances exact, the same as straight from the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import random
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from toys import Talk, says
+
+import rove as vf
+from rove.core.protocols import Request, Response
+from rove.games.exhaustive import Goals, Line, Proof, every_line, prove, values_of
+from rove.rollouts.groups import RolloutError
+
+GREEDY = vf.Sampling(temperature=0.0)
+
+
+def game() -> Any:
+    return vf.load_environment("tictactoe")
+
+
+def played(client: vf.Client, env: Any = None) -> list[Line]:
+    return asyncio.run(every_line(env or game(), client, GREEDY))
+
+
+def proven(player: str) -> Proof:
+    env = game()
+    return prove(env, played(says(env.players[player]), env))
+
+
+def first_best(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    ttt: Any = importlib.import_module("tictactoe")
+    return f"<think>.</think><move>{ttt.best_moves(state['board'], 'X')[0]}</move>"
+
+
+def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    return f"<think>.</think><move>{state['board'].index('.')}</move>"
+
+
+def by_rules(choose: Any, board: str, to_move: str) -> tuple[int, dict[str, Fraction]]:
+    """Lines below a board and the chances of their ends, by recursion over boards."""
+    ttt: Any = importlib.import_module("tictactoe")
+    end = ttt.result(board)
+    if end is not None:
+        return 1, {end: Fraction(1)}
+    if to_move == "X":
+        return by_rules(choose, ttt.place(board, choose(board), "X"), "O")
+    lines, chances = 0, dict.fromkeys(("X", "O", "draw"), Fraction(0))
+    free = ttt.free_squares(board)
+    for square in free:
+        below, ends = by_rules(choose, ttt.place(board, square, "O"), "X")
+        lines += below
+        for end, chance in ends.items():
+            chances[end] += chance / len(free)
+    return lines, chances
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["first best", "first free"])
+def test_lines_and_chances_are_those_of_the_rules(name: str):
+    env = game()
+    ttt: Any = importlib.import_module("tictactoe")
+    player, choose = {
+        "first best": (first_best, lambda board: ttt.best_moves(board, "X")[0]),
+        "first free": (first_free, lambda board: board.index(".")),
+    }[name]
+    proof = prove(env, played(says(player), env))
+    (lines_x, ends_x), (lines_o, ends_o) = (by_rules(choose, ttt.EMPTY, side) for side in "XO")
+    assert proof.lines == lines_x + lines_o
+    for metric, end in {"won": "X", "drawn": "draw", "lost": "O"}.items():
+        exact = (ends_x.get(end, Fraction(0)) + ends_o.get(end, Fraction(0))) / 2
+        assert proof.expected[metric] == pytest.approx(float(exact), abs=1e-12)
+
+
+@pytest.mark.broad
+def test_a_perfect_player_loses_no_line():
+    proof = proven("optimal")
+    assert proof.counts["lost"] == proof.counts["invalid_move"] == 0
+    assert proof.counts["won"] + proof.counts["drawn"] == proof.lines > 500
+    assert all(check.seen == check.there > 0 for check in proof.checks.values())
+    assert proof.checks["wins in one taken"].there == proof.counts["won"]  # a game is won by taking a win in one, once
+    assert sum(proof.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
+
+
+def test_a_player_that_does_not_see_forks_loses_some():
+    proof = proven("teacher")
+    assert 0 < proof.counts["lost"] < 50
+    assert 0 < proof.expected["lost"] < 0.02
+    assert proof.checks["wins in one taken"].seen == proof.checks["wins in one taken"].there
+    assert proof.checks["moves that do not lose"].seen < proof.checks["moves that do not lose"].there
+
+
+def test_a_player_that_breaks_the_rules_is_seen():
+    env = game()
+    lines = played(says("<think>.</think><move>4</move>"), env)
+    proof = prove(env, lines)
+    assert proof.counts["lost"] == proof.counts["invalid_move"] == proof.lines
+    assert proof.counts["won"] == 0
+    assert all(line.record.stop_condition == "max_turns_reached" for line in lines)
+
+
+@pytest.mark.broad
+def test_what_is_missed_is_told_and_adds_up():
+    goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
+    teacher, optimal = proven("teacher"), proven("optimal")
+    lines, won, moves = goals.missed(teacher)
+    assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} lines")
+    assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
+    check = teacher.checks["moves that do not lose"]
+    assert moves.amount == check.there - check.seen > 0
+    assert moves.text == f"moves that do not lose {check.seen} of {check.there}, 100 % wanted"
+    assert [one.text.split()[0] for one in goals.missed(optimal)] == ["won"]  # it does not set traps
+    assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
+    assert Goals().missed(teacher) == []
+
+
+@pytest.mark.broad
+def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
+    proof = proven("optimal")
+    [missed] = Goals(checks={"wins in two": 0.9}).missed(proof)
+    assert missed.text == "wins in two 0 of 1, 90 % wanted"
+    with pytest.raises(vf.ConfigError, match="no line of play has a 'loss'; did you mean 'lost'"):
+        Goals(never=["loss"]).missed(proof)
+    with pytest.raises(vf.ConfigError, match="did you mean 'won'"):
+        Goals(expected={"wonn": 0.9}).missed(proof)
+
+
+@pytest.mark.broad
+def test_every_line_is_there_once_and_is_played_to_its_end():
+    env = game()
+    lines = played(says(env.players["random"]), env)
+    assert len({(line.opening, line.replies) for line in lines}) == len(lines)
+    assert lines == sorted(lines, key=lambda line: (line.opening, line.replies))
+    assert sum(line.probability for line in lines) == pytest.approx(1)
+    for one, other in itertools.pairwise(lines):
+        assert one.opening != other.opening or other.replies[: len(one.replies)] != one.replies
+    for line in lines:
+        values = values_of(line.record)
+        assert values["won"] + values["drawn"] + values["lost"] == 1
+        assert len(line.record.steps) == values["num_turns"]
+    assert env.opponent is None
+
+
+@pytest.mark.broad
+def test_equal_conversations_are_asked_once_and_answered_the_same():
+    asked: list[str] = []
+
+    class Counting:
+        max_concurrent = 8
+
+        async def respond(self, request: Request) -> Response:
+            asked.append(str(request.messages))
+            await asyncio.sleep(0)
+            return await inner.respond(request)
+
+        async def close(self) -> None: ...
+
+    env = game()
+    inner = says(env.players["random"])
+    proof = prove(env, played(Counting(), env))
+    assert len(asked) == len(set(asked)) == proof.questions
+
+
+def test_an_environment_without_openings_is_refused():
+    with pytest.raises(vf.ConfigError, match="cannot be played line by line"):
+        played(says("x"), Talk(turns=1))
+
+
+def test_a_player_that_fails_is_not_proven():
+    def broken(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+        raise ValueError("no idea")
+
+    env = game()
+    with pytest.raises(RolloutError, match="no idea"):
+        played(says(broken), env)
+    assert env.opponent is None

@@ -1,0 +1,225 @@
+"""Environments that are installed: found by owner and name, in interpreters of their own, beside others of the same name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hubs import code, publish
+
+import rove
+from rove.cli.check import _packages
+from rove.core.errors import ConfigError, HubError
+from rove.envs import loading
+from rove.hub.client import installed
+from rove.hub.client.hub import Hub
+from rove.hub.client.installed import Installed, all_installed, find, home, load, uninstall
+from rove.hub.client.installing import fetch, look_up, place
+from rove.hub.package.names import Reference, parse_reference
+
+SEES = """
+import os, sys
+import rove as vf
+
+
+def load_environment():
+    def seen(state):
+        return 1.0
+
+    seen.__name__ = "seen"
+    rows = [{"question": name, "answer": os.environ.get(name, "-")} for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")]
+    rows.append({"question": "prefix", "answer": sys.prefix})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([seen]), players={"p": lambda m, s, r: "x"})
+"""
+
+
+def put(hub: Path, name: str, tmp: Path) -> Installed:
+    async def get() -> Installed:
+        async with Hub(str(hub)) as one:
+            offer = await look_up(one, parse_reference(name))
+            return place(offer, await fetch(one, offer, tmp))
+
+    return asyncio.run(get())
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A machine's data folder with three environments, two of one module's name."""
+    folder = tmp_path_factory.mktemp("shelf")
+    hub = folder / "hub"
+    hub.mkdir()
+    publish(hub)
+    publish(hub, owner="bob", module=code("Triple", 3, 0.5))
+    publish(hub, owner="bob", name="sees", module=SEES.encode(), needs={"secrets": ["DECLARED_KEY"]})
+    before = {name: os.environ.get(name) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    os.environ.update(XDG_DATA_HOME=str(folder / "data"), XDG_CONFIG_HOME=str(folder / "config"))
+    for name in ("alice/doubling", "bob/doubling", "bob/sees"):
+        put(hub, name, folder)
+    yield folder
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture
+def finders() -> Iterator[None]:
+    before = list(loading.finders)
+    loading.finders[:] = [installed.finder]
+    yield
+    loading.finders[:] = before
+
+
+def scored(env: rove.Environment) -> float:
+    client = rove.ScriptedClient(env.players["oracle"])
+    return env.evaluate_sync(client, num_examples=2)["reward"]["mean"]
+
+
+@pytest.mark.broad
+def test_two_of_the_same_module_name_are_each_themselves(shelf: Path, finders: None) -> None:
+    alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
+    assert (scored(alice), scored(bob)) == (1.0, 0.5)
+    assert alice.get_dataset(2)[1]["prompt"][0]["content"] == "Double 1"
+    assert bob.get_dataset(2)[1]["prompt"][0]["content"] == "Triple 6"
+    assert (alice.env_id, bob.env_id) == ("alice/doubling", "bob/doubling")
+    assert alice.identity != bob.identity
+    assert loading.environment_version("alice/doubling") != loading.environment_version("bob/doubling")
+    assert loading.environment_file("bob/doubling").is_relative_to(home(Reference("bob", "doubling")))
+
+
+def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: None) -> None:
+    for name in ("tictactoe", "someone/tictactoe", "someone/tictactoe@9", "alice/tictactoe"):
+        assert loading.environment_file(name).name == "tictactoe.py"
+    with pytest.raises(ConfigError, match="no environment 'doubling'"):
+        loading.environment_file("doubling")
+    with pytest.raises(ConfigError, match="no environment 'doubling'"):
+        loading.environment_file("alice/doubling@2.0")
+    with pytest.raises(ConfigError, match="no environment 'doubling'"):
+        loading.environment_file("alice/doubling", shelf)
+
+
+def test_one_is_checked_by_its_wheel(shelf: Path) -> None:
+    [package] = _packages("alice/doubling")
+    assert package.kind == "wheel" and package.path.suffix == ".whl"
+    assert package.path.is_relative_to(home(parse_reference("alice/doubling")))
+
+
+def test_wrong_arguments_are_told_as_ever(shelf: Path, finders: None) -> None:
+    with pytest.raises(ConfigError, match="no argument 'num_exmaples'; did you mean 'num_examples'"):
+        rove.load_environment("alice/doubling", num_exmaples=2)
+
+
+def test_it_sees_the_keys_that_its_manifest_names_and_no_other(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECLARED_KEY", "for it")
+    monkeypatch.setenv("OTHER_KEY", "for somebody else")
+    monkeypatch.setenv("PASSED", "on purpose")
+    monkeypatch.setenv("ROVE_PASS", "PASSED, NOT_THERE")
+    seen = {row["prompt"][0]["content"]: row["answer"] for row in load("bob/sees").get_dataset()}
+    assert [seen[name] for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")] == ["for it", "-", "on purpose"]
+    assert Path(seen["prefix"]).is_relative_to(shelf / "data")
+
+
+def test_all_of_them_are_listed_and_damage_is_told(shelf: Path, finders: None) -> None:
+    assert [str(one.reference) for one in all_installed()] == ["alice/doubling@1.0", "bob/doubling@1.0", "bob/sees@1.0"]
+    found = find(Reference("bob", "doubling"))
+    assert found is not None
+    file = found.path / found.file
+    kept = file.read_bytes()
+    file.unlink()
+    try:
+        with pytest.raises(ConfigError, match=r"bob/doubling@1\.0 is damaged .*rove install bob/doubling@1\.0"):
+            loading.environment_file("bob/doubling")
+    finally:
+        file.write_bytes(kept)
+    record = home(Reference("bob", "doubling")) / installed.RECORD
+    whole = record.read_bytes()
+    record.write_bytes(b"{")
+    try:
+        with pytest.raises(HubError, match="install it again"):
+            find(Reference("bob", "doubling"))
+    finally:
+        record.write_bytes(whole)
+
+
+@pytest.mark.broad
+def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_path: Path) -> None:
+    publish(shelf / "hub", owner="carol")
+    put(shelf / "hub", "carol/doubling", tmp_path)
+    assert uninstall(Reference("carol", "doubling")).version == "1.0"
+    assert find(Reference("carol", "doubling")) is None and not home(Reference("carol", "doubling")).exists()
+    with pytest.raises(HubError, match=r"carol/doubling is not installed; installed: alice/doubling@1\.0, bob"):
+        uninstall(Reference("carol", "doubling"))
+    assert find(Reference("alice", "doubling")) is not None
+
+
+KILLED = """
+import asyncio, sys, pathlib
+sys.path[:0] = {path!r}
+from tests.hub.client.test_installed import put
+print("begun", flush=True)
+put(pathlib.Path({hub!r}), "alice/doubling@2.0", pathlib.Path({tmp!r}))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.broad
+def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_path: Path) -> None:
+    publish(shelf / "hub", version="2.0", module=code("Double", 2, 4.0))
+    script = KILLED.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))
+    here = home(Reference("alice", "doubling"))
+    for seconds in (0.3, 1.0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        found = find(Reference("alice", "doubling"))
+        assert found is not None and found.python.exists()
+        if found.version == "2.0":  # it was quicker
+            break
+        assert scored(load("alice/doubling")) == 1.0
+    made = put(shelf / "hub", "alice/doubling@2.0", tmp_path)
+    assert scored(load("alice/doubling")) == 4.0
+    kept = {child.name for child in here.iterdir() if child.is_dir()}
+    assert made.folder in kept and len(kept) <= 2  # the one before may be in use; what was cut off is gone
+    assert json.loads((here / installed.RECORD).read_bytes())["version"] == "2.0"
+
+
+def test_a_damaged_record_hides_no_other_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    good = {"owner": "b", "name": "y", "version": "1.0", "module": "y", "folder": "f", "file": "y.py", "origin": "h"}
+    for where, content in {
+        "a/x": "{",
+        "b/y": json.dumps(good | {"manifest": "", "wheel": "", "installed": ""}),
+    }.items():
+        record = tmp_path / "rove/environments" / where / installed.RECORD
+        record.parent.mkdir(parents=True)
+        record.write_text(content)
+    assert [one.name for one in all_installed()] == ["y"]
+    assert "a/x and install it again" in caplog.text
+
+
+def test_python_finds_what_is_installed_and_takes_no_other_version_for_it(shelf: Path) -> None:
+    code = """
+import rove
+env = rove.load_environment("bob/doubling", num_examples=2)
+print(env.env_id, len(env.get_dataset()))
+try:
+    rove.load_environment("alice/word-game@9.9")
+except rove.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == "bob/doubling 2", done.stderr
+    assert "alice/word-game@9.9 is not installed; 'word_game' in " in second and "(rove install alice" in second

@@ -1,0 +1,301 @@
+"""What is looked up and fetched is what was published, or nothing is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hubs import V0 as V0_CODE
+from hubs import code, list_again, publish, tampered
+from packages import put_wheel, wheel_files, with_record
+
+from rove.core.errors import ConfigError, HubError, PackageError, TrustError
+from rove.hub.client import installing, known_keys
+from rove.hub.client.hub import Hub
+from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
+from rove.hub.client.lock import Locked
+from rove.hub.package.manifest import V0
+from rove.hub.package.names import Reference, parse_reference
+from rove.hub.package.signing import check_signature, load_key, make_key, public_key, sign
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    publish(folder, reward_range=(0.0, 1.0))
+    return folder
+
+
+def got(hub: Path, name: str = "alice/doubling", locked: Locked | None = None, **options: Any) -> tuple[Offer, Path]:
+    """As an install does, up to where the wheel lies here."""
+
+    async def get() -> tuple[Offer, Path]:
+        async with Hub(str(hub)) as one:
+            offer = await look_up(one, parse_reference(name), locked, **options)
+            work = hub.parent / "work"
+            work.mkdir(exist_ok=True)
+            return offer, await fetch(one, offer, work)
+
+    return asyncio.run(get())
+
+
+def test_an_offer_says_what_it_is(hub: Path) -> None:
+    offer, wheel = got(hub)
+    assert offer.reference == Reference("alice", "doubling", "1.0")
+    assert offer.manifest.reward_range == (0.0, 1.0) and offer.origin == str(hub)
+    assert offer.sha256 == json.loads((hub / "alice/doubling/index.json").read_bytes())["versions"][0]["manifest"]
+    assert wheel.read_bytes() == (hub / "alice/doubling/1.0" / wheel.name).read_bytes()
+    assert offer.notes == [] and offer.key is None
+
+
+def test_a_yanked_version_is_not_chosen_and_told_when_named(hub: Path) -> None:
+    publish(hub, version="1.1")
+    index = hub / "alice/doubling/index.json"
+    content = json.loads(index.read_bytes())
+    content["versions"][1]["yanked"] = "wrong answers"
+    index.write_bytes(json.dumps(content).encode())
+    assert got(hub)[0].reference.version == "1.0"
+    assert got(hub, "alice/doubling@1.1")[0].notes == ["this version is yanked: wrong answers"]
+
+
+def _other_wheel(folder: Path) -> None:
+    """A wheel of other code, of the right name and shape."""
+    put_wheel(
+        folder,
+        with_record(wheel_files("doubling", "1.0", {"doubling.py": code(weight=9.0)})),
+        "doubling-1.0-py3-none-any.whl",
+    )
+
+
+def _consistent(folder: Path) -> None:
+    """All of it made anew around other code: only a lock or a signature can tell."""
+    hub = folder.parents[2]
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    publish(hub, module=code(weight=9.0), reward_range=(0.0, 1.0))
+
+
+def _index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = folder.parent / "index.json"
+    content = json.loads(file.read_bytes())
+    change(content["versions"][0])
+    file.write_bytes(json.dumps(content).encode())
+
+
+def _index_and_wheel(folder: Path) -> None:
+    _other_wheel(folder)
+    wheel = next(folder.glob("*.whl")).read_bytes()
+    new = {"sha256": hashlib.sha256(wheel).hexdigest(), "size": len(wheel)}
+    _index(folder, lambda version: version["files"][0].update(new))
+
+
+def _manifest_of_another(folder: Path) -> None:
+    publish(folder.parents[2], name="other")
+    (folder / "manifest.json").write_bytes((folder.parents[1] / "other/1.0/manifest.json").read_bytes())
+    list_again(folder.parents[2])
+
+
+def _version_in_index(folder: Path) -> None:
+    folder.rename(folder.with_name("2.0"))
+    _index(folder.with_name("2.0"), lambda version: version.update(version="2.0"))
+
+
+TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("wheel", _other_wheel, "doubling-1.0-py3-none-any.whl (has more|is not what)"),
+    ("a byte of the wheel", lambda f: tampered(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "is not what the hub"),
+    ("manifest", lambda f: tampered(f / "manifest.json", b"doubling of alice", b"doubling of Alice"), "the manifest of"),
+    ("hash in the index", lambda f: _index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice"),
+    ("file in the index", lambda f: _index(f, lambda v: v["files"][0].update(sha256="0" * 64)), "lists other files"),
+    ("size in the index", lambda f: _index(f, lambda v: v["files"][0].update(size=7)), "lists other files"),
+    ("no file in the index", lambda f: _index(f, lambda v: v.update(files=[])), "lists other files"),
+    ("wheel and index", _index_and_wheel, "lists other files"),
+    ("another's manifest", _manifest_of_another, "is of other 1.0"),
+    ("version in the index", _version_in_index, "is of doubling 1.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), [row[1:] for row in TAMPERED], ids=[row[0] for row in TAMPERED])
+def test_what_was_tampered_with_is_not_installed(hub: Path, change: Callable[[Path], Any], said: str) -> None:
+    change(hub / "alice/doubling/1.0")
+    with pytest.raises(TrustError, match=said):
+        got(hub)
+    assert not list((hub.parent / "work").glob("*.whl"))
+
+
+@pytest.mark.parametrize("change", [row[1] for row in TAMPERED if "version" not in row[0]] + [_consistent])
+def test_a_lock_notices_any_change_even_of_everything(hub: Path, change: Callable[[Path], Any]) -> None:
+    locked = got(hub)[0].locked
+    assert got(hub, locked=locked)[0].locked == locked
+    for wheel in (hub.parent / "work").glob("*.whl"):
+        wheel.unlink()
+    change(hub / "alice/doubling/1.0")
+    with pytest.raises(TrustError):
+        got(hub, locked=locked)
+    assert not list((hub.parent / "work").glob("*.whl"))
+
+
+def test_the_locked_version_is_the_one_that_is_meant(hub: Path) -> None:
+    locked = got(hub)[0].locked
+    publish(hub, version="1.1")
+    assert got(hub)[0].reference.version == "1.1"
+    assert got(hub, locked=locked)[0].reference.version == "1.0"
+    assert got(hub, "alice/doubling@1.1", locked=locked)[0].reference.version == "1.1"
+
+
+def test_a_wheel_that_lies_about_itself_is_refused(hub: Path) -> None:
+    folder = hub / "alice/doubling/1.0"
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["module"] = "something_else"
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest, order="sorted") + b"\n")
+    list_again(hub)
+    with pytest.raises(PackageError, match="its module is 'doubling', the manifest says 'something_else'"):
+        got(hub)
+
+
+# signatures
+
+
+def signed(folder: Path, key: Path) -> str:
+    """Sign a version; returns the public key."""
+    own = load_key(key)
+    (folder / "manifest.sig").write_bytes(sign((folder / "manifest.json").read_bytes(), own))
+    return public_key(own)
+
+
+def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine.key", tmp_path / "other.key"
+    first, second = make_key(mine), make_key(other)
+    folder = hub / "alice/doubling/1.0"
+    assert signed(folder, mine) == first
+    offer, _ = got(hub)
+    assert offer.key == first and "is new here and will be remembered" in offer.notes[0]
+    known_keys.remember(str(hub), "alice", first)
+    assert got(hub)[0].notes == []
+    publish(hub, version="1.1")
+    with pytest.raises(TrustError, match="is not signed, though 'alice' signs"):
+        got(hub)
+    signed(hub / "alice/doubling/1.1", other)
+    with pytest.raises(
+        TrustError,
+        match=r"Either the owner has a new key, or somebody else.*--trust-key " + second[:8].replace("+", r"\+"),
+    ):
+        got(hub)
+    offer, _ = got(hub, trusted=second)
+    assert offer.key == second
+    signed(hub / "alice/doubling/1.1", mine)
+    assert got(hub)[0].key == first
+    publish(hub, owner="bob")
+    assert got(hub, "bob/doubling")[0].key is None  # another owner
+
+
+def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "mine.key"
+    make_key(key)
+    signed(hub / "alice/doubling/1.0", key)
+    monkeypatch.setattr(installing, "run_pip", lambda *words: None)
+    offer, wheel = got(hub)
+    installing.place_here(offer, wheel)
+    assert known_keys.known_key(str(hub), "alice") == offer.key is not None
+
+
+def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:
+    make_key(tmp_path / "mine.key")
+    folder = hub / "alice/doubling/1.0"
+    signed(folder, tmp_path / "mine.key")
+    _consistent_manifest = json.loads((folder / "manifest.json").read_bytes()) | {"description": "better"}
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(_consistent_manifest, order="sorted") + b"\n")
+    list_again(hub)
+    with pytest.raises(PackageError, match="was changed"):
+        got(hub)
+    (folder / "manifest.sig").write_bytes(b"{}")
+    with pytest.raises(PackageError, match="no signature"):
+        got(hub)
+
+
+def test_the_keys_that_the_hub_lists_are_looked_at_where_none_is_known(hub: Path, tmp_path: Path) -> None:
+    mine = make_key(tmp_path / "mine.key")
+    other = make_key(tmp_path / "other.key")
+    list_again(hub, **{"alice/doubling": {"keys": [mine]}})
+    with pytest.raises(TrustError, match="is not signed"):
+        got(hub)
+    assert signed(hub / "alice/doubling/1.0", tmp_path / "mine.key") == mine
+    assert got(hub)[0].key == mine
+    assert signed(hub / "alice/doubling/1.0", tmp_path / "other.key") == other
+    with pytest.raises(TrustError, match="not among those that the hub has"):
+        got(hub)
+    content = (hub / "alice/doubling/1.0/manifest.json").read_bytes()
+    assert check_signature(content, (hub / "alice/doubling/1.0/manifest.sig").read_bytes()) == other
+
+
+# does it run here?
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"requires_python": ">=4"}, r"needs Python >=4; this is 3\."),
+        ({"dependencies": ["rove>=99"]}, r"needs rove>=99; here is rove .*upgrade rove"),
+        (
+            {"dependencies": ["verifiers>=0.4"], "compatibility": V0},
+            r"rove stands for the API that verifiers had until 0\.3\.1",
+        ),
+    ],
+)
+def test_what_cannot_run_here_is_told_before_anything_is_fetched(hub: Path, fields: dict[str, Any], said: str) -> None:
+    manifest = msgspec.structs.replace(got(hub)[0].manifest, **fields)
+    with pytest.raises(ConfigError, match=said):
+        check_runs(manifest, "alice/doubling@1.0")
+
+
+@pytest.mark.broad
+def test_rove_answers_for_verifiers_to_dependencies_too(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = wheel_files("helper", "1.0", {"helper.py": b""}, "Requires-Dist: verifiers==0.1.5\nRequires-Dist: rove\n")
+    put_wheel(tmp_path, with_record(helper), "helper-1.0-py3-none-any.whl")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    publish(hub, name="old", module=V0_CODE.encode(), dependencies=("verifiers<0.2", "helper"), compatibility=V0)
+    made = place(*got(hub, "alice/old"))
+    asked = "from importlib.metadata import version; print(version('verifiers'))"
+    done = subprocess.run([str(made.python), "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.5+rove"
+
+
+def test_no_such_environment(hub: Path) -> None:
+    with pytest.raises(HubError, match="no environment alice/doublin"):
+        got(hub, "alice/doublin")
+
+
+def test_nothing_of_this_interpreter_is_replaced(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer, wheel = got(hub)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "doubling.py").write_text("factor = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    ran: list[str] = []
+    monkeypatch.setattr(installing, "run_pip", lambda python, words, failed: ran.extend(words))
+    with pytest.raises(
+        ConfigError, match=r"doubling\.py, which is not an environment; install it without --into-current"
+    ):
+        place_here(offer, wheel)
+    assert ran == []
+    (tmp_path / "site" / "doubling.py").write_bytes(code())
+    place_here(offer, wheel)
+    assert str(wheel) in ran

@@ -1,0 +1,115 @@
+"""What is published of a run: figures, settings and rollouts of the package's own code, and no key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubs import code, publish
+from packages import put_wheel, wheel_files, with_record
+
+import rove
+from rove.core.errors import RunError
+from rove.hub.client.run_results import code_digest, results_of, without_secrets
+from rove.hub.package.manifest import Manifest, read_manifest
+from rove.rollouts.evaluate import Options, run_identity
+from rove.runs.run import Run
+
+KEY = "sk-proj-abcdefghij0123456789"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> tuple[Manifest, Path]:
+    folder = publish(tmp_path / "hub")
+    return read_manifest((folder / "manifest.json").read_bytes()), next(folder.glob("*.whl"))
+
+
+def _careless(messages: Any, state: Any, rng: Any) -> str:
+    """The right answer, but once with a key before it."""
+    return f"{KEY} 2" if state["answer"] == "2" else state["answer"]
+
+
+def evaluated(tmp_path: Path, name: str = "run", source: bytes | None = None, **config: Any) -> Path:
+    """A run in the package's code, as a file in a folder."""
+    where = tmp_path / f"{name}-envs"
+    where.mkdir()
+    (where / "doubling.py").write_bytes(source or code())
+    env = rove.load_environment("doubling", where, num_examples=6)
+    client = rove.ScriptedClient(_careless)
+    run = Run(tmp_path / name)
+    run.start(
+        "eval", {"env": "doubling", "model": "scripted:oracle", **config}, run_identity(env, client, "m", Options())
+    )
+    asyncio.run(rove.evaluate(env, client, "m", run=run))
+    run.close()
+    return run.path
+
+
+def test_figures_settings_and_rollouts_from_worst_to_best(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
+    config = {
+        "env_args": {"num_examples": 6, "judge_api_key": "abc"},
+        "base_url": "http://me:pw@intern/v1",
+        "run_dir": "/home/me",
+    }
+    told = results_of(evaluated(tmp_path, **config), *package)
+    assert told["model"] == "scripted:oracle" and told["content"] == package[0].content and len(told["sha256"]) == 64
+    assert told["summary"]["scored"] == 6 and told["summary"]["reward"]["mean"] == pytest.approx(5 / 6)
+    assert told["settings"] == {"env": "doubling", "env_args": {"num_examples": 6, "judge_api_key": "***"}}
+    assert [one["scores"]["reward"] for one in told["examples"]] == [0.0, 1.0, 1.0]
+    assert told["examples"][0]["completion"][0]["content"] == "*** 2"
+    text = json.dumps(told)
+    assert KEY not in text and "/home/me" not in text and "intern" not in text
+
+
+def test_only_a_finished_evaluation_of_this_code(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
+    with pytest.raises(RunError, match="is not the code of doubling 1.0; evaluate in the environment as it is now"):
+        results_of(evaluated(tmp_path, "other", code(weight=0.5)), *package)
+    path = evaluated(tmp_path)
+    Run(path).reopen()
+    with pytest.raises(RunError, match="is not complete; the same `rove eval` again"):
+        results_of(path, *package)
+    file = path / "config.toml"
+    file.write_text(file.read_text().replace('kind = "eval"', 'kind = "rl"'))
+    with pytest.raises(RunError, match="is a run of `rove rl`"):
+        results_of(path, *package)
+
+
+def test_a_package_of_several_files_is_known_again(tmp_path: Path) -> None:
+    files = {"deep/__init__.py": code() + b"from deep import more\n", "deep/more.py": b"X = 1\n"}
+    wheel = put_wheel(tmp_path, with_record(wheel_files("deep", "1.0", files)), "deep-1.0-py3-none-any.whl")
+    place = tmp_path / "envs"
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    assert rove.load_environment("deep", place).identity["env"].endswith("#" + code_digest(wheel, "deep"))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"api_key": "x", "HF_TOKEN": "y", "password": "z"}, {"api_key": "***", "HF_TOKEN": "***", "password": "***"}),
+        (
+            {"max_tokens": 5, "example_keys": "a", "tokens": "many"},
+            {"max_tokens": 5, "example_keys": "a", "tokens": "many"},
+        ),
+        (["Bearer abcdefgh1234", f"a {KEY}."], ["Bearer ***", "a ***."]),
+        ("https://user:pass@host/x ghp_abcdefghijklmnop1 AKIAABCDEFGHIJKLMNOP", "https://***@host/x *** ***"),
+        ({"openai_api_key_1": "x", "key2": "y"}, {"openai_api_key_1": "***", "key2": "***"}),
+        ({"api_keys": ["x", "y"], "secrets": {"a": "z"}}, {"api_keys": ["***", "***"], "secrets": {"a": "***"}}),
+        ("postgres://u:p@ss@h/db redis://:pw@h", "postgres://***@h/db redis://***@h"),
+        ({"deep": [{"authorization": "Basic Zm9v"}]}, {"deep": [{"authorization": "***"}]}),
+        ({"n": 1, "ok": True, "none": None, "f": 0.5}, {"n": 1, "ok": True, "none": None, "f": 0.5}),
+    ],
+)
+def test_what_looks_like_a_key_is_masked(given: Any, kept: Any) -> None:
+    assert without_secrets(given) == kept
+
+
+def test_values_of_ones_own_keys_are_masked_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", "quite-unusual-77")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    said = without_secrets({"text": 'it is "quite-unusual-77", which is not false'})
+    assert said == {"text": 'it is "***", which is not false'}

@@ -1,0 +1,257 @@
+"""Building packages: the same bytes from the same files, and a manifest that says what is so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packages import described as named
+from packages import put_wheel, wheel_files, with_record
+
+import rove
+from rove.cli.init import scaffold
+from rove.core.errors import ConfigError, PackageError
+from rove.hub.package.archives import check_wheel
+from rove.hub.package.building import build, commit_of, describe
+from rove.hub.package.facts import Facts, Score
+from rove.hub.package.folder import verify
+from rove.hub.package.manifest import V0, Manifest, Needs, Player, manifest_bytes
+from rove.hub.package.reading import declared, read_code
+
+SETUPTOOLS = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[tool.setuptools]
+py-modules = ["my_task"]
+"""
+V0_PACKAGE = '''
+import verifiers as vf
+
+
+def load_environment(num_examples: int = 4) -> vf.Environment:
+    """Sums."""
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(num_examples)]
+    parser = vf.XMLParser(["answer"])
+
+    def correct(completion, answer, **kwargs) -> float:
+        return float(parser.parse_answer(completion) == answer)
+
+    return vf.SingleTurnEnv(dataset=rows, parser=parser, rubric=vf.Rubric(funcs=[correct], parser=parser))
+'''
+V0_PROJECT = """
+[project]
+name = "v0-sums"
+version = "0.3"
+description = "Sums"
+requires-python = ">=3.10"
+dependencies = ["verifiers>=0.1.3"]
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build]
+include = ["v0_sums.py", "pyproject.toml"]
+"""
+
+
+def put(folder: Path, source: str) -> Path:
+    """The scaffold with other code in it."""
+    target = scaffold("my_task", folder)
+    (target / "my_task.py").write_text(source)
+    return target
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("backend", ["hatchling", "setuptools"])
+def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
+    built = {}
+    for place, umask, date, mode in (("here", 0o022, 1e9, 0o644), ("far/away", 0o077, 1.6e9, 0o600)):
+        folder = scaffold("my_task", tmp_path / place)
+        if backend == "setuptools":
+            project = folder / "pyproject.toml"
+            project.write_text(project.read_text().split("[build-system]")[0] + SETUPTOOLS)
+        for file in folder.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
+            os.utime(file, (date, date))
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(date)))
+        if place == "here":
+            monkeypatch.delenv("SOURCE_DATE_EPOCH")
+            for made in ("__pycache__", "runs", ".pytest_cache", "my_task.egg-info"):
+                (folder / made).mkdir()
+                (folder / made / "left.py").write_text("load_environment = 1")
+        before = os.umask(umask)
+        try:
+            built[place] = build(folder, playing=False).folder
+        finally:
+            os.umask(before)
+        assert sorted(path.name for path in folder.iterdir() if "." not in path.name) == (
+            ["__pycache__", "dist", "runs", "tests"] if place == "here" else ["dist", "tests"]
+        )
+    first, second = map(contents, built.values())
+    assert first == second
+    assert sorted(first) == ["README.md", "manifest.json", "my_task-0.1.0-py3-none-any.whl", "my_task-0.1.0.tar.gz"]
+    with zipfile.ZipFile(built["here"] / "my_task-0.1.0-py3-none-any.whl") as archive:
+        everything = b"".join(archive.read(name) for name in archive.namelist())
+        assert "my_task.py" in archive.namelist()
+    with tarfile.open(built["here"] / "my_task-0.1.0.tar.gz") as archive:
+        assert "my_task-0.1.0/tests/test_my_task.py" in archive.getnames()
+        assert not [name for name in archive.getnames() if "left" in name]
+        everything += b"".join(archive.extractfile(entry).read() for entry in archive if entry.isfile())  # type: ignore[union-attr]
+    assert str(tmp_path).encode() not in everything
+    manifest = verify(built["here"]).manifest
+    assert manifest.source.builder.startswith(backend)
+
+
+@pytest.mark.broad
+def test_a_manifest_says_what_is_so(tmp_path: Path):
+    built = build(scaffold("my_task", tmp_path))
+    assert built.folder == tmp_path / "my_task" / "dist" / "my-task-0.1.0"
+    assert built.warnings == []
+    package = verify(built.folder)
+    manifest = package.manifest
+    assert manifest == built.manifest
+    assert (manifest.name, manifest.version, manifest.module) == ("my-task", "0.1.0", "my_task")
+    assert (manifest.licence, manifest.tags, manifest.reward_range) == ("MIT", ["single-turn"], (0.0, 1.2))
+    assert manifest.players == {"oracle": Player(reward=1.2, n=5)}
+    assert manifest.metrics[:2] == ["correct", "format_reward"]
+    assert [argument.name for argument in manifest.arguments] == ["num_examples", "seed"]
+    assert (manifest.needs, manifest.compatibility, manifest.rove) == (Needs(), "rove", rove.__version__)
+    assert "say here" not in package.wheel.summary
+    assert (built.folder / "README.md").read_text() == package.wheel.readme
+
+
+@pytest.mark.broad
+def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
+    built = build(scaffold("my_task", tmp_path, "mcp"))
+    assert built.manifest.tools == ["find"]
+    assert built.manifest.players == {"oracle": Player(reward=1.0, n=5)}
+    assert built.warnings == []
+
+
+@pytest.mark.broad
+def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
+    (tmp_path / "v0_sums.py").write_text(V0_PACKAGE)
+    (tmp_path / "pyproject.toml").write_text(V0_PROJECT)
+    built = build(tmp_path)
+    assert built.manifest.compatibility == V0
+    assert built.manifest.dependencies == ["verifiers>=0.1.3"]
+    assert "correct" in built.manifest.metrics
+    assert any("no scripted players" in warning for warning in built.warnings)
+    assert any("no licence" in warning for warning in built.warnings)
+    assert verify(built.folder).wheel.module == "v0_sums"
+
+
+def described(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifest, list[str]]:
+    """What would be said of a package of which these facts are known."""
+    files = with_record(wheel_files(modules={"my_sums.py": b"import os\nload_environment = os.environ['JUDGE_KEY']\n"}))
+    file = put_wheel(tmp_path, files)
+    return describe(
+        check_wheel(file), files, read_code(files), declared({"tool": {"rove": said}}), facts, [named(file)], ""
+    )
+
+
+def test_what_is_declared_is_added_to_what_was_found(tmp_path: Path):
+    facts = Facts(metrics=["correct"], tools=["t"], players={}, network=True, sandbox=False)
+    needs = {"secrets": ["OTHER_KEY"], "sandbox": True}
+    manifest, _ = described(tmp_path, facts, needs=needs, data_sources=["a/b"], tags=["Two words", "a"])
+    assert manifest.needs == Needs(network=True, secrets=["JUDGE_KEY", "OTHER_KEY"], sandbox=True)
+    assert (manifest.metrics, manifest.tools, manifest.data_sources) == (["correct"], ["t"], ["a/b"])
+    assert (manifest.tags, manifest.seeds, manifest.reward_range) == (["a", "two-words"], [], None)
+    manifest, _ = described(tmp_path, None)
+    assert (manifest.needs, manifest.metrics) == (Needs(secrets=["JUDGE_KEY"]), [])
+    assert manifest_bytes(manifest)
+
+
+def test_what_people_wrote_at_length_is_cut_to_a_line(tmp_path: Path):
+    more = "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
+    files = with_record(wheel_files(extra=more))
+    wheel = check_wheel(put_wheel(tmp_path, files))
+    manifest, _ = describe(
+        wheel, files, read_code(files), declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], ""
+    )
+    assert manifest.licence == "MIT License"
+    assert manifest.authors == ["Ann", "Bob", "Cy", "d@example.org"]
+    assert manifest_bytes(manifest)
+
+
+def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: Path):
+    players = {
+        "bad": Score(rewards=[], failed=3, error="ValueError: lost"),
+        "good": Score(rewards=[1.0, 0.0], failed=1, error="X: y"),
+    }
+    facts = Facts(metrics=[], tools=[], players=players, network=False, sandbox=False)
+    manifest, warnings = described(tmp_path, facts, reward_range=[0, 0.5])
+    assert manifest.players == {"good": Player(reward=0.5, n=2)}
+    assert (manifest.reward_range, manifest.seeds) == ((0.0, 0.5), [0])
+    assert warnings[:3] == [
+        "player 'bad' failed in 3 of 3 rollouts: ValueError: lost",
+        "player 'good' failed in 1 of 3 rollouts: X: y",
+        "player 'good' got 1, outside of the reward_range that pyproject.toml says",
+    ]
+    manifest, _ = described(tmp_path, facts)
+    assert manifest.reward_range == (0.0, 1.0)
+
+
+@pytest.mark.broad
+def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
+    folder = put(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
+    built = build(folder, playing=False)
+    kept = contents(built.folder)
+    with pytest.raises(PackageError, match=r"--no-play"):
+        build(folder)
+    project = folder / "pyproject.toml"
+    right = project.read_text()
+    for old, new, words in (
+        (
+            'dependencies = ["rove"]',
+            'dependencies = ["a @ https://example.org/a.whl"]',
+            "could not make the sdist(.|\n)*direct reference",
+        ),
+        ("hatchling.build", "hatchling.nothing", "could not make the sdist"),
+        ('["hatchling"]\n', '["hatchling"]\nbackend-path = ["none"]\n', "'none' does not exist"),
+        ("tags =", "tag =", "did you mean 'tags'"),
+    ):
+        project.write_text(right.replace(old, new))
+        with pytest.raises((PackageError, ConfigError), match=words):
+            build(folder, playing=False)
+    assert contents(built.folder) == kept
+    assert [path.name for path in (folder / "dist").iterdir()] == ["my-task-0.1.0"]
+
+
+def test_a_folder_without_a_package_is_told(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"has no pyproject\.toml; .* rove init NAME"):
+        build(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_the_commit_of_a_folder(tmp_path: Path):
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    folder = scaffold("my_task", tmp_path)
+    git("init", "-q")
+    assert commit_of(folder) == ""
+    git("add", ".")
+    git("commit", "-qm", "x")
+    (folder / "dist").mkdir()
+    (folder / "dist" / "made").write_text("")
+    assert commit_of(folder) == git("rev-parse", "HEAD")
+    (folder / "my_task.py").write_text("")
+    assert commit_of(folder) == git("rev-parse", "HEAD") + "-dirty"

@@ -1,0 +1,109 @@
+"""Keys and signatures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, PackageError
+from rove.hub.package.signing import check_signature, key_file, load_key, make_key, public_key, sign
+
+CONTENT = b'{"name":"my-sums"}\n'
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Any:
+    make_key(tmp_path / "rove" / "signing.key")
+    return load_key(tmp_path / "rove" / "signing.key")
+
+
+def test_the_key_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    before = os.umask(0)
+    try:
+        public = make_key()
+    finally:
+        os.umask(before)
+    file = key_file()
+    assert file == tmp_path / "rove" / "signing.key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in file.parent.iterdir()] == ["signing.key"]
+    assert public_key(load_key()) == public
+    content = file.read_bytes()
+    with pytest.raises(ConfigError, match="exists already"):
+        make_key()
+    assert file.read_bytes() == content
+
+
+def test_what_is_signed_is_known_again(key: Any):
+    signature = sign(CONTENT, key)
+    assert sign(CONTENT, key) == signature
+    assert check_signature(CONTENT, signature) == public_key(key)
+    assert check_signature(CONTENT, signature, [public_key(key)]) == public_key(key)
+    said = json.loads(signature)  # as anybody else would check it
+    ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(said["key"])).verify(
+        base64.b64decode(said["signature"]), CONTENT
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.integers(0, len(CONTENT) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_seen(key: Any, place: int, change: int):
+    signature, changed = sign(CONTENT, key), bytearray(CONTENT)
+    changed[place] ^= change
+    with pytest.raises(PackageError, match="was changed"):
+        check_signature(bytes(changed), signature)
+
+
+def test_another_key_is_refused(tmp_path: Path, key: Any):
+    other = make_key(tmp_path / "other.key")
+    for keys in ([other], []):
+        with pytest.raises(PackageError, match="none of its owner's"):
+            check_signature(CONTENT, sign(CONTENT, key), keys)
+    forged = {**json.loads(sign(CONTENT, key)), "key": other}
+    with pytest.raises(PackageError, match="was changed"):
+        check_signature(CONTENT, json.dumps(forged).encode(), [other])
+
+
+def test_what_is_no_signature_is_refused(key: Any):
+    good = json.loads(sign(CONTENT, key))
+    for bad in (
+        b"",
+        b"[]",
+        b"\xff",
+        json.dumps({**good, "more": 1}).encode(),
+        json.dumps({**good, "signature": good["signature"][:-4]}).encode(),
+        json.dumps({**good, "key": "*" * 44}).encode(),
+        json.dumps({**good, "key": base64.b64encode(bytes(31)).decode()}).encode(),
+        json.dumps({"key": good["key"]}).encode(),
+    ):
+        with pytest.raises(PackageError, match="no signature that can be read"):
+            check_signature(CONTENT, bad)
+
+
+def test_keys_that_are_refused(tmp_path: Path):
+    file = tmp_path / "signing.key"
+    with pytest.raises(ConfigError, match="make one: rove hub key"):
+        load_key(file)
+    make_key(file)
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"mode is 640\); run chmod 600"):
+        load_key(file)
+    file.chmod(0o600)
+    file.write_bytes(b"not a key")
+    with pytest.raises(ConfigError, match="holds no key"):
+        load_key(file)
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(x25519.X25519PrivateKey.generate().private_bytes(*plain))
+    with pytest.raises(ConfigError, match="another kind"):
+        load_key(file)

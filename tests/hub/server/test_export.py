@@ -1,0 +1,75 @@
+"""A hub as plain files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hubs import fill, hub
+
+from rove.core.errors import ConfigError, PackageError
+from rove.hub.server.export import export
+from rove.hub.server.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = Store(tmp_path / "hub")
+    fill(store, ["key"])
+    yield store
+    store.close()
+
+
+def test_what_is_exported_is_what_is_served(store: Store, tmp_path: Path):
+    made = export(store, tmp_path / "site", "test")
+    assert (made.environments, made.versions) == (2, 3)
+    assert not [path for path in (tmp_path / "site").rglob("*") if "secret" in path.name]
+
+
+async def test_each_file_is_the_server_s_answer(store: Store, tmp_path: Path):
+    export(store, tmp_path / "site", "test")
+    count = 0
+    async with hub(tmp_path / "hub") as asking:
+        for file in sorted((tmp_path / "site").rglob("*")):
+            path = f"/{file.relative_to(tmp_path / 'site')}"
+            if not file.is_file():
+                continue
+            headers = {}
+            if "/simple/" in path:
+                headers["Accept"] = "text/html" if file.suffix == ".html" else "application/vnd.pypi.simple.v1+json"
+                path = path.removesuffix(file.name)
+            path = path.removesuffix("index.html")
+            answer = await asking.ask("GET", path, headers=headers)
+            served, written = answer.body, file.read_bytes()
+            if file.suffix == ".html":  # nobody finds the page of a folder on a disk, so that links there name it
+                written = written.replace(b'index.html"', b'"').replace(b"index.html?", b"?")
+            if path == "/index.json":
+                served, written = msgspec.json.decode(served), msgspec.json.decode(written)
+                assert (served.pop("search"), written.pop("search")) == ("/api/search", None)
+            assert (answer.status, served) == (200, written), path
+            count += 1
+    assert count > 20
+
+
+def test_a_former_export_is_replaced_and_nothing_else_ever(store: Store, tmp_path: Path):
+    site = tmp_path / "site"
+    export(store, site)
+    (site / "acme/gone").mkdir()
+    export(store, site)
+    assert not (site / "acme/gone").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/letter.txt").write_text("dear")
+    for folder in (tmp_path / "home", store.folder, store.folder / "files", tmp_path):
+        with pytest.raises(ConfigError):
+            export(store, folder)
+    assert (tmp_path / "home/letter.txt").read_text() == "dear"
+
+
+def test_a_file_that_has_changed_is_not_exported(store: Store, tmp_path: Path):
+    export(store, tmp_path / "site")
+    (store.files / "zeta/chess/1.0/chess-1.0.tar.gz").write_bytes(b"other")
+    with pytest.raises(PackageError, match="is not what it was"):
+        export(store, tmp_path / "site")
+    assert (tmp_path / "site/zeta/chess/1.0/manifest.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "made", "site"]

@@ -1,0 +1,234 @@
+"""The data folder: what is on the hub is whole, and what died on its way is gone after a start."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import sqlite3
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubs import add, listing
+
+from rove.core.errors import ConfigError
+from rove.hub.server import catalogue
+from rove.hub.server.errors import Refused
+from rove.hub.server.results import read_run
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import Access
+
+ADMIN = Access("acme", ("admin",))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = Store(tmp_path / "hub")
+    store.enter()
+    store.add_owner("acme")
+    yield store
+    store.close()
+
+
+def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(store: Store):
+    def shown() -> str:
+        return catalogue.listing(store, "hub")["environments"][0]["version"]
+
+    for version in ("1.10", "2.0rc1", "1.9"):
+        add(store, version=version)
+    assert [v["version"] for v in catalogue.environment(store, "acme", "my-sums")["versions"]] == [
+        "1.9",
+        "1.10",
+        "2.0rc1",
+    ]
+    assert shown() == "1.10"
+    store.yank("acme", "my-sums", "1.10", "")
+    assert shown() == "1.9"
+    store.yank("acme", "my-sums", "1.9", "both")
+    assert shown() == "2.0rc1"
+    store.yank("acme", "my-sums", "1.9", None)
+    assert shown() == "1.9"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "status", "words"),
+    [
+        ("my-sums", "1.0", 409, "acme/my-sums 1.0 is there already and never changes"),
+        ("my-sums", "1", 409, "acme/my-sums 1.0 is there already"),
+        ("m-ysums", "1.0", 409, "'m-ysums' can be confused with acme/my-sums"),
+        ("mysums", "2.0", 409, "'mysums' can be confused with acme/my-sums"),
+        ("rny-sums", "2.0", 409, "'rny-sums' can be confused with acme/my-sums"),
+    ],
+)
+def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, status: int, words: str):
+    add(store)
+    before = listing(store.folder)
+    with pytest.raises(Refused, match=words) as refused:
+        add(store, name=name, version=version)
+    assert refused.value.status == status
+    assert listing(store.folder) == before
+
+
+def test_owners_cannot_be_confused_and_have_to_be_there(store: Store):
+    assert not store.add_owner("acme", ["key"])
+    assert catalogue.keys(store, "acme") == ["key"]
+    with pytest.raises(Refused, match="'acrne' can be confused with the owner 'acme'"):
+        store.add_owner("acrne")
+    with pytest.raises(Refused, match="no owner 'nobody'"):
+        add(store, "nobody")
+    for wrong in ("Acme", "a_b", "", "simple", "-a", "a" * 41, "ácme"):
+        with pytest.raises(ConfigError):
+            store.add_owner(wrong)
+
+
+def test_a_start_throws_away_what_was_on_its_way(store: Store):
+    add(store)
+    store.add_run("acme", "my-sums", "1.0", read_run(b'{"model": "tiny", "summary": {}}'))
+    before = listing(store.folder)
+    (store.drafts / "half").mkdir()
+    (store.drafts / "half/wheel").write_bytes(b"half")
+    shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/my-sums/2.0")
+    shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/others/1.0")
+    (store.files / "acme/my-sums/1.0/runs/abc.json").write_bytes(b"{}")
+    (store.files / "acme/my-sums/notes.txt").write_bytes(b"no version")
+    (store.drafts / ".DS_Store").write_bytes(b"no draft")
+    other = Store(store.folder)
+    assert other.enter() == []
+    assert listing(store.folder) != before  # somebody is at work: nothing is thrown away
+    store.close()
+    other.close()
+    last = Store(store.folder)
+    assert last.enter() == []
+    last.close()
+    assert listing(store.folder) == before
+
+
+def test_what_nobody_of_us_has_deleted_is_told(store: Store):
+    add(store)
+    (store.files / "acme/my-sums/1.0/my_sums-1.0.tar.gz").unlink()
+    (store.files / "acme/my-sums/1.0/README.md").write_bytes(b"")
+    store.close()
+    again = Store(store.folder)
+    assert sorted(Path(file).name for file in again.enter()) == ["README.md", "my_sums-1.0.tar.gz"]
+    again.close()
+
+
+@pytest.mark.parametrize("dies", ["rename", "fsync", "COMMIT"])
+def test_an_upload_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
+    add(store)
+    before = listing(store.folder)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if dies == "COMMIT":
+        connection = store.database._connection()
+        connection.execute(
+            "CREATE TEMP TRIGGER full BEFORE INSERT ON main.files BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        )
+    else:
+        monkeypatch.setattr(os, dies, fail)
+    with pytest.raises((OSError, sqlite3.Error)):
+        add(store, name="others")
+    monkeypatch.undo()
+    store.close()
+    again = Store(store.folder)
+    again.enter()
+    assert listing(store.folder) == before
+    add(again, name="others")
+    again.close()
+
+
+def test_an_environment_can_begin_hidden_and_who_may_only_upload_cannot_show_it(store: Store):
+    uploader = Access("acme", ("upload:acme/my-sums",))
+    for _ in range(2):
+        store.set_private("acme", "my-sums", True, uploader)
+    with pytest.raises(Refused, match="may not show or hide"):
+        store.set_private("acme", "my-sums", False, uploader)
+    with pytest.raises(Refused, match="may not upload to acme/others"):
+        store.set_private("acme", "others", True, uploader)
+    add(store)
+    assert catalogue.listing(store, "hub")["environments"] == []
+    assert catalogue.search(store, catalogue.Query(), "acme")["total"] == 1
+    store.set_private("acme", "my-sums", False, ADMIN)
+    assert catalogue.search(store, catalogue.Query())["total"] == 1
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="holds something else than a hub"):
+        Store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/hub.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match="cannot be used as the tables of a hub"):
+        Store(tmp_path / "hub")
+
+
+def test_tables_of_a_newer_rove_are_refused(store: Store):
+    store.database._connection().execute("PRAGMA user_version = 99")
+    with pytest.raises(ConfigError, match="of a newer rove"):
+        Store(store.folder)
+
+
+@pytest.mark.broad
+def test_an_upload_that_dies_at_any_step_is_there_whole_or_not_at_all(tmp_path: Path):
+    """A process for each step that it takes on the disk or in the tables; that step is its last."""
+    store = Store(tmp_path / "hub")
+    store.add_owner("acme")
+    add(store, version="1.0")
+    store.close()
+    before, step, ended = listing(tmp_path / "hub"), 0, []
+    while not ended or ended[-1] == DIED:
+        child = os.fork()
+        if child == 0:
+            _die_at(step, tmp_path)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        step += 1
+        again = Store(tmp_path / "hub")
+        assert again.enter() == []
+        versions = [release.version for release in catalogue.releases(again, "acme", "my-sums")]
+        if versions != ["1.0"]:
+            for file in catalogue.releases(again, "acme", "my-sums")[-1].files:
+                content = (again.files / "acme/my-sums" / versions[-1] / file.filename).read_bytes()
+                assert hashlib.sha256(content).hexdigest() == file.sha256
+            break
+        again.close()
+        assert listing(tmp_path / "hub") == before
+    again.close()
+    assert step > 20, "the steps are not seen any more"
+
+
+DIED = 9
+
+
+def _die_at(step: int, place: Path) -> None:
+    """Upload, and die when the step of this number begins. Never returns."""
+    try:
+        store = Store(place / "hub")
+        store.enter()
+        steps = itertools.count()
+
+        def die(*_: object) -> None:
+            if next(steps) == step:
+                os._exit(DIED)
+
+        def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                die()
+                return function(*args, **options)
+
+            return call
+
+        store.database._connection().set_trace_callback(die)
+        for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+            setattr(module, name, dying(getattr(module, name)))
+        add(store, version="1.1")
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

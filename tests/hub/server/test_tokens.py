@@ -1,0 +1,111 @@
+"""Tokens: who may do what, and that nobody can read one from the hub's disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError
+from rove.hub.server.errors import Refused
+from rove.hub.server.store import Store
+from rove.hub.server.tokens import Access, access_of, check_scope, make_token, revoke, tokens
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = Store(tmp_path / "hub")
+    store.add_owner("acme")
+    yield store
+    store.close()
+
+
+def test_a_token_is_known_by_its_hash_alone(store: Store):
+    text = make_token(store.database, "acme", note="laptop")
+    assert re.fullmatch(r"rove_[\w-]{43}", text)
+    assert access_of(store.database, text) == Access("acme", ("read", "upload:acme/*"))
+    store.close()
+    for file in store.folder.rglob("*"):
+        assert not file.is_file() or text[5:].encode() not in file.read_bytes()
+
+
+def test_tokens_expire_and_can_be_revoked(store: Store):
+    short, long = make_token(store.database, "acme", days=1e-9), make_token(store.database, "acme", days=None)
+    with pytest.raises(Refused, match="has expired"):
+        access_of(store.database, short)
+    access_of(store.database, long)
+    assert revoke(store.database, 2).revoked is not None
+    with pytest.raises(Refused, match="was revoked"):
+        access_of(store.database, long)
+    assert [token.id for token in tokens(store.database, "acme")] == [1, 2]
+    assert tokens(store.database, "nobody") == []
+    with pytest.raises(ConfigError, match="no token 9"):
+        revoke(store.database, 9)
+
+
+@pytest.mark.parametrize("text", ["", "rove_", "rove_" + "a" * 43, "none", "rove_" + "a" * 500, "rove_\udcff"])
+def test_what_is_no_token_opens_nothing(store: Store, text: str):
+    with pytest.raises(Refused) as refused:
+        access_of(store.database, text)
+    assert refused.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("scopes", "owner", "name", "uploads", "administers"),
+    [
+        ((), "acme", "sums", False, False),
+        (("read",), "acme", "sums", False, False),
+        (("upload:acme/sums",), "acme", "sums", True, False),
+        (("upload:acme/sums",), "acme", "sums-2", False, False),
+        (("upload:acme/*",), "acme", "sums", True, False),
+        (("upload:acme/*",), "zeta", "sums", False, False),
+        (("upload:zeta/*",), "zeta", "sums", True, False),
+        (("admin",), "acme", "sums", True, True),
+        (("admin",), "zeta", "sums", False, False),
+    ],
+)
+def test_a_scope_allows_what_it_says(scopes: tuple[str, ...], owner: str, name: str, uploads: bool, administers: bool):
+    access = Access("acme", scopes)
+    for allowed, check in (
+        (uploads, lambda: access.check_upload(owner, name)),
+        (administers, lambda: access.check_admin(owner, "hide it")),
+    ):
+        if allowed:
+            check()
+        else:
+            with pytest.raises(Refused) as refused:
+                check()
+            assert refused.value.status == 403
+    assert access.reads == ("acme" if {"read", "admin"} & set(scopes) else None)
+
+
+def test_nobody_may_read_only(store: Store):
+    with pytest.raises(Refused) as refused:
+        Access().check_upload("acme", "sums")
+    assert refused.value.status == 401
+    assert Access().reads is None
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=20).map(lambda text: f"upload:{text}") | st.text(max_size=20))
+def test_a_scope_is_refused_or_kept_as_it_is(text: str):
+    try:
+        assert check_scope(text) == text
+    except ConfigError:
+        return
+    assert text in ("read", "admin") or re.fullmatch(r"upload:[a-z0-9-]+/(\*|[a-z0-9-]+)", text)
+
+
+def test_wrong_wishes_are_refused(store: Store):
+    for scopes in (["write"], ["upload:"], ["upload:acme"], ["upload:Acme/*"], ["upload:acme/My"], ["upload:*/*"]):
+        with pytest.raises(ConfigError):
+            make_token(store.database, "acme", scopes)
+    for options in ({"days": 0}, {"days": -1}, {"days": 1e9}, {"note": "a" * 101}, {"note": "a\nb"}):
+        with pytest.raises(ConfigError):
+            make_token(store.database, "acme", **options)
+    with pytest.raises(ConfigError, match="no owner 'nobody'"):
+        make_token(store.database, "nobody")
+    assert tokens(store.database) == []

@@ -1,0 +1,131 @@
+"""What holds for every integration: it is found under its name, it is light, and it says what it needs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rove as vf
+from rove.core.errors import ConfigError
+from rove.integrations.environments.libraries import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDING: list[tuple[str, str, Callable[[], object]]] = [
+    ("gymnasium", "gym", lambda: vf.GymEnv("FrozenLake-v1")),
+    ("textarena", "textarena", lambda: vf.TextArenaEnv("TicTacToe-v0")),
+    ("reasoning_gym", "reasoning-gym", lambda: vf.ReasoningGymEnv("gcd")),
+]
+
+
+@pytest.mark.parametrize(("module", "extra", "make"), NEEDING)
+def test_a_library_that_is_missing_is_told(
+    module: str, extra: str, make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else find(name))
+    with pytest.raises(ConfigError, match=rf"pip install 'rove\[{extra}\]'"):
+        make()
+
+
+def test_a_library_that_is_there_is_not_imported() -> None:
+    program = "import sys\nfrom rove.integrations.environments.libraries import needs\nneeds('wave', 'x', 'it')\n"
+    subprocess.run([sys.executable, "-c", f"{program}assert 'wave' not in sys.modules"], check=True)
+    with pytest.raises(ConfigError, match="it needs 'no_such_library'"):
+        needs("no_such_library", "x", "it")
+
+
+PAGE = (ROOT / "docs/integrations.md").read_text(encoding="utf-8")
+SECTIONS = dict(
+    zip(re.findall(r"^## (.*)$", PAGE, flags=re.MULTILINE), re.split(r"^## .*$", PAGE, flags=re.MULTILINE)[1:])
+)
+LIBRARIES = {"Gymnasium": "gymnasium", "reasoning-gym": "reasoning_gym", "TextArena": "textarena"}
+
+
+def examples_of(section: str, replaced: Callable[[str], str] = str) -> int:
+    """Run the examples in Python of a section of the page; how many there are."""
+    code = replaced("\n".join(re.findall(r"^```python\n(.*?)^```$", SECTIONS[section], flags=re.MULTILINE | re.DOTALL)))
+    test = doctest.DocTestParser().get_doctest(code, {}, section, section, 0)
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(verbose=False).run(test, out=report.write).failed
+    assert not failed, report.getvalue()
+    return len(test.examples)
+
+
+ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
+"""Sections that other tests run."""
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ELSEWHERE])
+def test_the_page_prints_what_it_says(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = LIBRARIES.get(section)
+    if library is not None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert examples_of(section) >= 4
+
+
+def served(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def rove(line: str) -> list[str]:
+    return [sys.executable, "-m", "rove.cli.main", *shlex.split(line)[1:]]
+
+
+@pytest.mark.broad
+def test_the_page_serves_and_plays_over_open_env(tmp_path: Path) -> None:
+    [serve] = re.findall(r"^rove serve .*$", SECTIONS["OpenEnv"], flags=re.MULTILINE)
+    with served(rove(serve.replace("8000", "0")), tmp_path) as server:
+        assert server.stdout is not None
+        [url] = re.findall(r"http://127.0.0.1:\d+", server.stdout.readline())
+        try:
+            assert examples_of("OpenEnv", lambda code: code.replace("http://127.0.0.1:8000", url)) >= 4
+        finally:
+            server.terminate()
+
+
+@pytest.mark.broad
+def test_the_page_isolates(tmp_path: Path) -> None:
+    lines = re.findall(r"^rove [a-z]+ --isolated [a-z].*$", SECTIONS["Isolation"], flags=re.MULTILINE)
+    for line, told in zip(lines, ["15 of 15 rollouts scored", "reward of the model: "], strict=True):
+        with served(rove(line), tmp_path) as command:
+            out, _ = command.communicate()
+        assert command.returncode == 0 and told in out
+
+
+PACKAGES = dict(re.findall(r"^```python file=environments/(\w+).py\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
+SMALLER = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "64": "8", "256": "8", "16": "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "library"), [("frozen_lake", "gymnasium"), ("sums", "reasoning_gym")])
+def test_the_page_trains(name: str, library: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    (tmp_path / "environments").mkdir()
+    (tmp_path / f"environments/{name}.py").write_text(PACKAGES[name])
+    [block] = [
+        block
+        for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        if f"--env {name}" in block
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    for line in block.splitlines():
+        words = [SMALLER.get(word, word) for word in rove(line)]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    [metrics] = (tmp_path / "runs").glob("*-rl/metrics.jsonl")
+    assert '"reward/mean"' in metrics.read_text()

@@ -1,0 +1,579 @@
+"""OpenEnv both ways: servers of it as environments, environments as servers of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from libraries import needs_library
+from toys import Quiz, Talk, says
+
+import rove as vf
+from rove.core.errors import WorkerError
+from rove.integrations.environments.open_env import OpenEnvEnv, show_fields
+from rove.integrations.environments.open_env_wire import RefusedError, Session
+from rove.integrations.open_env_episode import Room
+from rove.integrations.open_env_rest import Rest
+from rove.integrations.open_env_server import OpenEnvServer
+from rove.server.listen import base_url_of, listening
+from tests.envs.test_tool import call, calls
+
+openenv = needs_library("openenv", "openenv")
+
+
+class Guessing:
+    """A server with the words of OpenEnv's: guess a number; each step is paid, the right one ends the episode."""
+
+    def __init__(self, room: int = 1000, schema: dict[str, Any] | None = None):
+        self.room, self.schema = room, schema
+        self.live = self.peak = 0
+        self.resets: list[dict[str, Any]] = []
+        self.secrets: dict[Any, str] = {}
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        fields = self.schema or {"properties": {"guess": {"type": "string"}, "metadata": {}}, "required": ["guess"]}
+        app.router.add_get("/schema", answering({"action": fields}))
+        app.router.add_get("/metadata", answering({"name": "guessing", "description": "Guess a number."}))
+        app.router.add_get("/ws", self.session)
+        return app
+
+    async def session(self, request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse()
+        await ws.prepare(request)
+        if self.live >= self.room:
+            await ws.send_json({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}})
+            await ws.close()
+            return ws
+        self.live += 1
+        self.peak = max(self.peak, self.live)
+        try:
+            async for message in ws:
+                frame = json.loads(message.data)
+                if frame["type"] == "close":
+                    break
+                await self.answer(ws, frame["type"], frame["data"])
+        finally:
+            self.live -= 1
+        return ws
+
+    async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
+        if kind == "reset":
+            self.resets.append(data)
+            self.secrets[ws] = str(data["seed"] % 10)
+            await observe(ws, {"hint": "0 to 9", "metadata": {"secret": 1}}, None, False)
+        elif data.get("guess") == "leave":
+            await ws.close()
+        elif data.get("guess") == "break":
+            await ws.send_json({"type": "error", "data": {"message": "boom", "code": "EXECUTION_ERROR"}})
+        elif not str(data.get("guess", "")).isdigit():
+            errors = [{"loc": ["guess"], "msg": "not a digit"}]
+            told = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
+            await ws.send_json({"type": "error", "data": told})
+        else:
+            is_right = str(data["guess"]) == self.secrets[ws]
+            await observe(ws, {"hint": "right" if is_right else "no"}, is_right, is_right)
+
+
+def answering(value: Any) -> Any:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return answer
+
+
+async def observe(ws: web.WebSocketResponse, observation: dict[str, Any], reward: Any, done: bool) -> None:
+    await ws.send_json({"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}})
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    async with listening(app) as runner:
+        yield base_url_of(runner).removesuffix("/v1")
+
+
+def played(app: web.Application, player: Any, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
+    async def go() -> list[vf.RolloutRecord]:
+        async with serving(app) as url:
+            env = OpenEnvEnv(url, **{"num_eval_examples": 4, "max_turns": 12, **options})
+            return await env.generate(
+                player if isinstance(player, vf.Client) else says(player), rollouts_per_example=rollouts
+            )
+
+    return asyncio.run(go())
+
+
+def count_up(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    return f"<think>next</think> {len(state['trajectory'])}"
+
+
+def test_an_environment_of_a_server_is_played() -> None:
+    server = Guessing()
+    records = played(server.app(), count_up, rollouts=2)
+    seeds = [data["seed"] for data in server.resets]
+    assert len(seeds) == 8 and len(set(seeds)) == 4  # siblings share theirs
+    for record in records:
+        assert record.scores is not None, record.error
+        assert record.prompt == [vf.UserMessage("Guess a number.\n\n0 to 9")]
+        assert record.completion[-1]["content"] == "right\nThe episode is over."
+        assert (record.reward, record.scores.metrics["finished"]) == (1.0, 1.0)
+        assert record.scores.metrics["episode_steps"] == len(record.steps) == record.info["seed"] % 10 + 1
+    assert server.live == 0
+
+
+@pytest.mark.broad
+def test_128_sessions_at_once() -> None:
+    server, all_here = Guessing(), asyncio.Event()
+
+    async def patient(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+        if server.live == 128:
+            all_here.set()
+        await all_here.wait()
+        return count_up(messages, state, rng)
+
+    client = vf.ScriptedClient(patient, max_concurrent=128)
+    records = played(server.app(), client, num_eval_examples=128)
+    assert server.peak == 128 and [record.reward for record in records] == [1.0] * 128
+
+
+def test_a_server_without_room_is_waited_for() -> None:
+    server = Guessing(room=2)
+    records = played(server.app(), count_up, num_eval_examples=10)
+    assert server.peak == 2 and [record.reward for record in records] == [1.0] * 10
+
+
+def test_a_server_that_never_has_room_is_an_infra_error() -> None:
+    [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, room_seconds=0.2)
+    assert record.error is not None
+    assert record.error.type == "InfraError" and "no room for another session in 0.2 s" in record.error.message
+
+
+def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
+    schema = {"properties": {"guess": {"type": "integer"}, "why": {"type": "string"}}, "required": ["guess"]}
+    said = iter(["hm", '["4"]', 'so {"guess": "four"}', *(f'```json\n{{"guess": {i}}}\n```' for i in range(10))])
+    [record] = played(
+        Guessing(schema=schema).app(), lambda messages, state, rng: next(said), num_eval_examples=1, max_turns=20
+    )
+    assert record.scores is not None
+    texts = [message["content"] for message in record.completion[1:7:2]]
+    assert all(text.startswith("That is no action: ") and '"guess": {"type": "integer"}' in text for text in texts)
+    assert "not a digit" in texts[2] and '"required": ["guess"]' in record.prompt[0]["content"]
+    assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 3 / len(record.steps)
+
+
+def test_an_action_can_be_a_call_of_a_tool() -> None:
+    guess = {"type": "integer", "description": "0 to 9"}
+    schema = {"properties": {"guess": guess, "metadata": {}}, "required": ["guess"], "description": "A guess."}
+    said: Any = iter(
+        ["four", calls(call("gues", {"guess": 1})), calls(call("act", "{")), calls(call("act", {"guess": "four"}))]
+    )
+
+    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+        every = [call("act", {"guess": number}, id=f"c{number}") for number in range(10)]
+        return next(said, None) or calls(*every)
+
+    [record] = played(Guessing(schema=schema).app(), player, num_eval_examples=1, as_tool=True)
+    assert record.tools is not None and record.scores is not None
+    [tool] = [one["function"] for one in record.tools]
+    assert (tool["name"], tool["description"]) == ("act", "A guess.")
+    assert tool["parameters"] == {"type": "object", "properties": {"guess": guess}, "required": ["guess"]}
+    assert record.prompt[0]["content"].startswith("Guess a number.\n\nAct by calling the tool act.")
+    told = [message["content"] for message in record.completion if message["role"] != "assistant"]
+    assert told[0] == "That is no action. Act by calling the tool act."
+    assert "there is no tool 'gues'" in told[1] and "no JSON" in told[2] and "not a digit" in told[3]
+    secret = record.info["seed"] % 10
+    assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
+    assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5
+    assert (record.stop_condition, record.completion[-1]["tool_call_id"]) == ("has_final_env_response", "c9")
+    with pytest.raises(vf.ConfigError, match="expected one of them"):
+        OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
+
+
+def test_own_functions_show_observations_and_read_actions() -> None:
+    options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
+    [record] = played(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
+    assert record.prompt[0]["content"] == "Go.\n\n<0 to 9>" and record.completion[-1]["content"][0] == "<"
+
+
+@pytest.mark.parametrize(
+    ("guess", "told"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
+)
+def test_what_breaks_at_the_server_fails_the_rollout(guess: str, told: str) -> None:
+    [record] = played(Guessing().app(), guess, num_eval_examples=1)
+    assert record.error is not None and re.search(told, record.error.message)
+    assert record.error.phase == "env_response"
+
+
+@pytest.mark.broad
+def test_a_server_that_is_silent_fails_the_rollout() -> None:
+    class Silent(Guessing):
+        async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
+            await asyncio.sleep(60)
+
+    [record] = played(Silent().app(), "1", num_eval_examples=1, call_seconds=0.3)
+    assert record.error is not None and "did not answer 'reset' within 0.3 s" in record.error.message
+
+
+def test_no_server_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(says("1"))
+    assert record.error is not None
+    assert record.error.type == "InfraError" and f"http://127.0.0.1:{port}" in record.error.message
+    [record] = played(web.Application(), "1", num_eval_examples=1)
+    assert record.error is not None and "no OpenEnv server can be reached" in record.error.message
+    with pytest.raises(vf.ConfigError, match="call_seconds is 0"):
+        OpenEnvEnv("http://x", call_seconds=0)
+
+
+def test_observations_in_words() -> None:
+    assert show_fields({"board": "X", "metadata": {}}) == "X"
+    assert show_fields({"a": [1], "b": None, "c": "é"}) == "a: [1]\nc: é"
+    assert show_fields({"text": "hello", "messages": [{"role": "user"}]}) == "hello"
+
+
+async def sessions(env: vf.Environment, use: Callable[[Callable[[], Session]], Awaitable[Any]], **options: Any) -> Any:
+    async with serving(OpenEnvServer(env, "ours", **options).app()) as url, aiohttp.ClientSession() as http:
+        return await use(lambda: Session(http, url))
+
+
+def test_environments_are_servers_of_themselves() -> None:
+    """A game over the protocol is the game: the same words, and the reward at its end."""
+    env = vf.load_environment("tictactoe", num_examples=8)
+
+    async def go(seat: Callable[[], Session]) -> list[Any]:
+        session, told = seat(), []
+        told.append(await session.reset(9, 9, split="eval", index=3, seed=5))
+        for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
+            told.append(await session.step({"message": f"<move>{square}</move>"}, 9))
+            if told[-1]["done"]:
+                break
+        told.append(await session.ask("state", {}, 9))
+        with pytest.raises(RefusedError, match="the episode is over"):
+            await session.step({"message": "more"}, 9)
+        await session.close()
+        return told
+
+    *told, state = asyncio.run(sessions(env, go))
+    moves = iter(range(9))
+    [*_, record] = [
+        record
+        for record in env.generate_sync(
+            says(lambda m, s, r: f"<move>{next(moves)}</move>" if s["example_id"] == 3 else ""), seed=5
+        )
+        if record.example_id == 3
+    ]
+    theirs = [message["content"] for message in record.completion if message["role"] == "user"]
+    assert [one["observation"]["text"] for one in told[1:]] == theirs
+    assert told[0]["observation"]["messages"] == record.prompt and told[-1]["done"]
+    assert [one["reward"] for one in told] == [0.0] * (len(told) - 1) + [record.reward]
+    assert record.scores is not None and told[-1]["metadata"]["metrics"] == record.scores.metrics
+    assert (state["step_count"], state["example_id"], state["split"]) == (len(record.steps), 3, "eval")
+
+
+def test_what_is_asked_wrongly_is_refused_by_name() -> None:
+    async def go(seat: Callable[[], Session]) -> list[tuple[str, str]]:
+        session, refused = seat(), []
+        with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
+            await session.reset(9, 9, index=99)
+        asks = [("step", {"message": "early"}), ("dance", {}), ("reset", {"split": "middle"}), ("reset", {"seed": 1})]
+        asks += [("step", {"text": "wrong field"}), ("step", {"message": 3}), ("step", {"message": "right field"})]
+        for kind, data in asks:
+            try:
+                await session.ask(kind, data, 9)
+            except RefusedError as error:
+                refused.append((kind, error.code))
+        return refused
+
+    wrong = [("step", "EXECUTION_ERROR"), ("dance", "UNKNOWN_TYPE"), ("reset", "VALIDATION_ERROR")]
+    assert asyncio.run(sessions(Quiz(), go)) == [*wrong, ("step", "VALIDATION_ERROR"), ("step", "VALIDATION_ERROR")]
+
+
+@pytest.mark.broad
+def test_sessions_are_counted_and_given_back() -> None:
+    env = Talk(turns=3)
+
+    async def go(seat: Callable[[], Session]) -> None:
+        first, second = seat(), seat()
+        await first.reset(9, 9)
+        with pytest.raises(vf.InfraError, match="no room"):
+            await second.reset(9, 0.1)
+        await first.reset(9, 9)  # in the middle of an episode
+        await first.close()
+        await second.reset(9, 9)
+        await second.step({"message": "a"}, 9)
+        await second.close()
+
+    asyncio.run(sessions(env, go, most_sessions=1))
+
+
+def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
+    class Broken(Talk):
+        async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+            raise RuntimeError("no more words")
+
+    async def go(seat: Callable[[], Session]) -> dict[str, Any]:
+        session = seat()
+        await session.reset(9, 9)
+        return await session.step({"message": "a"}, 9)
+
+    told = asyncio.run(sessions(Broken(), go))
+    assert (told["done"], told["reward"]) == (True, None)
+    assert told["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
+
+
+async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
+    """Plain requests: (path, body) → (status, answer); without a body it is a GET."""
+    async with serving(server.app()) as url, aiohttp.ClientSession() as http:
+
+        async def ask(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+            method = "POST" if body is not None or options else "GET"
+            async with http.request(method, f"{url}/{path}", json=body, **options) as response:
+                return response.status, await response.json()
+
+        return await use(ask)
+
+
+def test_episodes_are_played_over_plain_requests_too() -> None:
+    env = vf.load_environment("tictactoe", num_examples=8)
+
+    async def over_rest(ask: Any) -> list[Any]:
+        before = await ask("state")
+        told = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
+        _, other = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
+        name = other["metadata"]["episode_id"]
+        for square in range(9):
+            move = {"message": f"<move>{square}</move>"}
+            told.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
+            assert (await ask("step", {"action": move}))[1]["observation"] == told[-1]["observation"]  # the last begun
+            if told[-1]["done"]:
+                break
+        gone = await ask("step", {"action": move, "episode_id": "one"})
+        assert gone[0] == 404 and "no episode 'one' is under way" in gone[1]["detail"]
+        assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
+        assert {one["metadata"]["episode_id"] for one in told} == {"one"}
+        return told
+
+    async def over_socket(seat: Callable[[], Session]) -> list[Any]:
+        session = seat()
+        told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
+        while not told[-1]["done"]:
+            told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))
+        await session.close()
+        return told
+
+    rest = asyncio.run(asking(OpenEnvServer(env, "ours"), over_rest))
+    socket = asyncio.run(sessions(env, over_socket))
+    for one, other in zip(rest, socket, strict=True):
+        assert one["observation"] == other["observation"]
+        assert (one["reward"], one["done"]) == (other["reward"], other["done"])
+        assert one["metadata"].items() >= other.get("metadata", {}).items()
+
+
+def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
+    server = OpenEnvServer(Talk(turns=3), "talk", most_sessions=1)
+
+    async def go(ask: Any) -> None:
+        assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
+        assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
+        assert (await ask("reset", [1]))[0] == 422
+        status, told = await ask("reset", {"index": 99999})
+        assert status == 422 and "expected 0 to" in told["detail"] and server.room.taken == 0
+        assert (await ask("reset", data=b""))[0] == 200
+        status, told = await ask("reset", {})
+        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are taken")
+        for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
+            assert (await ask("step", body))[0] == 422
+        assert (await ask("state"))[1]["step_count"] == 0
+        server.rest.idle_seconds = -1.0  # whoever has left makes room
+        assert (await ask("reset", {"episode_id": "new"}))[0] == 200
+        assert (await ask("state?episode_id=new"))[1]["episode_id"] == "new"
+        assert (await ask("state?episode_id=old"))[0] == 404
+
+    asyncio.run(asking(server, go))
+    assert server.room.taken == 0
+
+
+def test_tasks_are_listed_without_their_answers() -> None:
+    async def go() -> list[Any]:
+        async with serving(OpenEnvServer(Quiz(count=5), "quiz").app()) as url, aiohttp.ClientSession() as http:
+
+            async def post(path: str, **body: Any) -> Any:
+                async with http.post(f"{url}/{path}", json=body) as response:
+                    return await response.json() if response.status == 200 else response.status
+
+            async with http.get(f"{url}/quiz/splits") as response:
+                splits = await response.json()
+            one = await post("quiz/task", split="eval", index=2)
+            some = await post("quiz/task_range", split="train", start=1, stop=3)
+            refused = [await post("quiz/task", split="eval", index=5), await post("other/tasks", split="eval")]
+            refused.append(await post("quiz/tasks", split="middle"))
+            return [splits, await post("quiz/num_tasks", split="train"), one, some, refused]
+
+    splits, count, one, some, refused = asyncio.run(go())
+    assert splits == [{"name": "train", "type": "train"}, {"name": "eval", "type": "validation"}]
+    assert count == {"num_tasks": 5} and [task["index"] for task in some["tasks"]] == [1, 2]
+    assert one == {"task": {"index": 2, "prompt": [{"role": "user", "content": "q2"}]}}
+    assert refused == [400, 404, 400]
+
+
+def test_rewards_over_groups_have_no_place_in_an_episode() -> None:
+    @vf.group_reward
+    def rank(states: list[vf.State]) -> list[float]:
+        return [1.0] * len(states)
+
+    with pytest.raises(vf.ConfigError, match="compare siblings"):
+        OpenEnvServer(Quiz(rubric=vf.Rubric([rank])), "quiz")
+
+
+def test_our_environments_come_back_over_our_own_server() -> None:
+    plain = vf.load_environment("reverse_text", num_examples=6)
+    records = played(
+        OpenEnvServer(plain, "reverse_text").app(),
+        "a",
+        num_eval_examples=5,
+        reset_args={"split": "eval"},
+        instructions="",
+    )
+    assert all(record.scores is not None and record.scores.metrics["finished"] == 1.0 for record in records)
+
+
+# With the package itself
+
+
+SERVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import uvicorn
+from models import GuessAction, GuessObservation
+from openenv.core.env_server.http_server import create_app
+from server.guess_environment import GuessEnvironment
+app = create_app(GuessEnvironment, GuessAction, GuessObservation, env_name="guess", max_concurrent_envs=int(sys.argv[3]))
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+"""
+CLIENT = """
+import asyncio, re, sys
+from openenv.core import GenericEnvClient
+
+async def play(seed):
+    async with GenericEnvClient(base_url=sys.argv[1]) as env:
+        told = await env.reset(seed=seed)
+        while not told.done:
+            free = re.findall(r"\\d", told.observation["text"].split("Invalid move.")[-1])
+            told = await env.step({"message": f"<think>x</think><move>{free[0]}</move>"})
+        return told.reward, (await env.state())["step_count"]
+
+async def main():
+    return await asyncio.gather(*(play(seed) for seed in range(128)))
+
+print(asyncio.run(main()))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+@pytest.fixture(params=[1, 128])
+def scaffold(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The server that `openenv init` writes, with room for so many sessions."""
+    init = [sys.executable, "-m", "openenv.cli", "init", "guess", "--output-dir", str(tmp_path)]
+    subprocess.run(init, check=True, capture_output=True)
+    port = free_port()
+    program = [sys.executable, "-c", SERVER, str(tmp_path / "guess"), str(port), str(request.param)]
+    with subprocess.Popen(program) as process:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield url
+        process.terminate()
+
+
+@openenv
+@pytest.mark.slow
+def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> None:
+    room = request.node.callspec.params["scaffold"]
+    env = OpenEnvEnv(scaffold, num_eval_examples=128 if room > 1 else 6, max_turns=3)
+    records = env.generate_sync(vf.ScriptedClient(lambda m, s, r: "abcd", max_concurrent=128))
+    assert [record.error for record in records] == [None] * len(records)
+    assert {round(record.reward or 0.0, 6) for record in records} == {1.2}
+    assert records[0].completion[-1]["content"] == "echoed_message: abcd\nmessage_length: 4"
+
+    async def ours(ask: Any) -> list[tuple[int, Any]]:
+        return [
+            await ask("reset", {}),
+            await ask("step", {"action": {"message": "a"}}),
+            await ask("step", {"action": {}}),
+        ]
+
+    async def theirs() -> list[tuple[int, Any]]:
+        found = []
+        async with aiohttp.ClientSession() as http:
+            for path, body in (("reset", {}), ("step", {"action": {"message": "a"}}), ("step", {"action": {}})):
+                async with http.post(f"{scaffold}/{path}", json=body) as response:
+                    found.append((response.status, await response.json()))
+        return found
+
+    for mine, other in zip(asyncio.run(asking(OpenEnvServer(Talk(), "t"), ours)), asyncio.run(theirs())):
+        assert mine[0] == other[0] and other[1].keys() <= mine[1].keys()
+
+
+@openenv
+@pytest.mark.slow
+def test_the_official_client_plays_our_server() -> None:
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}
+    serve = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "tictactoe", "--port", str(port)]
+    with subprocess.Popen(serve, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert f"serving tictactoe at http://127.0.0.1:{port}" in server.stdout.readline()
+        client = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}"]
+        done = subprocess.run(client, capture_output=True, text=True, check=False)
+        server.terminate()
+    assert done.returncode == 0, done.stderr
+    games = json.loads(done.stdout.replace("(", "[").replace(")", "]"))
+    assert len(games) == 128 and all(0 <= reward <= 1.2 and 1 <= turns <= 8 for reward, turns in games)
+
+
+async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
+    class Episode:
+        def __init__(self) -> None:
+            self.state: dict[str, Any] = {}
+            self.is_over = asyncio.Event()
+
+        async def observe(self) -> dict[str, Any]:
+            return {"done": False}
+
+        async def act(self, action: Any) -> dict[str, Any]:
+            await self.is_over.wait()
+            raise WorkerError("the episode has ended")
+
+        async def close(self) -> None:
+            self.is_over.set()
+
+    rest = Rest(lambda data: Episode(), Room(5))  # pyright: ignore[reportArgumentType]
+    await rest.reset({"episode_id": "one"})
+    step = asyncio.create_task(rest.step({"episode_id": "one", "action": {}}))
+    await asyncio.sleep(0)
+    await rest.reset({"episode_id": "one"})
+    with pytest.raises(WorkerError, match="has ended"):
+        await step
+    assert await rest.state({"episode_id": "one"}) == {}

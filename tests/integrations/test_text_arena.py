@@ -1,0 +1,146 @@
+"""TextArenaEnv: games in processes of their own, other seats, rewards, and what goes wrong in games."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+
+import pytest
+from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixture
+from toys import says
+
+import rove as vf
+from rove.core.state import State
+from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
+
+library = needs_library("textarena", "rove[textarena]")
+
+
+class Games(Lasting, TextArenaEnv):
+    """Of one host."""
+
+
+def rolled(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
+    client = player if isinstance(player, vf.Client) else says(player)  # pyright: ignore[reportArgumentType]
+    return env.generate_sync(client, rollouts_per_example=rollouts)
+
+
+def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    return re.findall(r"\[\d\]", messages[-1].content)[-1]
+
+
+@library
+def test_a_game_of_two_is_played_in_both_seats() -> None:
+    records = rolled(Games("TicTacToe-v0", 8), rollouts=2)
+    assert [record.error for record in records] == [None] * 16
+    assert {frozenset(record.seats) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
+    for record in records:
+        assert record.scores is not None
+        raw = record.scores.metrics["raw_reward"]
+        assert record.reward == (raw + 1) / 2 and record.scores.metrics["finished"] == 1.0
+        assert record.completion[-1]["content"].endswith("The game is over.")
+        assert "three in a row" not in str(record.completion)  # only what is new is said
+
+
+@library
+def test_siblings_play_the_same_game_and_examples_others() -> None:
+    env = Games("Minesweeper-v0", 3)
+    groups = [rolled(env, "[0 0]", rollouts=3) for _ in range(2)]
+    assert [record.completion for record in groups[0]] == [record.completion for record in groups[1]]
+    by_row = {i: {str(r.completion) for r in groups[0] if r.example_id == i} for i in range(3)}
+    assert all(len(said) == 1 for said in by_row.values()) and len(set.union(*by_row.values())) == 3
+
+
+@pytest.mark.broad
+@library
+def test_the_host_ends_with_the_run() -> None:
+    env = TextArenaEnv("TicTacToe-v0", 1)
+    assert rolled(env)[0].error is None and env.workers._host is None
+
+
+@library
+def test_games_side_by_side_are_as_they_are_alone() -> None:
+    """The library seeds and draws from the one generator of its process."""
+    env = Games("Blackjack-v0", 12)
+    together = env.generate_sync(says("[Hit]"), max_concurrent=12)
+    alone = env.generate_sync(says("[Hit]"), max_concurrent=1)
+    assert [r.completion for r in together] == [r.completion for r in alone]
+    state = random.getstate()
+    env.generate_sync(says("[Stand]"))
+    assert random.getstate() == state and "textarena" not in sys.modules
+
+
+@library
+def test_other_seats_are_whoever_one_wants_and_see_the_game_from_there() -> None:
+    seen: list[list[str]] = []
+
+    def other(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+        seen.append([message.role for message in messages])
+        return first_free(messages, state, rng)
+
+    [record] = rolled(Games("TicTacToe-v0", 1, opponent=other), first_free)
+    [steps] = record.seats.values()
+    assert len(steps) == len(seen) >= 2 and seen[1] == ["user", "assistant", "user"]
+    [record] = rolled(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
+    assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)
+
+
+@library
+def test_an_invalid_move_is_forgiven_once() -> None:
+    [record] = rolled(Games("TicTacToe-v0", 1), "I pass")
+    assert record.scores is not None and len(record.steps) == 2
+    assert (record.reward, record.scores.metrics["invalid_move"]) == (0.0, 1.0)
+
+
+@library
+def test_a_game_cut_short_earns_nothing() -> None:
+    [record] = rolled(Games("TicTacToe-v0", 1, max_turns=1))
+    assert record.scores is not None
+    assert (record.reward, record.scores.metrics["finished"], record.stop_condition) == (0.0, 0.0, "max_turns_reached")
+
+
+@library
+def test_what_the_game_says_can_be_changed() -> None:
+    [record] = rolled(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
+    assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
+
+
+@pytest.mark.broad
+@library
+def test_a_game_that_never_comes_back_fails_its_rollout_in_time() -> None:
+    """With one player this game waits for others for ever."""
+    [record] = rolled(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
+    assert record.error is not None
+    assert record.error.type == "WorkerError" and "did not end within 3 s" in record.error.message
+
+
+@library
+def test_a_game_that_wants_the_network_is_refused_it() -> None:
+    [record] = rolled(Games("Wordle-v0", 1), "[crane]")
+    assert record.error is not None
+    assert (record.error.phase, record.error.type) == ("setup_state", "LookupError") and "nltk" in record.error.message
+
+
+@library
+def test_a_game_that_is_not_there_is_told() -> None:
+    [record] = rolled(Games("TicTacTo-v0", 1))
+    assert record.error is not None
+    assert (record.error.type, record.error.phase) == ("ConfigError", "setup_state")
+    assert "did you mean 'TicTacToe" in record.error.message
+
+
+@library
+def test_arguments_are_checked() -> None:
+    with pytest.raises(vf.ConfigError, match="num_players is 0"):
+        Games("TicTacToe-v0", num_players=0)
+
+
+@pytest.mark.broad
+def test_random_moves_are_those_that_were_shown() -> None:
+    def move(text: str, seed: int = 1) -> str:
+        return random_bracket([vf.UserMessage(text)], State(input={"info": {"seed": seed}}), random.Random(0))
+
+    text = "[Player 1] moved. Available Moves: '[0]', '[2]', '[b 3]'"
+    assert {move(text, seed) for seed in range(30)} == {"[0]", "[2]", "[b 3]"}
+    assert move(text) == move(text) and move("use [up] or [down]") in ("[up]", "[down]") and move("say it") == "[0]"

@@ -1,0 +1,104 @@
+"""What an MCP tool returned as the content of a message, and a server's lines out of what its pipe brings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.mcp import process
+from rove.mcp.content import content_of, text_of_result
+from rove.mcp.process import lines_of
+from rove.mcp.settings import ServerSettings
+from rove.tools.tool import as_content
+
+IMAGE = {"type": "image", "data": "QQ==", "mimeType": "image/png"}
+TEXT_RESOURCE = {"type": "resource", "resource": {"uri": "a://b", "text": "inside"}}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "content"),
+    [
+        ([], ""),
+        ([text("a"), text("b")], "a\nb"),
+        ([TEXT_RESOURCE], "inside"),
+        ([{"type": "resource_link", "name": "n", "uri": "a://b"}], "n a://b"),
+        ([{"type": "resource", "resource": {"uri": "a://b", "blob": "QQ=="}}], "a://b (binary, not shown)"),
+        ([{"type": "new", "x": 1}], '{"type":"new","x":1}'),
+        ([IMAGE], [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}]),
+        (
+            [{"type": "resource", "resource": {"uri": "a://b", "blob": "QQ==", "mimeType": "image/gif"}}],
+            [{"type": "image_url", "image_url": {"url": "data:image/gif;base64,QQ=="}}],
+        ),
+        (
+            [{"type": "audio", "data": "QQ==", "mimeType": "audio/mpeg"}],
+            [{"type": "input_audio", "input_audio": {"data": "QQ==", "format": "mp3"}}],
+        ),
+    ],
+)
+def test_blocks_as_content(blocks: list[dict[str, Any]], content: Any) -> None:
+    assert content_of({"content": blocks}, 1000) == content
+    assert as_content(content) == content  # what `ToolEnv` tells the model
+
+
+def test_structured_content_is_told_once() -> None:
+    structured = {"n": 1}
+    assert content_of({"content": [text("one")], "structuredContent": structured}, 100) == "one"
+    assert content_of({"content": [], "structuredContent": structured}, 100) == '{"n":1}'
+    parts = content_of({"content": [IMAGE], "structuredContent": structured}, 100)
+    assert isinstance(parts, list) and parts[1] == text('{"n":1}')
+
+
+@given(st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=6), st.integers(1, 30))
+def test_no_more_text_than_allowed_and_all_of_it_where_it_fits(said: list[str | None], most: int) -> None:
+    result = {"content": [IMAGE if one is None else text(one) for one in said]}
+    kept = text_of_result(result, most)
+    texts = [one for one in said if one is not None]
+    if sum(map(len, texts)) + len(texts) <= most:
+        assert kept == "\n".join(texts)
+    shown = content_of(result, most)
+    images = 0 if isinstance(shown, str) else sum(part["type"] == "image_url" for part in shown)
+    assert images == said.count(None)
+    assert len(kept) <= most + 40 * max(1, len(texts))
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.integers(1, 7))
+def test_lines_come_whole_however_they_arrive(lines: list[bytes], size: int) -> None:
+    async def read() -> list[bytes]:
+        stream = asyncio.StreamReader()
+        whole = b"".join(line + b"\n" for line in lines) + b"cut off"
+        task = asyncio.ensure_future(collect(stream))
+        for start in range(0, len(whole), size):
+            stream.feed_data(whole[start : start + size])
+            await asyncio.sleep(0)
+        stream.feed_eof()
+        return await task
+
+    async def collect(stream: asyncio.StreamReader) -> list[bytes]:
+        return [line async for line in lines_of(stream)]
+
+    assert asyncio.run(read()) == lines
+
+
+async def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MESSAGE_BYTES", 100)
+    stream = asyncio.StreamReader()
+    stream.feed_data(b"x" * 101)
+    with pytest.raises(ValueError, match="a line of more than"):
+        await anext(lines_of(stream))
+
+
+def test_identities_keep_no_secrets() -> None:
+    secret = (
+        ServerSettings(name="a", command="b", env={"KEY": "sk-1"}),
+        ServerSettings(name="a", url="http://c", headers={"authorization": "sk-1"}),
+    )
+    assert [b"sk-1" in msgspec.json.encode(one.identity) for one in secret] == [False, False]

@@ -1,0 +1,127 @@
+"""The Python files of a model folder are never run unless the user says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rove.cli.main import cli
+from rove.core.errors import ConfigError
+from rove.models.load import load_model, remote_code
+from rove.models.new import new_model
+
+CODE = """
+import os
+from pathlib import Path
+Path(os.environ["ROVE_MARKER"]).touch()
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+class HostileConfig(LlamaConfig):
+    model_type = "hostile"
+
+
+class HostileModel(LlamaForCausalLM):
+    config_class = HostileConfig
+
+
+class HostileTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "model": (
+        "config.json",
+        {
+            "model_type": "hostile",
+            "auto_map": {"AutoConfig": "m.HostileConfig", "AutoModelForCausalLM": "m.HostileModel"},
+        },
+    ),
+    "tokenizer": (
+        "tokenizer_config.json",
+        {"tokenizer_class": "HostileTokenizer", "auto_map": {"AutoTokenizer": [None, "m.HostileTokenizer"]}},
+    ),
+}
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that a hostile model writes; transformers copies the code of trusted models beside it."""
+    monkeypatch.setenv("ROVE_MARKER", str(tmp_path / "marker"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path / "marker"
+
+
+def hostile(folder: Path, kind: str) -> Path:
+    """A model folder whose model or tokenizer is defined by a Python file in it."""
+    new_model(["one two three"], size="tiny").save(folder)
+    (folder / "m.py").write_text(CODE)
+    name, changes = KINDS[kind]
+    config = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_of_a_folder_runs_only_when_it_is_trusted(tmp_path: Path, marker: Path, kind: str) -> None:
+    folder = hostile(tmp_path / "model", kind)
+    assert remote_code(folder) == ["m.py"]
+    with pytest.raises(ConfigError, match=r"m\.py.*--trust-remote-code"):
+        load_model(folder, "cpu")
+    assert not marker.exists()
+    loaded = load_model(folder, "cpu", trust_remote_code=True)
+    assert marker.exists()
+    assert type(getattr(loaded, kind)).__name__.startswith("Hostile")
+
+
+def test_a_known_model_loads_without_its_code(tmp_path: Path, marker: Path) -> None:
+    folder = tmp_path / "model"
+    new_model(["one two three"], size="tiny").save(folder)
+    (folder / "m.py").write_text(CODE)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "m.HostileModel"}}))
+    assert type(load_model(folder, "cpu").model).__name__ == "LlamaForCausalLM"
+    assert not marker.exists()
+
+
+def test_code_of_another_repository_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "owner/repo--a.B", "AutoModel": 3}}')
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": ["sub.t.Slow", null]}')
+    assert remote_code(tmp_path) == ["owner/repo: a.py", "sub.t.py"]
+
+
+@pytest.mark.broad
+def test_no_command_asks_whether_to_run_the_code(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command gets "y" on stdin, which transformers would take for consent."""
+    monkeypatch.chdir(tmp_path)
+    folder = str(hostile(tmp_path / "model", "model"))
+    for words in (
+        ["eval", "reverse_text", "-m", folder, "-n", "1"],
+        ["play", "reverse_text", "-m", folder, "--watch"],
+        ["serve", folder, "--port", "0"],
+        ["doctor", "-m", folder],
+        ["doctor", "reverse_text", "-m", folder, "--quick"],
+        ["rl", "reverse_text", "-m", folder, "--steps", "1"],
+    ):
+        done = CliRunner(env={"COLUMNS": "500"}).invoke(cli, words, input="y\n" * 9)
+        assert done.exit_code != 0, words
+        said = " ".join([*done.output.split(), str(done.exception)])
+        assert "m.py" in said and "--trust-remote-code" in said, (words, said)
+        assert not marker.exists(), words
+
+
+@pytest.mark.broad
+def test_the_flag_and_the_setting_allow_it(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(hostile(tmp_path / "model", "model"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eval.toml").write_text("trust_remote_code = true")
+    for words in (["--trust-remote-code"], ["@", "eval.toml"]):
+        command = ["eval", "reverse_text", "-m", folder, "-n", "1", "-r", "1", "-t", "4", "--no-save", *words]
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+    assert marker.exists()

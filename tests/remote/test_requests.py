@@ -1,0 +1,366 @@
+"""Whoever asks the model from a worker, sub-models, other seats and foreign agents, has the answers that they have here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from fakes import tiny_model
+
+import rove as vf
+from rove.core.protocols import Request, Response
+from rove.engine.client import EngineClient
+from rove.remote import IsolatedEnv
+from rove.remote.loading import open_environment
+from rove.remote.rollout import Rollout
+from rove.train.evaluation import EvaluationConfig
+from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture
+from tests.train.test_rl import metrics_of, rollouts_of, settings, train
+
+SUBS = '''
+import asyncio, os, signal
+import rove as vf
+
+
+class Subs(vf.Environment):
+    """After each turn of the model, asks it about two things at once, in another seat or in conversations of their own."""
+
+    async def run(self, state, turn):
+        messages, state["completion"] = list(state["prompt"]), []
+        for count in range(2):
+            messages.append(await turn(state, messages))
+            said = await asyncio.gather(*(self.sub(state, turn, f"{word} {count}") for word in ("left", "right")))
+            IN_RUN
+            messages.append(vf.UserMessage(" ".join(said)))
+            state["completion"] = messages[len(state["prompt"]):]
+        state["stop_condition"] = "done"
+
+    async def sub(self, state, turn, text):
+        messages = [vf.UserMessage(f"{state['info']['number']} {text}")]
+        if not self.trained:
+            return str((await turn(state, messages, seat="sub", sampling_args={"temperature": 0.5}))["content"])
+        seed = state["seed"] + len(text)
+        inner = vf.State(input=state["input"], prompt=messages, trajectory=[], completion=[], is_truncated=False,
+                         seed=seed, env_seed=0, tools=None)
+        state.setdefault("inner", []).append(inner)
+        said = await turn(inner, messages)
+        again = await turn(inner, [*messages, said, vf.UserMessage("again")])
+        return str(again["content"])
+
+    @vf.cleanup
+    def join(self, state):
+        for inner in state.get("inner", ()):
+            state["trajectory"] += inner["trajectory"]
+
+
+def turns(state):
+    return len(state["trajectory"]) + sum(map(len, state["seats"].values()))
+
+
+def load_environment(trained: bool = False):
+    env = Subs(dataset=[{"question": f"q{i}", "info": {"number": i}} for i in range(4)], rubric=vf.Rubric([turns]))
+    env.trained = trained
+    return env
+'''
+
+
+def subs(folder: Path, in_run: str = "pass") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "subs.py").write_text(SUBS.replace("IN_RUN", in_run))
+    return folder
+
+
+class Teller:
+    """Says what it was told last and in which order it was asked that; counts."""
+
+    max_concurrent = 64
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    async def respond(self, request: Request) -> Response:
+        await asyncio.sleep(0.005 if "left" in str(request.messages[-1]) else 0.001)
+        key = f"{request.seed} {request.messages} {request.sampling.temperature}"
+        self.asked[key] += 1
+        return Response(vf.AssistantMessage(f"{request.messages[-1]['content']}!"), vf.Usage(3, 2))
+
+    async def close(self) -> None:
+        pass
+
+
+def seats_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
+    return {seat: [(s.prompt, s.completion, s.usage, s.tokens) for s in steps] for seat, steps in record.seats.items()}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_sub_models_are_asked_as_they_are_here(tmp_path: Path, trained: bool) -> None:
+    subs(tmp_path)
+    clients, found = [Teller(), Teller()], []
+    for client, load in zip(clients, (vf.load_environment, isolated)):
+        records = load("subs", tmp_path, trained=trained).generate_sync(client, rollouts_per_example=2)
+        found.append([(*facts(record), seats_of(record), record.usage) for record in records])
+    assert found[0] == found[1] and clients[0].asked == clients[1].asked
+    assert all((record[-2] == {}) == trained for record in found[0])
+    assert all(record[3].reward == (10 if trained else 6) for record in found[0])
+
+
+def isolated(name: str, folder: Path | None, **arguments: Any) -> vf.Environment:
+    return IsolatedEnv(name, arguments, folder)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_crash_asks_no_sub_model_twice(tmp_path: Path, trained: bool) -> None:
+    subs(tmp_path / "broken", f"if state['info']['number'] == 2 and count == 1: {CRASH}")
+    subs(tmp_path / "fine")
+    client = Teller()
+    records = isolated("subs", tmp_path / "broken", trained=trained).generate_sync(client)
+    fine = isolated("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
+    failed = [record for record in records if record.error]
+    assert [record.info["number"] for record in failed] == [2]
+    assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message
+    kept = [(*facts(record), seats_of(record)) for record in records if not record.error]
+    assert kept == [(*facts(record), seats_of(record)) for record in fine if record.info["number"] != 2]
+    assert set(client.asked.values()) == {1}
+
+
+@pytest.mark.broad
+def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subs(tmp_path)
+    clean_up = Rollout.clean_up
+
+    async def dies_first(rollout: Rollout) -> None:
+        assert rollout.worker is not None
+        if rollout.state["info"]["number"] == 2:
+            rollout.worker.close("it died")
+        await clean_up(rollout)
+
+    whole = isolated("subs", tmp_path, trained=True).generate_sync(Teller())
+    monkeypatch.setattr(Rollout, "clean_up", dies_first)
+    client = Teller()
+    records = isolated("subs", tmp_path, trained=True).generate_sync(client)
+    assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in whole]
+    assert set(client.asked.values()) == {1}
+
+
+@pytest.mark.broad
+def test_the_exact_tokens_of_sub_models_are_known(tmp_path: Path) -> None:
+    subs(tmp_path)
+    found = []
+    for load in (vf.load_environment, isolated):
+        client = EngineClient.of(tiny_model())
+        env = load("subs", tmp_path, trained=True)
+        records = env.generate_sync(client, sampling_args={"max_tokens": 6, "temperature": 1.0})
+        found.append([[step.tokens for step in record.steps] for record in records])
+    assert found[0] == found[1]
+    assert all(tokens is not None for steps in found[0] for tokens in steps)
+    assert all(steps[3].ids[: len(steps[2].ids)] == steps[2].ids for steps in found[0])  # a conversation goes on
+
+
+@pytest.mark.broad
+def test_needles_are_found_by_sub_models() -> None:
+    arguments = {"num_examples": 2, "length": 15_000, "max_turns": 2}
+    for trained in (False, True):
+        found = []
+        for load in (vf.load_environment, isolated):
+            env = load("needle", None, train_sub_calls=trained, **arguments)
+            records = env.generate_sync(vf.ScriptedClient(env.players["recursive"]))
+            assert [record.error for record in records] == [None] * 2
+            found.append([(facts(record)[:3], seats_of(record), record.reward) for record in records])
+        assert found[0] == found[1] and {reward for *_, reward in found[0]} == {1.0}
+
+
+def test_turns_that_the_environment_leaves_out_are_left_out(tmp_path: Path) -> None:
+    subs(tmp_path)
+    file = tmp_path / "subs.py"
+    file.write_text(file.read_text().replace('state["trajectory"] += inner["trajectory"]', "pass"))
+    found = []
+    for load in (vf.load_environment, isolated):
+        records = load("subs", tmp_path, trained=True).generate_sync(Teller())
+        found.append([(*facts(record), record.usage) for record in records])
+    assert found[0] == found[1] and all(len(record[2][2]) == 2 for record in found[0])
+
+
+def test_who_gives_up_a_question_gives_up_its_answer(tmp_path: Path) -> None:
+    """A sub-call that the environment cancels costs nothing more."""
+    wait = "asyncio.wait([asyncio.ensure_future(self.sub(state, turn, 'never'))], timeout=0.1)"
+    subs(tmp_path, f"(await {wait})[1].pop().cancel()")
+    cancelled: list[str] = []
+
+    class Waits(Teller):
+        async def respond(self, request: Request) -> Response:
+            if "never" in str(request.messages[-1]):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled.append(str(request.messages))
+                    raise
+            return await super().respond(request)
+
+    records = isolated("subs", tmp_path).generate_sync(Waits())
+    assert [record.error for record in records] == [None] * 4 and len(cancelled) == 8
+
+
+ASKS = """
+import rove as vf
+
+def letters(completion):
+    text = "".join(m["content"] for m in completion if m["role"] == "assistant")
+    return sum("a" <= c <= "z" for c in text) / max(1, len(text))
+
+class Asks(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return "you say"
+
+def load_environment():
+    return Asks(dataset=[{"question": f"say {n}"} for n in range(8)], rubric=vf.Rubric([letters]), max_turns=2)
+"""
+
+
+@pytest.mark.broad
+def test_training_is_as_it_is_here(tmp_path: Path) -> None:
+    """The same rollouts and measurements; they come in another order, so sums may differ in their last digits."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    table = EvaluationConfig(env="asks", every=1, max_tokens=4, num_examples=2)
+    config = settings(env="asks", env_dir=str(tmp_path), steps=1, evaluation=[table])
+    weights: list[dict[str, torch.Tensor]] = []
+    for name, on in (("here", False), ("there", True)):
+        config = msgspec.structs.replace(config, isolated=on)
+        env = open_environment(config.env, config.env_dir, {}, config.isolation)
+        weights.append(train(tmp_path / name, config, env).model.state_dict())
+    played = [
+        sorted(rollouts_of(tmp_path / name), key=lambda r: (r.example_id, r.rollout_index))
+        for name in ("here", "there")
+    ]
+    assert played[0] == played[1] and len(played[0]) == 16
+    [here], [there] = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
+    assert here == pytest.approx(there, rel=1e-4, abs=1e-6) and "eval/asks/reward/mean" in here
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(weights[0].values(), weights[1].values()))
+
+
+def test_every_line_of_play_needs_the_environment_here() -> None:
+    tables = [EvaluationConfig(env="tictactoe", every_line=True)]
+    with pytest.raises(vf.ConfigError, match="leave out every_line, or isolated"):
+        settings(isolated=True, evaluation=tables).check()
+
+
+AGENT = """
+import asyncio, json, os, signal, sys
+import aiohttp
+import rove as vf
+
+
+async def asked(access, text, **more):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {access.api_key}"}) as http:
+        body = {"model": "any", "messages": [{"role": "user", "content": text}], **more}
+        async with http.post(f"{access.base_url}/chat/completions", json=body) as reply:
+            if more.get("stream"):
+                lines = [line async for line in reply.content]
+                found = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+                return "".join(one["choices"][0]["delta"].get("content") or "" for one in found if one["choices"])
+            return (await reply.json())["choices"][0]["message"]["content"]
+
+
+async def agent(access, state):
+    number = state["info"]["number"]
+    both = await asyncio.gather(asked(access, f"{number} a", max_tokens=5), asked(access, f"{number} b", stream=True))
+    IN_AGENT
+    return " ".join(sorted(both))
+
+
+def answered(completion, state):
+    return float(completion[-1]["content"] == state["agent_result"])
+
+
+def load_environment(command: list[str] | None = None):
+    rows = [{"question": f"q{i}", "info": {"number": i}} for i in range(4)]
+    return vf.AgentEnv(None if command else agent, command, dataset=rows, rubric=vf.Rubric([answered]), grace_seconds=1.0)
+"""
+
+
+def agents(folder: Path, in_agent: str = "pass") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "talker.py").write_text(AGENT.replace("IN_AGENT", in_agent))
+    return folder
+
+
+def agent_facts(record: vf.RolloutRecord) -> list[Any]:
+    """All of a record; of answers under way at once the order does not count."""
+    steps = sorted((str(step.prompt), str(step.completion), str(step.usage)) for step in record.steps)
+    return [record.example_key, record.seed, steps, record.scores, record.error, record.stop_condition]
+
+
+def test_foreign_agents_play_in_the_worker(tmp_path: Path) -> None:
+    agents(tmp_path)
+    found = []
+    for load in (vf.load_environment, isolated):
+        records = load("talker", tmp_path).generate_sync(Teller(), rollouts_per_example=2)
+        found.append(list(map(agent_facts, records)))
+    assert found[0] == found[1]
+    assert all(record[3] is not None and record[3].reward == 1.0 and len(record[2]) == 2 for record in found[0])
+
+
+def test_what_an_agent_wants_of_the_sampling_arrives(tmp_path: Path) -> None:
+    agents(tmp_path)
+    wanted: list[int | None] = []
+
+    class Notes(Teller):
+        async def respond(self, request: Request) -> Response:
+            wanted.append(request.sampling.max_tokens)
+            return await super().respond(request)
+
+    isolated("talker", tmp_path).generate_sync(Notes(), num_examples=1, sampling_args={"max_tokens": 50})
+    assert sorted(n or 0 for n in wanted) == [5, 50]
+
+
+def test_an_agent_that_ends_its_worker_hurts_no_other_and_costs_nothing_twice(tmp_path: Path) -> None:
+    agents(tmp_path, f"if number == 2: {CRASH}")
+    client = Teller()
+    records = isolated("talker", tmp_path).generate_sync(client)
+    assert [record.info["number"] for record in records if record.error] == [2]
+    assert all(record.reward == 1.0 for record in records if not record.error)
+    said = Counter(key.split(" ", 1)[1] for key in client.asked.elements())
+    assert set(said.values()) == {1} and len(said) == 8
+
+
+@pytest.mark.broad
+def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> None:
+    agents(tmp_path)
+    note = tmp_path / "note"
+    kill = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
+    program = [
+        sys.executable,
+        "-c",
+        f"import os, signal, time; print(os.getpid(), file=open({str(note)!r}, 'a')); {kill}",
+    ]
+    records = isolated("talker", tmp_path, command=program).generate_sync(
+        Teller(), num_examples=1, rollouts_per_example=1
+    )
+    assert [record.error and record.error.type for record in records] == ["WorkerError"]
+    started = list(map(int, note.read_text().split()))
+    assert len(started) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def test_somebody_here_may_take_the_other_seat() -> None:
+    views: list[list[str]] = [[], []]
+    found = []
+    for seen, load in zip(views, (vf.load_environment, isolated)):
+        env: Any = load("tictactoe", None, num_examples=6)
+        assert env.two_player
+
+        async def last(view: str, legal: list[str], board: Any = None, seen: list[str] = seen) -> str:
+            seen.append(view)
+            return legal[-1]
+
+        env.opponent = last
+        records = env.generate_sync(vf.ScriptedClient(env.players["teacher"]))
+        found.append(list(map(facts, records)))
+    assert found[0] == found[1]
+    assert sorted(views[0]) == sorted(views[1]) and len(views[0]) > 6

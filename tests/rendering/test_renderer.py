@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes import TEXTS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from rove.core.errors import ConfigError
+from rove.core.records import StepTokens
+from rove.models.new import train_tokenizer
+from rove.rendering.renderer import REMEMBERED, SHORT, Renderer
+
+TOKENIZER: Any = train_tokenizer(TEXTS, 320)
+END = TOKENIZER.eos_token_id
+RENDERER = Renderer(TOKENIZER)
+CHATML = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""Writes a line break after the end of a turn, which the model never samples."""
+FORGETFUL = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Takes the thoughts out of every earlier answer, as Qwen3's template does."""
+
+
+def renderer_with(template: str) -> Renderer:
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+RENDERERS = {"rove": RENDERER, "chatml": renderer_with(CHATML), "forgetful": renderer_with(FORGETFUL)}
+
+texts = st.text(max_size=12) | st.sampled_from(
+    ["", " ", "hello world", "<move>4</move>", "é€😀", "<think>x</think>y", "\n"]
+)
+sampled = st.lists(st.integers(0, len(TOKENIZER) - 1).filter(lambda i: i != END), max_size=8)
+"""Any ids whatever: bytes that are no text, role tokens in the middle, spellings the tokenizer would never choose."""
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def step(prompt: list[int], completion: list[int]) -> StepTokens:
+    return StepTokens(prompt, completion, [0.0] * len(completion))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(texts, sampled, st.booleans()), min_size=2, max_size=4), st.sampled_from(["rove", "chatml"]))
+def test_a_prompt_starts_with_the_tokens_of_the_turn_before_it(turns: list[tuple[str, list[int], bool]], name: str):
+    renderer = RENDERERS[name]
+    messages: list[dict[str, Any]] = []
+    previous = None
+    for said, completion, ended in turns:
+        messages.append(user(said))
+        prompt = renderer.prompt_ids(messages, previous)
+        if previous is not None:
+            assert prompt[: len(previous.ids)] == previous.ids
+            assert len(prompt) > len(previous.ids)
+        # Whatever was sampled, the model reads the very text that the template writes.
+        assert renderer.decode(prompt) == renderer.decode(renderer.prompt_ids(messages))
+        previous = step(prompt, [*completion, END] if ended else completion or [5])
+        messages.append(renderer.read(previous.completion_ids))
+
+
+def test_sampled_tokens_stay_as_they_were_sampled_and_the_rest_is_what_the_template_adds():
+    spelt = [RENDERER.encode(letter)[0] for letter in "hello"]
+    assert spelt != RENDERER.encode("hello")
+    first = step(RENDERER.prompt_ids([user("4")]), [*spelt, END])
+    messages = [user("4"), RENDERER.read(first.completion_ids), user("no")]
+    assert messages[1]["content"] == "hello"
+    assert RENDERER.prompt_ids(messages, first) == first.ids + RENDERER.encode("<|user|>no<|end|><|assistant|>")
+
+
+def test_the_template_ends_an_answer_that_was_cut_off():
+    first = step(RENDERER.prompt_ids([user("4")]), RENDERER.encode("you say"))
+    messages = [user("4"), RENDERER.read(first.completion_ids), user("no")]
+    assert RENDERER.prompt_ids(messages, first) == first.ids + RENDERER.encode("<|end|><|user|>no<|end|><|assistant|>")
+
+
+def test_a_template_that_rewrites_history_starts_a_new_branch():
+    renderer = RENDERERS["forgetful"]
+    first = step(renderer.prompt_ids([user("4")]), renderer.encode("<think>Any square</think>4<|end|>"))
+    messages = [user("4"), renderer.read(first.completion_ids), user("no")]
+    prompt = renderer.prompt_ids(messages, first)
+    assert renderer.decode(prompt) == "<|user|>4<|end|><|assistant|>4<|end|><|user|>no<|end|><|assistant|>"
+    assert prompt == renderer.prompt_ids(messages)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [lambda m: m[1:], lambda m: [m[0], {**m[1], "content": "4"}, m[2]], lambda m: [user("5"), *m[1:]], lambda m: m[:1]],
+)
+def test_an_edited_history_starts_a_new_branch(edit: Any):
+    first = step(RENDERER.prompt_ids([user("4")]), [*(RENDERER.encode(c)[0] for c in "say"), END])
+    messages = edit([user("4"), RENDERER.read(first.completion_ids), user("no")])
+    assert RENDERER.prompt_ids(messages, first) == RENDERER.encode(RENDERER.text(messages))
+
+
+@settings(deadline=None)
+@given(st.text(), st.booleans())
+def test_reading_inverts_encoding(text: str, ended: bool):
+    message = RENDERER.read(RENDERER.encode(text) + [END] * ended)
+    assert message == {"role": "assistant", "content": text}
+
+
+def test_reading_takes_off_one_end_of_turn_and_only_at_the_end():
+    assert RENDERER.read([END]).content == ""
+    assert RENDERER.read([]).content == ""
+    assert RENDERER.read([END, END]).content == "<|end|>"
+    other = TOKENIZER.encode("<|user|>", add_special_tokens=False)[0]
+    assert RENDERER.read([other]).content == "<|user|>"
+    assert Renderer(TOKENIZER, [other]).read([other]).content == ""
+
+
+def test_stop_ids_always_hold_the_end_of_sequence():
+    assert Renderer(TOKENIZER, [7]).stop_ids == {7, END}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.sampled_from(sorted(RENDERERS)), st.booleans())
+def test_training_branches_are_what_sampling_turn_by_turn_would_give(
+    turns: list[tuple[str, str]], name: str, more: bool
+):
+    renderer = RENDERERS[name]
+    messages: list[dict[str, Any]] = []
+    expected: list[tuple[list[int], list[bool]]] = []
+    previous = None
+    for said, answer in turns:
+        messages.append(user(said))
+        prompt = renderer.prompt_ids(messages, previous)
+        completion = [*renderer.encode(answer), END]
+        if previous is None or prompt[: len(previous.ids)] != previous.ids:
+            expected.append(([], []))
+        ids, mask = expected[-1]
+        mask += [False] * (len(prompt) - len(ids)) + [True] * len(completion)
+        ids[:] = prompt + completion
+        previous = step(prompt, completion)
+        messages.append({"role": "assistant", "content": answer})
+    assert renderer.training_branches([*messages, user("bye")] if more else messages) == expected
+
+
+def test_training_masks_what_the_assistant_said_and_its_end_of_turn_only():
+    messages = [
+        {"role": "system", "content": "You are X."},
+        user("0 1"),
+        {"role": "assistant", "content": "<move>4</move>"},
+        user("no"),
+        {"role": "assistant", "content": "<move>5</move>"},
+        user("You win."),
+    ]
+    [(ids, mask)] = RENDERERS["chatml"].training_branches(messages)
+    shown = [RENDERER.decode([i for i, m in zip(ids, mask, strict=True) if m == kind]) for kind in (False, True)]
+    assert (
+        shown[0]
+        == "<|system|>\nYou are X.<|end|>\n<|user|>\n0 1<|end|>\n<|assistant|>\n\n<|user|>\nno<|end|>\n<|assistant|>\n"
+    )
+    assert shown[1] == "<move>4</move><|end|><move>5</move><|end|>"
+
+
+def test_a_rewriting_template_trains_every_answer_in_a_branch_of_its_own():
+    renderer = RENDERERS["forgetful"]
+    talk = [
+        user("a"),
+        {"role": "assistant", "content": "<think>p</think>1"},
+        user("b"),
+        {"role": "assistant", "content": "<think>q</think>2"},
+    ]
+    branches = renderer.training_branches(talk)
+    trained = [renderer.decode([i for i, m in zip(ids, mask, strict=True) if m]) for ids, mask in branches]
+    assert trained == ["<think>p</think>1<|end|>", "<think>q</think>2<|end|>"]
+    assert renderer.decode(branches[1][0]).startswith("<|user|>a<|end|><|assistant|>1<|end|>")
+
+
+def test_nothing_is_trained_in_a_conversation_without_an_answer():
+    assert RENDERER.training_branches([user("hello")]) == []
+
+
+def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
+    bare: Any = train_tokenizer(TEXTS, 320)
+    bare.chat_template = (
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    [(ids, mask)] = Renderer(bare, [0, 7, 200]).training_branches([user("a"), {"role": "assistant", "content": "b"}])
+    assert [i for i, m in zip(ids, mask, strict=True) if m] == [
+        *bare.encode("b", add_special_tokens=False),
+        bare.eos_token_id,
+    ]
+
+
+# Raw texts
+
+
+def beginning_with(token: str) -> Renderer:
+    """A renderer of a tokenizer that begins every text with this token."""
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.bos_token = token
+    start = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = start
+    return Renderer(tokenizer)
+
+
+def of_pieces() -> Renderer:
+    """A renderer of a tokenizer that marks where words begin, and forgets the first mark when it decodes."""
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # pyright: ignore[reportAttributeAccessIssue]
+    pieces.decoder = decoders.Metaspace(prepend_scheme="always")  # pyright: ignore[reportAttributeAccessIssue]
+    pieces.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=["<|end|>"]))
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|end|>")
+    return Renderer(tokenizer)
+
+
+BEGINNING = beginning_with("<|user|>")
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts, st.lists(st.tuples(sampled, st.booleans(), texts), min_size=1, max_size=4), st.booleans())
+def test_a_raw_text_goes_on_after_the_tokens_sampled_for_it(
+    text: str, turns: list[tuple[list[int], bool, str]], begins: bool
+):
+    renderer = BEGINNING if begins else RENDERER
+    previous = None
+    for completion, ended, more in turns:
+        prompt = renderer.text_ids(text, previous)
+        assert renderer.decode(prompt) == "<|user|>" * begins + text
+        if previous is not None:
+            kept = previous.ids[:-1] if previous.ids[-1] == END else previous.ids
+            assert prompt[: len(kept)] == kept
+        previous = step(prompt, completion + [END] * ended or [5])
+        answer = renderer.read_text(prompt, previous.completion_ids)
+        assert answer == renderer.read(previous.completion_ids)
+        text += answer["content"] + more
+        if "\ufffd" in answer["content"]:  # half a character may become a whole one by what follows
+            return
+
+
+def test_a_sampled_end_is_no_part_of_the_text():
+    first = step(RENDERER.text_ids("hello"), [*RENDERER.encode(" world"), END])
+    assert RENDERER.read_text(first.prompt_ids, first.completion_ids).content == " world"
+    assert RENDERER.text_ids("hello world, no", first) == first.ids[:-1] + RENDERER.encode(", no")
+
+
+def test_a_rewritten_text_is_tokenised_afresh():
+    spelt = [RENDERER.encode(letter)[0] for letter in "hello"]
+    first = step(RENDERER.text_ids("4"), spelt)
+    assert RENDERER.text_ids("4hello", first) == first.ids
+    assert RENDERER.text_ids("5hello", first) == RENDERER.encode("5hello") != [*RENDERER.encode("5"), *spelt]
+
+
+def test_a_text_begins_as_its_tokenizer_begins_texts():
+    [begin] = BEGINNING.encode("<|user|>")
+    assert RENDERER.text_ids("") == []
+    assert BEGINNING.text_ids("") == [begin]
+    assert BEGINNING.text_ids("hello") == [begin, *RENDERER.encode("hello")]
+    first = step([begin, *RENDERER.encode("hello")], RENDERER.encode("say"))
+    assert BEGINNING.text_ids("hellosay no", first) == first.ids + RENDERER.encode(" no")
+
+
+def test_a_continuation_keeps_the_space_it_begins_with():
+    renderer = of_pieces()
+    prompt, completion = renderer.encode("hello"), renderer.encode(" world")
+    assert renderer.read(completion).content == "world"
+    assert renderer.read_text(prompt, completion).content == " world"
+    assert (
+        renderer.text_ids("hello world, no", step(prompt, completion))[: len(prompt + completion)]
+        == prompt + completion
+    )
+
+
+def test_a_raw_text_needs_no_chat_template():
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = None
+    assert Renderer(tokenizer).text_ids("hello") == RENDERER.encode("hello")
+
+
+def test_messages_are_put_in_words_that_templates_know():
+    parts = [{"type": "text", "text": "be "}, "kind"]
+    told = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
+    assert told == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
+    knows = renderer_with(CHATML + "{# developer #}")
+    assert "<|developer|>\nhi" in knows.text([{"role": "developer", "content": "hi"}])
+
+
+def test_what_cannot_be_rendered_is_said():
+    picture = {"type": "image_url", "image_url": {"url": "a"}}
+    with pytest.raises(ConfigError, match=r"'image_url'.*expected 'text'"):
+        RENDERER.text([{"role": "user", "content": [picture]}])
+    with pytest.raises(ConfigError, match=r"roles user: .*take turns"):
+        renderer_with("{{ raise_exception('take turns') }}").text([user("a")])
+    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template"):
+        Renderer(tokenizer).text([user("a")])
+
+
+def test_what_is_remembered_is_what_would_be_made():
+    renderer, asked = renderer_with(CHATML), [user("a"), {"role": "assistant", "content": "b"}, user("c")]
+    for _ in range(2):
+        for generation_prompt in (True, False):
+            fresh = renderer_with(CHATML).text(asked, generation_prompt=generation_prompt)
+            assert renderer.text(asked, generation_prompt=generation_prompt) == fresh
+    ids = renderer.encode("a b")
+    ids.append(7)  # the caller's own
+    assert renderer.encode("a b") == ids[:-1]
+    assert renderer.decode(ids[:-1]) == renderer.decode(ids[:-1]) == "a b"
+
+
+def test_a_renderer_remembers_only_so_much():
+    renderer = renderer_with(CHATML)
+    for i in range(REMEMBERED + 5):
+        renderer.text([user(str(i))])
+        renderer.decode(renderer.encode(str(i)))
+    long = "x" * (SHORT + 1)
+    assert renderer.text([user(long)]) == renderer_with(CHATML).text([user(long)])
+    assert renderer.decode(renderer.encode(long)) == long
+    memories = renderer._texts, renderer._encoded, renderer._decoded
+    assert [len(memory) for memory in memories] == [REMEMBERED] * 3
+    assert renderer.encode("0") == RENDERER.encode("0")
+
+
+def test_a_template_that_tells_the_time_is_asked_every_time():
+    renderer = renderer_with("{{ strftime_now('%d') }}{{ messages[0]['content'] }}")
+    renderer.text([user("a")])
+    assert not renderer._texts

@@ -1,0 +1,52 @@
+"""Text told while its tokens come."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.core.protocols import Token
+from rove.rendering.renderer import Renderer, Speech
+from tests.rendering.test_renderer import END, RENDERER, TOKENIZER, of_pieces
+
+ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_size=12).map(RENDERER.encode)
+PIECES = of_pieces()
+
+
+def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = None) -> list[str]:
+    pieces: list[str] = []
+    speech = Speech(renderer, pieces.append, before or [])
+    for token in sampled:
+        speech(Token(token, -1.0))
+    return pieces
+
+
+@settings(deadline=None, max_examples=300)
+@given(ids, st.booleans())
+def test_what_is_told_is_the_beginning_of_the_answer(sampled: list[int], ends: bool):
+    sampled = [*sampled, END] if ends else sampled
+    pieces = heard(RENDERER, sampled)
+    whole = RENDERER.read(sampled).content
+    told = "".join(pieces)
+    assert whole.startswith(told) and "" not in pieces
+    kept = whole[len(told) :].removesuffix(RENDERER.decode([END]) * 12).rstrip("\ufffd")
+    assert set(kept.replace(RENDERER.decode([END]), "")) <= {"\ufffd"}  # only what may still change is kept back
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(max_size=20))
+def test_a_text_is_told_to_its_end(text: str):
+    pieces = heard(RENDERER, [*RENDERER.encode(text), END])
+    assert "".join(pieces) == text.removesuffix("\ufffd") or text.endswith("\ufffd")
+
+
+def test_every_word_is_told_when_it_is_there():
+    assert heard(RENDERER, RENDERER.encode("hello world, say é")) == ["hel", "lo", " wor", "ld", ",", " say", " ", "é"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), min_size=1, max_size=6), st.data())  # pyright: ignore[reportArgumentType]
+def test_a_continuation_is_told_with_the_space_it_begins_with(before: list[int], data: st.DataObject):
+    sampled = data.draw(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), max_size=6))  # pyright: ignore[reportArgumentType]
+    told = "".join(heard(PIECES, sampled, before))
+    assert PIECES.read_text(before, sampled).content.startswith(told)

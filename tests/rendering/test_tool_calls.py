@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import keyword
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import first_quick
+
+from rove.rendering.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of, unreadable_call
+
+BY_NAME = {one.name: one for one in FORMATS}
+IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+SCALARS = (
+    st.just("</think>")
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9)
+)
+VALUES = st.recursive(
+    SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3), max_leaves=8
+)
+CALLS = st.lists(st.builds(Call, IDENTIFIERS, st.dictionaries(IDENTIFIERS, VALUES, max_size=4)), min_size=1, max_size=3)
+
+FRAGMENTS = ["<tool_call>", "</tool_call>", "<|tool_call_start|>[", "]<|tool_call_end|>", "[TOOL_CALLS]", "[", "[ARGS]"]
+FRAGMENTS += [
+    "<|python_tag|>",
+    '{"name": "f"',
+    ', "arguments": {}}',
+    ', "parameters": {}}',
+    "f(",
+    "a=1)",
+    ";",
+    "</think>",
+]
+
+
+def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
+    beside, told = read_calls(text, BY_NAME[how], names or ("f", "g"))
+    calls = calls_of({"tool_calls": told})
+    assert calls is not None
+    return beside, calls
+
+
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@given(calls=CALLS, told=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
+def test_what_a_model_writes_is_read_as_it_was_meant(how: Format, calls: list[Call], told: str):
+    if how.name == "llama3":
+        told = ""  # its calls are the whole answer
+    beside, read = read_calls(told + how.write(calls), how, [call.name for call in calls])
+    assert calls_of({"tool_calls": read}) == calls
+    assert beside == told.strip()
+    assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in read)
+    assert len({call["id"] for call in read}) == len(read)
+
+
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@given(calls=CALLS, data=st.data())
+def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, calls: list[Call], data: st.DataObject):
+    text = how.write(calls)
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    beside, read = read_calls(cut, how, [call.name for call in calls])
+    got = calls_of({"tool_calls": read})
+    assert got is not None and got == calls[: len(got)]
+    assert read or beside == cut
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@given(
+    pieces=st.lists(
+        st.text(max_size=5) | st.sampled_from(FRAGMENTS),
+        max_size=8,
+    )
+)
+def test_any_answer_can_be_read(how: Format, pieces: list[str]):
+    text = "".join(pieces)
+    beside, read = read_calls(text, how, ["f"])
+    assert read or beside == text
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "beside", "calls"),
+    [
+        ("hermes", 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [null]}}\n</tool_call>', "Hm.", [("f", {"a": [None]})]),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "", [("f", {"a": "x\ny"})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"</tool_call>": 1}}</tool_call>', "", [("f", {"</tool_call>": 1})]),
+        ("llama3", '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
+        ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}', "", [("f", {}), ("g", {})]),
+        ("llama3", '<|python_tag|>f.call(query="x")', "", [("f", {"query": "x"})]),
+        ("lfm2", "<|tool_call_start|>[f(a='x', b=-1.5), g(c=true)]<|tool_call_end|>Well.", "Well.",
+         [("f", {"a": "x", "b": -1.5}), ("g", {"c": True})]),
+        ("lfm2", "<|tool_call_start|>[f(from='a(in=1)', None=[None, True],\n in=-1), pass()]<|tool_call_end|>", "",
+         [("f", {"from": "a(in=1)", "None": [None, True], "in": -1}), ("pass", {})]),
+        ("lfm2", '<|tool_call_start|>[mail.import(class="""a "from=" b""")]<|tool_call_end|>', "",
+         [("mail.import", {"class": 'a "from=" b'})]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "123456789"}]', "", [("f", {"a": 1})]),
+        ("mistral_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
+    ],
+)  # fmt: skip
+def test_calls(how: str, text: str, beside: str, calls: list[tuple[str, dict[str, Any]]]):
+    assert read(text, how) == (beside, calls)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("hermes", "no call at all"),
+        ("hermes", "<tool_call></tool_call>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>oops</tool_call>'),
+        ("hermes", '<think><tool_call>{"name": "f", "arguments": {}}</tool_call></think>No.'),
+        ("hermes", "<tool_call>" + "[" * 100_000),
+        ("llama3", '{"name": "unknown", "parameters": {}}'),
+        ("llama3", '{"name": "f"}'),
+        ("llama3", '{"name": "f", "parameters": {}} or so'),
+        ("llama3", 'I say {"name": "f", "parameters": {}}'),
+        ("llama3", "<|python_tag|>print(1)"),
+        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(**a)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=b)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=g())]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a={1: 2})]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=b'x')]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>f()<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[(lambda: 0)()]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=" + "[" * 1000 + "<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f()]"),
+        ("lfm2", "<|tool_call_start|>[f(from=in)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(from='a)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(from=not (1))]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(from == 1)]<|tool_call_end|>"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("mistral", '[TOOL_CALLS]{"name": "f"}'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}] and more'),
+        ("mistral_named", "[TOOL_CALLS]f[ARGS]"),
+    ],
+)
+def test_what_is_malformed_stays_text(how: str, text: str):
+    assert read(text, how) == (text, [])
+
+
+def test_equal_answers_of_different_turns_have_different_ids():
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    ids = [read_calls(text, BY_NAME["hermes"], before=before)[1][0]["id"] for before in (3, 9, 3)]
+    assert ids[0] == ids[2] != ids[1]
+    assert all(len(id) == 9 and id.isalnum() for id in ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{- '<tool_call>\\n' }}", "hermes"),
+        ("<|tool_list_start|>", "lfm2"),
+        ('{{- "[TOOL_CALLS] [" }}', "mistral"),
+        ('{{- "[TOOL_CALLS]" + name + "[ARGS]" }}', "mistral_named"),
+        ("{{- '<|python_tag|>' }}", "llama3"),
+        ("{{- '<|start_header_id|>' }}\n{{- '\"parameters\": ' }}", "llama3"),
+        ("<|im_start|>", None),
+        ("", None),
+    ],
+)
+def test_a_template_tells_how_its_model_calls(template: str, name: str | None):
+    how = format_of(template)
+    assert (how and how.name) == name
+
+
+def test_calls_that_are_no_json_are_none():
+    assert calls_of({"tool_calls": [{"function": {"name": "f", "arguments": "oops"}}]}) is None
+    assert calls_of({"tool_calls": [{}]}) is None
+    assert calls_of({}) == []
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@given(
+    parts=st.lists(st.sampled_from([*FRAGMENTS, "Let me see.", " ", "\n", "<", "{"]) | st.text(max_size=3), max_size=8)
+)
+def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[str]):
+    text = "".join(parts)
+    beside, _ = read_calls(text, how, ["f", "g"])
+    for length in range(len(text) + 1):
+        begun = text[:length]
+        assert beside.startswith(begun[: sure_of(begun, how)])
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@given(calls=CALLS)
+def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Call]):
+    written = how.write(calls)
+    assert {sure_of(written[:length], how) for length in range(len(written) + 1)} == {0}
+    for length in range(len("Let me see. I think so.")):
+        begun = "Let me see. I think so."[:length]
+        assert sure_of(begun, how) == len(begun.rstrip())
+    assert sure_of("a <b> c", how) == 7
+
+
+@given(
+    how=st.sampled_from([one for one in FORMATS if not one.bare]), some=st.lists(st.sampled_from(FRAGMENTS), max_size=8)
+)
+def test_what_is_begun_is_read_or_known_to_be_unreadable(how: Format, some: list[str]) -> None:
+    text = "".join(some)
+    _, told = read_calls(text, how, ("f",))
+    begun = how.starts.search(text.rpartition("</think>")[2])
+    assert told or unreadable_call(text) if begun else not told
+    if not any(mark in text for one in FORMATS for mark in one.marks):
+        assert unreadable_call(text) is None

@@ -1,0 +1,587 @@
+"""Evaluating, generating, resuming, and making a dataset of what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from fault_endpoint import Answer, FaultEndpoint
+from toys import Quiz, Talk, right, roll, says
+
+import rove as vf
+from rove.clients.limiter import Limiter
+from rove.core.records import Outcome
+from rove.rollouts.evaluate import all_text
+from rove.runs.run import Run
+from rove.statistics import Price
+
+
+class Flaky:
+    """A player that fails on its `failing`-th calls, counted from 0, and otherwise knows the answer."""
+
+    def __init__(self, *failing: int):
+        self.failing = failing
+        self.calls: list[str] = []
+
+    def __call__(self, messages, state, rng):
+        self.calls.append(f"{state['answer']}")
+        if len(self.calls) - 1 in self.failing:
+            raise vf.InfraError("gone")
+        return state["answer"]
+
+
+def started(path) -> Run:
+    run = Run(path)
+    run.start("eval", {}, {})
+    return run
+
+
+def places(records) -> list[tuple[int, int]]:
+    return [(record.example_id, record.rollout_index) for record in records]
+
+
+def test_records_come_in_the_order_of_examples_and_siblings():
+    async def player(messages, state, rng):
+        for _ in range(rng.randrange(9)):
+            await asyncio.sleep(0)
+        return "hi"
+
+    records = roll(Quiz(4), says(player), rollouts_per_example=3)
+    assert places(records) == [(i, j) for i in range(4) for j in range(3)]
+
+
+def test_only_so_many_examples():
+    assert places(roll(Quiz(4), says("hi"), num_examples=2)) == [(0, 0), (1, 0)]
+    assert len(roll(Quiz(4), says("hi"))) == 4
+
+
+def test_evaluation_rows_are_used_unless_training_rows_are_asked_for():
+    env = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
+    assert roll(env, says("hi"))[0].prompt == [vf.UserMessage("eval")]
+    assert roll(env, says("hi"), train=True)[0].prompt == [vf.UserMessage("train")]
+
+
+def test_errors_are_counted_apart_from_rewards():
+    summary = asyncio.run(vf.evaluate(Quiz(4), says(Flaky(1)), max_concurrent=1))
+    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (4, 3, 1)
+    assert summary["reward"]["mean"] == 1.0
+    assert summary["functions"]["correct"] == {
+        "mean": 1.0,
+        "low": pytest.approx(0.2924017738212865),  # three of three
+        "high": 1.0,
+        "caveat": None,
+        "weight": 1.0,
+    }
+    assert summary["errors"] == {"model: InfraError": 1}
+    assert summary["stops"] == {"answered": 3}
+
+
+def test_the_observer_sees_every_record():
+    seen = []
+    records = roll(Quiz(3), says(right), on_record=seen.append)
+    assert sorted(places(seen)) == places(records)
+
+
+# Run folders
+
+
+def test_every_rollout_is_kept_as_it_finishes(tmp_path):
+    with started(tmp_path) as run:
+        kept = []
+        records = roll(
+            Quiz(3),
+            says(right),
+            run=run,
+            max_concurrent=1,
+            on_record=lambda record: kept.append(len(list(run.rollouts()))),
+        )
+        assert kept == [1, 2, 3]
+        assert list(run.rollouts()) == records
+
+
+def test_resuming_skips_what_is_finished_and_runs_failures_again(tmp_path):
+    with started(tmp_path) as run:
+        first = Flaky(1, 4)
+        roll(Quiz(3), says(first), rollouts_per_example=2, run=run, max_concurrent=1)
+        assert len(first.calls) == 6
+    with started(tmp_path) as run:
+        second, seen = Flaky(), []
+        records = roll(Quiz(3), says(second), rollouts_per_example=2, run=run, max_concurrent=1, on_record=seen.append)
+        assert second.calls == ["0", "2"]
+        assert places(records) == [(i, j) for i in range(3) for j in range(2)]
+        assert all(record.reward == 1.0 for record in records)
+        assert sorted(places(seen)) == places(records)  # each once: what was kept, then what was run
+    with started(tmp_path) as run:
+        third = Flaky()
+        assert roll(Quiz(3), says(third), rollouts_per_example=2, run=run) == records
+        assert third.calls == []
+
+
+def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_path):
+    def player(messages, state, rng):
+        return f"{rng.random()}"
+
+    whole = roll(Quiz(5), says(player), rollouts_per_example=2)
+
+    class StopError(Exception):
+        pass
+
+    seen = []
+
+    def stop_after_three(record):
+        seen.append(record)
+        if len(seen) == 3:
+            raise StopError
+
+    with started(tmp_path) as run, pytest.raises(StopError):
+        roll(Quiz(5), says(player), rollouts_per_example=2, run=run, on_record=stop_after_three, max_concurrent=1)
+    with started(tmp_path) as run:
+        assert len(list(run.rollouts())) == 3
+        resumed = roll(Quiz(5), says(player), rollouts_per_example=2, run=run)
+    assert [record.completion for record in resumed] == [record.completion for record in whole]
+    assert [record.seed for record in resumed] == [record.seed for record in whole]
+
+
+def test_more_examples_and_siblings_may_be_asked_for_later(tmp_path):
+    with started(tmp_path) as run:
+        roll(Quiz(2), says(right), run=run)
+    with started(tmp_path) as run:
+        more = Flaky()
+        assert len(roll(Quiz(3), says(more), rollouts_per_example=2, run=run)) == 6
+        assert len(more.calls) == 4
+        fewer, seen = Flaky(), []
+        assert places(roll(Quiz(1), says(fewer), run=run, on_record=seen.append)) == [(0, 0)]
+        assert (fewer.calls, places(seen)) == ([], [(0, 0)])
+
+
+def test_a_group_that_is_not_complete_is_run_again_as_a_whole(tmp_path):
+    sizes = []
+
+    @vf.group_reward
+    def size(states) -> list[float]:
+        sizes.append(len(states))
+        return [float(len(states))] * len(states)
+
+    def env():
+        return Quiz(2, rubric=vf.Rubric([size]))
+
+    with started(tmp_path) as run:
+        roll(env(), says(Flaky(1)), rollouts_per_example=3, run=run, max_concurrent=1)
+    assert sizes == [2, 3]
+    with started(tmp_path) as run:
+        again, seen = Flaky(), []
+        records = roll(env(), says(again), rollouts_per_example=3, run=run, max_concurrent=1, on_record=seen.append)
+    assert again.calls == ["0", "0", "0"]
+    assert [record.reward for record in records] == [3.0] * 6
+    assert sorted(places(seen)) == places(records)  # the old records of the group are not counted beside the new
+
+
+def test_a_changed_row_is_a_new_one(tmp_path):
+    with started(tmp_path) as run:
+        roll(Quiz(2), says(right), run=run)
+        changed = Quiz(dataset=[{"question": "q0", "answer": "0"}, {"question": "q1", "answer": "one"}])
+        player = Flaky()
+        assert [record.answer for record in roll(changed, says(player), run=run)] == ["0", "one"]
+        assert player.calls == ["one"]
+
+
+def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
+    with started(tmp_path) as run:
+        assert run.summary() is None
+        summary = asyncio.run(vf.evaluate(Quiz(2), says(right), run=run, rollouts_per_example=2))
+        assert run.summary() == summary
+
+
+def test_the_last_success_of_a_rollout_counts(tmp_path):
+    records = roll(Quiz(1), says(Flaky(0))) + roll(Quiz(1), says("wrong")) + roll(Quiz(1), says(right))
+    with started(tmp_path) as run:
+        run.append_rollout(records[0])
+        assert list(run.finished()) == []
+        for record in records[1:]:
+            run.append_rollout(record)
+        assert list(run.finished()) == records[2:]
+
+
+# Datasets
+
+
+def test_a_dataset_holds_the_scored_rollouts_that_are_good_enough():
+    def player(messages, state, rng):
+        if state["answer"] == "1":
+            raise vf.InfraError("gone")
+        return state["answer"] if state["answer"] != "2" else "wrong"
+
+    env = Quiz(dataset=[{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(4)])
+    records = roll(env, says(player))
+    assert [row["answer"] for row in vf.make_dataset(records)] == ["0", "2", "3"]
+    assert [row["answer"] for row in vf.make_dataset(records, min_reward=1.0)] == ["0", "3"]
+    assert vf.make_dataset(records, min_reward=1.5) == []
+    assert vf.make_dataset(records)[1] == {
+        "prompt": [{"role": "user", "content": "q2"}],
+        "completion": [{"role": "assistant", "content": "wrong"}],
+        "reward": 0.0,
+        "answer": "2",
+        "info": {"i": 2},
+        "metrics": {"correct": 0.0, "num_turns": 1.0},
+    }
+
+
+def test_a_dataset_becomes_a_hugging_face_dataset_and_asks_the_same_again():
+    from datasets import Dataset
+
+    rows = vf.make_dataset(roll(Quiz(2), says(right)))
+    again = Quiz(dataset=Dataset.from_list(rows))
+    assert [example["prompt"] for example in again.get_dataset()] == [[vf.UserMessage("q0")], [vf.UserMessage("q1")]]
+
+
+def test_all_text():
+    assert all_text(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
+        *("Be brief.", "q0", "hi"),
+        *("Be brief.", "q1", "hi"),
+    ]
+
+
+def test_sampling_of_the_environment_holds_where_the_caller_says_nothing() -> None:
+    seen = []
+
+    class Listening:
+        max_concurrent = 1
+
+        async def respond(self, request):
+            seen.append(request.sampling)
+            return vf.Response(vf.AssistantMessage("x"))
+
+        async def close(self):
+            pass
+
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "?"}], sampling_args={"max_completion_tokens": 100, "temperature": 0.5}
+    )
+    for args in (None, {"temperature": None, "max_tokens": 5}):
+        env.generate_sync(Listening(), "some-model", sampling_args=args)
+    assert [(s.max_tokens, s.temperature) for s in seen] == [(100, 0.5), (5, 0.5)]
+
+
+def test_the_model_is_the_second_positional_argument() -> None:
+    summary = vf.SingleTurnEnv(dataset=[{"question": "?"}]).evaluate_sync(
+        vf.ScriptedClient(lambda messages, state, rng: "x"), "name", num_examples=1
+    )
+    assert summary["scored"] == 1
+
+
+# Limits
+
+
+def tokens(count: int) -> vf.Client:
+    """A client whose every answer took 10 prompt tokens and `count` more."""
+
+    class Counted(vf.ScriptedClient):
+        async def respond(self, request):
+            response = await super().respond(request)
+            return msgspec.structs.replace(response, usage=vf.Usage(10, count))
+
+    return Counted(lambda messages, state, rng: "hi")
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "stop", "truncated"),
+    [
+        ({"max_turns": 2}, 2, "max_turns_reached", False),
+        ({"max_total_tokens": 30}, 2, "max_total_tokens_reached", True),
+        ({"max_total_tokens": 31}, 3, "max_total_tokens_reached", True),
+        ({"max_cost": 0.002}, 2, "max_cost_reached", True),
+        ({"max_turns": 9, "max_cost": 9.0}, 5, "has_final_env_response", False),
+    ],
+)
+def test_a_rollout_that_meets_a_limit_is_scored_as_it_stands(limits, turns, stop, truncated):
+    env = Talk(turns=5, rubric=vf.Rubric([lambda state: float(len(state["trajectory"]))]))
+    price = Price(input=0.0, output=200.0)
+    [record] = roll(env, tokens(5), limits=limits, price=price)
+    assert (record.reward, record.stop_condition, record.is_truncated, record.error) == (turns, stop, truncated, None)
+
+
+def test_a_time_limit_of_the_run_holds_where_the_environment_has_a_longer_one():
+    async def slow_later(messages, state, rng):
+        await asyncio.sleep(10 if state["trajectory"] else 0)
+        return "hi"
+
+    env = Talk(turns=5, timeout_seconds=60)
+    [record] = roll(env, says(slow_later), limits=vf.Limits(timeout_seconds=0.05))
+    assert (record.stop_condition, record.is_truncated, record.error) == ("timeout_reached", True, None)
+
+
+def test_whose_time_is_up_before_any_answer_has_failed():
+    async def never(messages, state, rng):
+        await asyncio.Event().wait()
+
+    [record] = roll(Talk(turns=1), says(never), limits=vf.Limits(timeout_seconds=0.05))
+    assert (record.reward, record.error and record.error.type) == (None, "InfraError")
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_an_endpoint_that_refuses_until_the_time_is_up_earns_no_score(answers):
+    refused = Answer(429, "busy", {"Retry-After": "30"})
+    async with FaultEndpoint(lambda number, body: "ok" if number < answers else refused) as server:
+        client = vf.OpenAIClient(server.base_url)
+        async with asyncio.timeout(20):  # the pause that was asked for holds nothing up once all rollouts are done
+            [record] = await vf.generate(Talk(turns=3), client, limits={"timeout_seconds": 0.5})
+        await client.close()
+    assert record.scores is None
+    assert record.error is not None
+    assert record.error.type == "InfraError"
+    assert len(record.steps) == answers
+
+
+def test_a_budget_stops_new_rollouts_and_counts_what_was_spent_before(tmp_path):
+    cheap = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
+    env = Quiz(10)
+    first = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=3))
+    assert (first["scored"], first["not_run"], first["cost"]["total"]) == (3, 7, 3.0)
+    assert Run(tmp_path / "run").summary() is None  # there is more to do
+    second = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=5))
+    assert (second["scored"], second["not_run"]) == (5, 5)
+    last = asyncio.run(vf.evaluate(env, tokens(1), **cheap))
+    assert (last["scored"], last["not_run"]) == (10, 0)
+    assert Run(tmp_path / "run").summary()["cost"]["total"] == 10.0
+
+
+@pytest.mark.parametrize("options", [{"budget": 1.0}, {"limits": {"max_cost": 1.0}}])
+def test_a_limit_in_money_needs_a_price(options):
+    with pytest.raises(vf.ConfigError, match="needs a price"):
+        roll(Quiz(), says("hi"), **options)
+
+
+@pytest.mark.parametrize(("max_errors", "played"), [(2, 3), (0.5, 20)])
+def test_a_hopeless_run_stops_early_and_keeps_what_it_has(max_errors, played, tmp_path):
+    def gone(messages, state, rng):
+        raise vf.InfraError("the endpoint is gone")
+
+    with pytest.raises(vf.TooManyErrorsError, match=rf"{played} of {played} rollouts failed.*\n.*the endpoint is gone"):
+        roll(Quiz(40), says(gone), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run")
+    assert len(list(Run(tmp_path / "run").rollouts())) == played
+
+
+@pytest.mark.parametrize("max_errors", [20, 0.5])
+def test_a_run_with_as_many_errors_as_allowed_goes_on(max_errors):
+    def every_other(messages, state, rng):
+        if state["example_id"] % 2:
+            raise vf.InfraError("not now")
+        return "hi"
+
+    records = roll(Quiz(40), says(every_other), max_errors=max_errors, max_concurrent=1)
+    assert sum(record.error is not None for record in records) == 20
+
+
+async def test_only_so_many_are_scored_at_a_time():
+    at_once = most = 0
+
+    async def judge(completion):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        return 1.0
+
+    summary = await vf.evaluate(Quiz(20, rubric=vf.Rubric([judge])), says("hi"), max_concurrent=10, max_scoring=3)
+    assert (summary["scored"], most) == (20, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_exmples": 3}, "did you mean 'num_examples'"),
+        ({"num_examples": 0}, "num_examples is 0"),
+        ({"rollouts_per_example": 0}, "rollouts_per_example is 0"),
+        ({"limits": {"max_turns": 0}}, "max_turns is 0"),
+        ({"limits": {"max_tunrs": 1}}, "max_tunrs"),
+        ({"max_errors": -1}, "max_errors is -1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(vf.ConfigError, match=message):
+        roll(Quiz(), says("hi"), **options)
+
+
+# Run folders from Python
+
+
+def test_a_folder_continues_only_the_same_run(tmp_path):
+    folder = tmp_path / "run"
+    roll(Quiz(2), says(right), run=folder)
+    calls = Flaky()
+    roll(Quiz(3), says(calls, name="scripted"), run=folder)
+    assert calls.calls == ["2"]
+    with pytest.raises(vf.RunError, match=r"seed: there 0, now 1"):
+        roll(Quiz(2), says(right), run=folder, seed=1)
+    with pytest.raises(vf.RunError, match=r"sampling.temperature: there None, now 0.5"):
+        roll(Quiz(2), says(right), run=folder, sampling_args={"temperature": 0.5})
+    with pytest.raises(vf.RunError, match=r"model: there 'scripted:scripted', now 'scripted:other'"):
+        roll(Quiz(2), says(right, name="other"), run=folder)
+
+
+def test_what_is_kept_counts_in_the_summary_without_its_texts(tmp_path):
+    folder = tmp_path / "run"
+    seen: list[object] = []
+    whole = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
+    again = asyncio.run(
+        vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=seen.append)
+    )
+    assert {**again, "latency": 0} == {**whole, "latency": 0}
+    assert {type(record) for record in seen} == {Outcome}
+    assert len(seen) == 60
+
+
+# Limits that find themselves
+
+
+async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
+    running = most = 0
+
+    class Watched(Quiz):
+        async def setup_state(self, state, **kwargs):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+
+        @vf.cleanup
+        def count(self, state):
+            nonlocal running
+            running -= 1
+
+    class Server(vf.ScriptedClient):
+        """Sixteen at a time, and no more."""
+
+        limiter = Limiter(4, adaptive=True, maximum=64)
+
+        async def respond(self, request):
+            admitted = await self.limiter.acquire()
+            await asyncio.sleep(0.002)
+            self.limiter.release(admitted, "refused" if self.limiter.under_way > 16 else "answered")
+            return await super().respond(request)
+
+    server = Server(right)
+    summary = await vf.evaluate(Watched(200), server, run=tmp_path / "run")
+    assert summary["scored"] == 200
+    assert most <= 2 * 16
+    assert server.limiter.under_way == server.limiter._reserved == 0
+    kept = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
+    assert len(kept) == len(server.limiter.history) - 1  # the start was before
+    assert {"seconds", "limit", "reason"} == json.loads(kept[0]).keys()
+
+
+# What a review found
+
+
+def ranked(states):
+    """Each reward depends on who else is in the group."""
+    return [float(len(states))] * len(states)
+
+
+def test_a_group_that_was_cut_short_while_it_was_written_is_run_again(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+    folder = tmp_path / "run"
+    roll(env, says("hi"), rollouts_per_example=2, run=folder)
+    lines = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    roll(env, says("hi"), rollouts_per_example=4, run=folder)  # bigger: played anew
+    everything = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(everything) == 6
+    (folder / "rollouts.jsonl").write_bytes(b"".join(everything[:5]))  # killed before the last of four
+    records = roll(env, says("hi"), rollouts_per_example=4, run=folder)
+    assert [record.reward for record in records] == [4.0] * 4
+    assert len(lines) == 2
+
+
+def test_a_later_failure_takes_an_earlier_score_back(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+    folder = tmp_path / "run"
+
+    def fails(sibling):
+        def player(messages, state, rng):
+            fails.calls += 1
+            if fails.calls % 3 == sibling:
+                raise vf.InfraError("gone")
+            return "hi"
+
+        fails.calls = -1
+        return says(player, name="one")
+
+    first = roll(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
+    again = roll(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
+    assert [[r.reward for r in records] for records in (first, again)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
+    assert [r.rollout_index for r in Run(folder).finished()] == [1, 2]
+
+
+def test_another_rubric_is_another_run(tmp_path):
+    roll(Quiz(1, rubric=vf.Rubric([lambda state: 0.0])), says("hi"), run=tmp_path / "run")
+    with pytest.raises(vf.RunError, match="rubric"):
+        roll(Quiz(1, rubric=vf.Rubric([lambda state: 1.0])), says("hi"), run=tmp_path / "run")
+
+
+def test_what_is_finished_when_a_run_stops_is_kept(tmp_path):
+    def observer(record):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        roll(Quiz(30), says("hi"), run=tmp_path / "run", on_record=observer)
+    kept = len(list(Run(tmp_path / "run").rollouts()))
+    with pytest.raises(vf.TooManyErrorsError):
+        roll(Quiz(30), says(Flaky(*range(99)), name="x"), run=tmp_path / "other", max_errors=1)
+    assert kept >= 1
+    assert len(list(Run(tmp_path / "other").rollouts())) >= 2
+
+
+def test_an_endless_dataset_ends_with_the_budget(tmp_path):
+    def endless():
+        while True:
+            yield {"question": "again"}
+
+    options = {"price": Price(0.0, 1e6), "budget": 5.0, "max_concurrent": 1, "run": tmp_path / "run"}
+    summary = asyncio.run(vf.evaluate(Quiz(dataset=endless()), tokens(1), **options))
+    assert (summary["scored"], summary["not_run"]) == (5, None)
+    assert summary["cost"]["spent"] == 5.0
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(vf.ConfigError, match="has no rows"):
+        roll(Quiz(dataset=[]), says("hi"))
+
+
+def test_a_state_that_no_record_can_be_made_of_is_an_error_of_that_rollout():
+    class Vandal(Quiz):
+        async def setup_state(self, state, **kwargs):
+            if state["example_id"] == 1:
+                state["trajectory"] = None
+
+    records = roll(Vandal(3), says(right))
+    assert [record.error is None for record in records] == [True, False, True]
+
+
+def test_an_example_that_failed_half_counts_as_much_as_any_other():
+    def player(messages, state, rng):
+        if state["example_id"] == 1 and len(player.calls) < 3:
+            player.calls.append(1)
+            raise vf.InfraError("gone")
+        return "0"
+
+    player.calls = []
+    summary = asyncio.run(vf.evaluate(Quiz(2), says(player), rollouts_per_example=4))
+    assert (summary["scored"], summary["reward"]["mean"]) == (5, 0.5)
+
+
+async def test_the_limiter_does_not_write_into_a_run_that_is_over(tmp_path):
+    async with FaultEndpoint() as server:
+        client = vf.OpenAIClient(server.base_url)
+        await vf.evaluate(Quiz(40), client, run=tmp_path / "run")
+        assert client.limiter.on_change is None
+        await client.close()
+
+
+def test_a_rubric_that_rewards_nothing_is_told():
+    rubric = vf.Rubric()
+    rubric.add_metric(lambda completion: 1.0)
+    env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "a"}], rubric=rubric)
+    with pytest.warns(UserWarning, match="SingleTurnEnv has no reward function, so that every reward is 0"):
+        assert env.evaluate_sync(says(lambda *_: "a"))["reward"]["mean"] == 0

@@ -1,0 +1,56 @@
+"""Which rollouts of a run become rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made import made_run, record
+
+import rove as vf
+from rove.rollouts.export_rows import RunRows
+from rove.rollouts.filters import Filter
+from rove.runs.run import Run
+
+MIXED = [
+    record(0, 0, None),
+    record(0, 1, 0.0),
+    record(0, 0, 1.0),
+    record(0, 1, None),
+    record(1, 0, None),
+    record(0, 1, 0.5),
+]
+
+
+def test_the_last_score_of_a_rollout_counts_and_failures_never_come_out(tmp_path: Path):
+    run = made_run(tmp_path, MIXED)
+    rows = RunRows(run)
+    assert (rows.scored, rows.failed) == (2, 1)
+    assert [(row["example_id"], row["rollout_index"], row["reward"]) for row in rows] == [(0, 0, 1.2), (0, 1, 0.7)]
+    finished = list(run.finished())
+    assert [(row["example_id"], row["rollout_index"]) for row in rows] == [
+        (one.example_id, one.rollout_index) for one in finished
+    ]
+    assert [row["reward"] for row in rows] == [one.reward for one in finished]
+
+
+def test_a_row_is_one_of_make_dataset_and_where_it_comes_from(tmp_path: Path):
+    [row] = RunRows(made_run(tmp_path, [record(3, 2)]))
+    assert row == {
+        **vf.make_dataset([record(3, 2)])[0],
+        "example_id": 3,
+        "rollout_index": 2,
+        "stop_condition": "answered",
+    }
+
+
+def test_a_filter_that_does_not_fit_is_told_at_once(tmp_path: Path):
+    with pytest.raises(vf.ConfigError, match="did you mean 'win'"):
+        RunRows(made_run(tmp_path, MIXED), Filter("metrics.wim > 0"))
+
+
+def test_a_run_without_scores_and_a_folder_that_is_no_run_are_refused(tmp_path: Path):
+    with pytest.raises(vf.RunError, match=r"no scored rollouts \(1 failed\)"):
+        RunRows(made_run(tmp_path / "failed", [record(win=None)]))
+    with pytest.raises(vf.RunError, match="is not a run folder"):
+        RunRows(Run(tmp_path / "none"))

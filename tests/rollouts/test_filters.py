@@ -1,0 +1,135 @@
+"""Filter expressions: what they see, what they refuse, and that nothing else gets out of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import record, scores
+
+import rove as vf
+from rove.rollouts.filters import MAX_LENGTH, NAMES, Filter, visible
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "reward == 1.2",
+        "metrics.win > 0 and metrics.format == 1",
+        "metrics['length'] == 3 and rewards.win == 1",
+        "not is_truncated and stop_condition == 'answered'",
+        "stop_condition in ('answered', 'resigned') and stop_condition is not None",
+        "num_turns == 1 and usage.completion_tokens <= 5",
+        "info.level == 4 and answer == '4'",
+        "0 < len(answer) < 3",
+        "example_id % 2 == 0 and rollout_index == 0",
+        "max(metrics.win, -1) - abs(-1) == min(0, 1)",
+        "'none' not in metrics or metrics.none > 3",
+        "1 if metrics.win else 0",
+        "  reward  ",
+    ],
+)
+def test_what_passes(expression: str):
+    assert Filter(expression)(record(4)) is True
+
+
+@pytest.mark.parametrize("expression", ["reward > 2", "metrics.win < 1", "is_truncated", "'none' in metrics", "None"])
+def test_what_does_not_pass(expression: str):
+    assert Filter(expression)(record()) is False
+
+
+def test_failed_rollouts_never_pass():
+    assert Filter("True")(record(win=None)) is False
+
+
+def test_metrics_are_those_of_dataset_rows():
+    [row] = vf.make_dataset([record()])
+    seen = visible(record(), scores(1.0))
+    assert seen["metrics"] == row["metrics"] == {"win": 1.0, "format": 1.0, "length": 3.0}
+    assert sorted(seen) == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("", "invalid syntax"),
+        ("reward >", "invalid syntax"),
+        ("reward > 1; 2", "invalid syntax at character 11"),
+        ("x" * (MAX_LENGTH + 1), "at most 1000 characters"),
+        ("-" * 900 + "1", "longer than 200"),
+        ("[" * 500, "filter '["),
+        ("rewrd > 1", "there is no name 'rewrd'; did you mean 'reward'?"),
+        ("win > 1", "a reward function or metric is metrics.win"),
+        ("len > 1", "there is no name 'len'"),
+        ("2 ** 9", "Pow is not allowed"),
+        ("reward > 1 & is_truncated", "BitAnd is not allowed"),
+        ("[x for x in answer]", "is not allowed"),
+        ("(lambda: 1)()", "cannot be called; functions are abs, len, max, min"),
+        ("info.get('level')", "'info.get' cannot be called"),
+        ("__import__('os').system('true')", "cannot be called"),
+        ("(x := 3)", "NamedExpr is not allowed"),
+        ("f'{reward}'", "is not allowed"),
+        ("max(1, key=abs)", "is not allowed"),
+    ],
+)
+def test_what_is_refused_before_any_rollout_is_seen(expression: str, message: str):
+    with pytest.raises(vf.ConfigError) as refused:
+        Filter(expression)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("metrics.wim > 0", "metrics has no 'wim' here; did you mean 'win'? There are: format, length, win"),
+        ("metrics['wim'] > 0", "metrics has no 'wim'"),
+        ("metrics.win > 5 and metrics.fromat == 1", "did you mean 'format'?"),
+        ("rewards.length", "rewards has no 'length'"),
+        ("info.levl", "info has no 'levl' here; did you mean 'level'?"),
+        ("info.level.deeper", "'info.level' has no fields: it is 0"),
+        ("answer.__class__", "'answer' has no fields"),
+        ("metrics.__class__", "metrics has no '__class__'"),
+        ("reward > answer", "'>' not supported"),
+        ("reward / 0", "division by zero"),
+        ("answer * 999999999", "arithmetic is for numbers"),
+        ("answer[3]", "out of range"),
+    ],
+)
+def test_what_cannot_be_applied_says_where_and_why(expression: str, message: str):
+    with pytest.raises(vf.ConfigError) as refused:
+        Filter(expression)(record())
+    assert message in str(refused.value)
+    assert "(example 0, rollout 0)" in str(refused.value)
+
+
+def test_a_metric_that_only_some_rollouts_have_is_asked_for():
+    some = [record(0), record(1, scores=scores(1.0, speed=2.0))]
+    with pytest.raises(vf.ConfigError, match="metrics has no 'speed'"):
+        [Filter("metrics.speed > 1")(one) for one in some]
+    assert [Filter("'speed' in metrics and metrics.speed > 1")(one) for one in some] == [False, True]
+
+
+@given(st.text(max_size=60) | st.text("()[]{}'.,:=<>!*-+ 0019reward infomts", max_size=60))
+def test_any_text_is_a_filter_or_refused(expression: str):
+    with suppress(vf.ConfigError):
+        assert Filter(expression)(record()) in (True, False)
+
+
+SIMPLE = st.sampled_from(["reward", "num_turns", "example_id", "metrics.win", "0", "1", "2.5", "-1"])
+
+
+@given(SIMPLE, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), SIMPLE, st.sampled_from(["and", "or"]), SIMPLE)
+def test_it_means_what_python_means(a: str, compared: str, b: str, joined: str, c: str):
+    expression = f"{a} {compared} {b} {joined} not {c}"
+    names = {"reward": 1.2, "num_turns": 1, "example_id": 0, "metrics": type("Metrics", (), {"win": 1.0})}
+    assert Filter(expression)(record()) == bool(eval(expression, names))
+
+
+def test_make_dataset_takes_a_filter():
+    records = [record(0, 0, 0.0), record(0, 1, 1.0), record(1, 0, None), record(1, 1, 0.5)]
+    assert [row["reward"] for row in vf.make_dataset(records, filter="metrics.win > 0")] == [1.2, 0.7]
+    assert [row["reward"] for row in vf.make_dataset(records, 1.0, filter="metrics.win > 0")] == [1.2]
+    with pytest.raises(vf.ConfigError, match="did you mean 'win'"):
+        vf.make_dataset(records, filter="metrics.wim > 0")

@@ -1,0 +1,124 @@
+"""Tags and notes: all changes together, whatever dies in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, RunError
+from rove.runs.annotations import FILE, LONGEST_NOTE, LONGEST_TAG, Annotations, Change, Said, Subject, annotate
+
+ONE, OTHER = Subject("key", 0), Subject("key", 1, step=3)
+
+
+def test_changes_add_up_per_rollout_and_for_the_run(tmp_path: Path):
+    assert Annotations(tmp_path).run == Said()
+    annotate(tmp_path, Change(["good", "odd"], rollout=ONE))
+    annotate(tmp_path, Change(["keep"]))
+    annotate(tmp_path, Change(["bad"], ["good", "never there"], "why?", OTHER))
+    annotate(tmp_path, Change(remove=["odd"], note="look", rollout=ONE))
+    said = Annotations(tmp_path)
+    assert said.run == (("keep",), "")
+    assert said.rollouts == {(None, "key", 0): (("good",), "look"), (3, "key", 1): (("bad",), "why?")}
+    assert said.tags() == ["bad", "good"]
+    annotate(tmp_path, Change(remove=["good"], note="", rollout=ONE))
+    said.catch_up()
+    assert list(said.rollouts) == [(3, "key", 1)]
+
+
+@given(st.integers(0, 400))
+def test_whatever_is_torn_is_left_out_and_what_comes_after_is_kept(tmp_path_factory: pytest.TempPathFactory, size: int):
+    folder = tmp_path_factory.mktemp("run")
+    for tag in ("a", "b", "c"):
+        annotate(folder, Change([tag], rollout=ONE))
+    whole = (folder / FILE).read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    os.truncate(folder / FILE, min(size, len(whole)))
+    left = tuple("abc"[: sum(end <= size for end in ends)])
+    said = Annotations(folder)
+    assert (said.rollouts.get(ONE.place, Said()).tags, said.bad) == (left, [])
+    annotate(folder, Change(["d"], rollout=ONE))
+    said.catch_up()
+    assert (said.rollouts[ONE.place].tags, said.bad) == ((*left, "d"), [])
+
+
+def test_several_people_at_once_lose_nothing(tmp_path: Path):
+    def work(name: int) -> None:
+        for i in range(20):
+            annotate(tmp_path, Change([f"{name}.{i}"], rollout=ONE))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = Annotations(tmp_path)
+    assert len(said.rollouts[ONE.place].tags) == 80 and not said.bad
+
+
+def test_lines_that_are_none_are_counted_and_data_does_not_go_on_without_them(tmp_path: Path):
+    lines = [
+        b'{"add": ["good"], "rollout": {"example_key": "k", "rollout_index": 0}}',
+        b"\xff\xfe",
+        b'{"add": ["\\u202e"]}',
+    ]
+    (tmp_path / FILE).write_bytes(b"".join(line + b"\n" for line in [*lines, b'{"note": "of a run"}', b'{"add": 3}']))
+    said = Annotations(tmp_path)
+    assert [number for number, _ in said.bad] == [2, 3, 4, 5] and said.tags() == ["good"]
+    with pytest.raises(RunError, match=r"annotations.jsonl, line 2: not an annotation"):
+        said.check()
+
+
+@pytest.mark.parametrize("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (LONGEST_TAG + 1)])
+def test_tags_are_short_and_can_be_seen(tag: str):
+    with pytest.raises(ValueError, match="a tag is"):
+        Change([tag])
+    with pytest.raises(ValueError, match="a tag is"):
+        Change(remove=[tag])
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="nothing to change"):
+        annotate(tmp_path, Change(rollout=ONE))
+    with pytest.raises(ValueError, match="on a rollout"):
+        Change(note="x")
+    with pytest.raises(ValueError, match="characters at most"):
+        Change(note="x" * (LONGEST_NOTE + 1), rollout=ONE)
+    with pytest.raises(ValueError, match="at once"):
+        Change([str(i) for i in range(100)])
+    assert not (tmp_path / FILE).exists()
+
+
+changes = st.builds(
+    Change,
+    st.lists(st.sampled_from("abc"), max_size=2),
+    st.lists(st.sampled_from("abc"), max_size=2),
+    st.none() | st.text(max_size=3),
+    st.sampled_from([ONE, OTHER]),
+)
+
+
+@given(st.lists(changes, max_size=12))
+def test_reading_is_saying_it_again(made: list[Change]):
+    with TemporaryDirectory() as name:
+        read_again(Path(name), made)
+
+
+def read_again(folder: Path, made: list[Change]) -> None:
+    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(change) + b"\n" for change in made))
+    for place in (ONE, OTHER):
+        tags: list[str] = []
+        note = ""
+        for change in made:
+            if change.rollout == place:
+                tags = [tag for tag in tags if tag not in change.remove]
+                tags += [tag for tag in dict.fromkeys(change.add) if tag not in tags]
+                note = note if change.note is None else change.note
+        assert Annotations(folder).rollouts.get(place.place, Said()) == (tuple(tags), note)

@@ -1,0 +1,241 @@
+"""Ctrl-C and kill -9 in the middle of real processes: the same command goes on, and nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from commands import environment, in_its_own, lines
+from toys import timeless
+
+from rove.core.records import RolloutRecord
+from rove.runs.run import Run
+
+pytestmark = pytest.mark.slow
+
+HANG = 120
+"""Seconds after which a process that should end by itself is taken to hang."""
+
+SLOW = '''
+import asyncio, time
+from pathlib import Path
+import rove as vf
+
+async def slow(messages, state, rng):
+    """Takes its time."""
+    await asyncio.sleep(0.01 + 0.02 * rng.random())
+    return str(rng.random())
+
+async def waits(messages, state, rng):
+    """Answers in an hour; "waiting" is there as soon as everybody waits."""
+    asyncio.get_running_loop().call_later(0.1, Path("waiting").touch)
+    await asyncio.sleep(3600)
+
+def blocks(messages, state, rng):
+    """Answers in an hour and lets nothing else happen until then."""
+    Path("waiting").touch()
+    time.sleep(3600)
+
+def value(completion):
+    return float(completion[-1].content)
+
+class Slow(vf.SingleTurnEnv):
+    async def setup_state(self, state, **kwargs):
+        Path("opened").open("a").write("x")
+
+    @vf.cleanup(priority=1)
+    def close(self, state):
+        Path("closed").open("a").write("x")
+
+    @vf.cleanup
+    async def lock_up(self, state):
+        await asyncio.sleep(0.1)
+        Path("locked").open("a").write("x")
+
+def load_environment(num_examples: int = 30, seed: int = 0):
+    rows = [{"question": f"q{i}", "answer": ""} for i in range(num_examples)]
+    players = {"slow": slow, "waits": waits, "blocks": blocks}
+    return Slow(dataset=rows, rubric=vf.Rubric([value], [1.0]), players=players)
+'''
+EVAL = ("eval", "slow", "-m", "scripted:slow", "-n", "30", "-r", "2", "-c", "3", "--run-dir", "run")
+
+
+def finish(folder: Path, *words: str) -> str:
+    process = in_its_own(folder, *words)
+    out, err = process.communicate(timeout=HANG)
+    assert process.returncode == 0, err
+    return out
+
+
+def stop(process: subprocess.Popen[str], kind: signal.Signals, moment: Callable[[], bool]) -> None:
+    """Send the signal as soon as the moment has come, and look how the process ends."""
+    try:
+        while not moment() and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(kind)
+        _, err = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    if kind == signal.SIGINT:
+        assert process.returncode == 130, err
+        assert err.splitlines()[-1] == "stopped; the same command continues where it was"
+        assert "Traceback" not in err
+    else:
+        assert process.returncode == -kind, err
+
+
+def count(file: Path) -> int:
+    """Whole lines in a file."""
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def places(run: Path) -> Counter[tuple[int | None, str, int]]:
+    return Counter((record.step, record.example_key, record.rollout_index) for record in Run(run).rollouts())
+
+
+def bare(run: Path) -> list[RolloutRecord]:
+    """The rollouts in an order of their own, without what a clock measured."""
+    records = sorted(Run(run).rollouts(), key=lambda r: (r.step or 0, r.example_id, r.rollout_index))
+    return [timeless(record) for record in records]
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Signals):
+    environment(tmp_path / "environments", "slow", SLOW)
+    run, kept = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
+    before: list[bytes] = []
+    for moment in (0, 1, 7, 30, 50):  # later ones may come too late on a busy machine
+        process = in_its_own(tmp_path, *EVAL)
+        stop(process, kind, lambda at_least=moment: (run / "versions.json").exists() and count(kept) >= at_least)
+        if kept.exists():
+            now = [line for line in lines(run) if line.endswith(b"\n")]
+            assert now[: len(before)] == before
+            before = now
+        assert not (run / "summary.json").exists() or len(before) == 60
+    assert "60 of 60 rollouts scored" in finish(tmp_path, *EVAL)
+    after = lines(run)
+    assert after[: len(before)] == before
+    assert len(after) == 60
+    assert set(places(run).values()) == {1}
+    finish(tmp_path, *EVAL)
+    assert lines(run) == after
+    finish(tmp_path, *EVAL[:-1], "whole")
+    assert bare(run) == bare(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("player", ["waits", "blocks"])
+def test_ctrl_c_ends_what_would_take_an_hour_and_cleans_up(tmp_path: Path, player: str):
+    environment(tmp_path / "environments", "slow", SLOW)
+    process = in_its_own(tmp_path, "eval", "slow", "-m", f"scripted:{player}", "-n", "4", "-r", "1")
+    stop(process, signal.SIGINT, (tmp_path / "waiting").exists)
+    many = {"waits": "xxxx", "blocks": "x"}[player]
+    assert (tmp_path / "opened").read_text() == many
+    assert (tmp_path / "closed").read_text() == many
+    if player == "waits":  # what was interrupted while it ran has no time for more than this
+        assert (tmp_path / "locked").read_text() == many
+
+
+def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
+    process = in_its_own(tmp_path, "play", "tictactoe", "--seed", "1")
+    assert process.stdout is not None
+    shown = ""
+    while not shown.endswith("you> "):
+        shown += process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert (process.returncode, err.strip()) == (130, "you left the game; the same game again: --seed 1")
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new model, the teacher's games, and an SFT and an RL run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("made")
+    finish(folder, "model", "new", "--env", "tictactoe", "--games", "20", "-o", "model")
+    finish(folder, "eval", "tictactoe", "-m", "scripted:teacher", "-n", "80", "-r", "1", "--run-dir", "games")
+    for name, words in TRAINING.items():
+        finish(folder, *words, "--run-dir", name)
+    return folder
+
+
+TRAINING = {
+    name: text.split()
+    for name, text in {
+        "sft": "sft --data games -m model --epochs 8 --patience 99 --batch-size 8 --validate_every 4 --threads 1",
+        "rl": "rl tictactoe -m model --steps 8 --batch-size 32 -r 8 -t 12 --checkpoint_every 2 --threads 1",
+    }.items()
+}
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        [(signal.SIGKILL, 1), (signal.SIGINT, 5)],
+        [(signal.SIGINT, 2), (signal.SIGKILL, 7)],
+    ],
+    ids=["kill 1, Ctrl-C 5", "Ctrl-C 2, kill 7"],
+)
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_ends_with_the_same_weights_to_the_bit(made: Path, name: str, stops: list[tuple[signal.Signals, int]]):
+    run = made / "-".join([name, *(kind.name for kind, _ in stops)])
+    words = [*TRAINING[name], "--run-dir", run.name]
+    metrics = run / "metrics.jsonl"
+    for kind, step in stops:
+        stop(in_its_own(made, *words), kind, lambda at_least=step: count(metrics) >= at_least)
+        assert not (run / "final").exists()
+    finish(made, *words)
+    weights = [folder / "final" / "model.safetensors" for folder in (run, made / name)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert untimed(run) == untimed(made / name)
+    assert bare(run) == bare(made / name)
+    assert set(places(run).values()) == ({1} if name == "rl" else set())
+    assert "is complete" in finish(made, *words)
+
+
+def without_times(said: str) -> object:
+    """The demo's JSON but for how long answers took."""
+    told = json.loads(said)
+    for row in told["rows"]:
+        for summary in row["opponents"].values():
+            summary.pop("latency", None)
+    return told
+
+
+def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
+    words = ("demo", "tictactoe", "--smoke", "--json", "--run-dir", "demo")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    moments = {
+        "data/rollouts.jsonl": signal.SIGINT,
+        "sft/metrics.jsonl": signal.SIGKILL,
+        "rl1/rollouts.jsonl": signal.SIGKILL,
+        "rl2/metrics.jsonl": signal.SIGINT,
+    }
+    for file, kind in moments.items():
+        stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count(kept) >= 1)
+    assert without_times(finish(killed, *words)) == without_times(finish(whole, *words))
+    weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def untimed(run: Path) -> list[dict[str, object]]:
+    """The metrics without what a clock measured."""
+    lines = (run / "metrics.jsonl").read_bytes().splitlines()
+    rows = [msgspec.json.decode(line, type=dict) for line in lines]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]

@@ -1,0 +1,367 @@
+"""Run folders: continued only as the same run, never half written, never written by two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.core.digest import fingerprint
+from rove.core.errors import RunError
+from rove.runs.run import Progress, Run
+from rove.runs.token_stats import TrainedRollout, read_tokens, write_tokens
+from tests.runs.test_serialization import make_record
+
+IDENTITY = {"env": "toy", "model": "m", "sampling": {"temperature": 1.0}}
+
+
+def start(path: Path, identity=IDENTITY, kind: str = "eval", fresh: bool = False) -> Run:
+    run = Run(path)
+    run.start(kind, {"note": "for people"}, identity, fresh)
+    return run
+
+
+def record(index: int):
+    return make_record(example_id=index, answer="a" * (index % 5))
+
+
+# Identity
+
+
+def test_a_folder_is_started_and_then_continued(tmp_path):
+    with Run(tmp_path / "a" / "b") as run:
+        assert not run.start("eval", {"x": 1}, IDENTITY)
+    with Run(tmp_path / "a" / "b") as run:
+        assert run.start("eval", {"x": 2}, IDENTITY)
+        assert run.config() == {"kind": "eval", "identity": IDENTITY, "config": {"x": 2}}
+
+
+def test_another_identity_is_refused_with_what_differs(tmp_path):
+    with start(tmp_path) as run:
+        run.append_metrics({"step": 1})
+    before = (tmp_path / "config.toml").read_bytes()
+    other = {"env": "toy", "sampling": {"temperature": 0.5}, "seed": 1}
+    with pytest.raises(RunError) as caught:
+        start(tmp_path, other, kind="rl")
+    assert str(caught.value).splitlines() == [
+        f"{tmp_path} holds a different run; what differs:",
+        "  kind: there 'eval', now 'rl'",
+        "  model: there 'm', now None",
+        "  sampling.temperature: there 1.0, now 0.5",
+        "  seed: there None, now 1",
+        "Give another --run-dir, or --fresh to throw the old one away",
+    ]
+    assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_a_folder_in_which_nothing_was_kept_is_anybodys(tmp_path):
+    start(tmp_path).close()
+    with Run(tmp_path) as run:
+        assert not run.start("rl", {"new": 1}, {"seed": 1})
+    assert Run(tmp_path).config()["config"] == {"new": 1}
+
+
+def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
+    with start(tmp_path) as run:
+        run.append_metrics({"step": 1})
+    refused = Run(tmp_path)
+    with pytest.raises(RunError, match="holds a different run"):
+        refused.start("rl", {}, IDENTITY)
+    start(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted by the user"),
+        (RunError("the server is gone\nits log: oh no"), "the server is gone\nits log: oh no"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_ends_a_run_is_kept_until_it_goes_on(tmp_path, error, told):
+    with pytest.raises(type(error)), start(tmp_path) as run:
+        raise error
+    assert run.why_stopped() == told
+    with start(tmp_path) as run:
+        assert run.why_stopped() == ""
+    assert run.why_stopped() == ""
+
+
+def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ZeroDivisionError), start(tmp_path):
+        monkeypatch.setattr("rove.runs.unfinished.write_whole", full)
+        raise ZeroDivisionError
+    monkeypatch.undo()
+    with start(tmp_path):
+        pass  # nobody holds it
+
+
+def test_somebody_elses_error_is_not_the_runs(tmp_path):
+    with start(tmp_path), pytest.raises(RunError, match="another process"), Run(tmp_path) as second:
+        second.start("eval", {}, IDENTITY)
+    assert Run(tmp_path).why_stopped() == ""
+
+
+def test_fresh_throws_the_old_run_away(tmp_path):
+    with start(tmp_path) as run:
+        run.append_rollout(record(0))
+        run.save_checkpoint("1", lambda path: None)
+        run.write_json("summary.json", {})
+    with start(tmp_path, {"env": "other"}, fresh=True) as run:
+        assert list(run.rollouts()) == []
+        assert run.summary() is None
+        assert not (tmp_path / "checkpoints").exists()
+
+
+def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match="is no run folder"):
+        start(tmp_path, fresh=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
+    (tmp_path / "config.toml").write_text('title = "my site"')
+    for fresh in (False, True):
+        with pytest.raises(RunError, match="is no run folder"):
+            start(tmp_path, fresh=fresh)
+    assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
+
+
+def test_fresh_deletes_only_what_a_run_consists_of(tmp_path):
+    start(tmp_path).close()
+    (tmp_path / "notes.md").write_text("mine")
+    start(tmp_path, fresh=True).close()
+    assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+def test_fresh_is_fine_where_nothing_is(tmp_path):
+    start(tmp_path / "new", fresh=True).close()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".config.toml.draft").write_text("[iden")  # a run killed while it was being made
+    start(tmp_path / "killed", fresh=True).close()
+    assert all((tmp_path / name / "config.toml").exists() for name in ("new", "killed"))
+
+
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+identities = st.dictionaries(
+    keys,
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | keys,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=4,
+    ),
+    max_size=3,
+)
+
+
+@given(identities)
+@settings(max_examples=50, deadline=None)
+def test_any_identity_is_recognised_again(identity):
+    with tempfile.TemporaryDirectory() as folder:
+        start(Path(folder), identity).close()
+        with Run(folder) as run:
+            assert run.start("eval", {}, identity)
+
+
+@given(identities)
+def test_fingerprints_tell_identities_apart_and_do_not_care_for_order(identity):
+    assert fingerprint(identity) == fingerprint(dict(reversed(identity.items())))
+    assert len({fingerprint({**identity, "seed": seed}) for seed in (1, 2, None)}) == 3
+
+
+def test_a_folder_without_config_is_no_run(tmp_path):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no config\.toml"):
+        Run(tmp_path).config()
+
+
+# Lines
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_cut_at_any_byte_everything_before_the_cut_survives(data):
+    records = [record(i) for i in range(data.draw(st.integers(0, 5)))]
+    with tempfile.TemporaryDirectory() as folder:
+        with start(Path(folder)) as run:
+            for one in records:
+                run.append_rollout(one)
+                run.append_metrics({"step": one.example_id})
+        survivors = {}
+        for name in ("rollouts.jsonl", "metrics.jsonl"):
+            file = Path(folder) / name
+            content = file.read_bytes() if file.exists() else b""
+            cut = data.draw(st.integers(0, len(content)))
+            file.write_bytes(content[:cut])
+            survivors[name] = content[:cut].count(b"\n")
+        assert list(Run(folder).rollouts()) == records[: survivors["rollouts.jsonl"]]  # a reader need not heal
+        with start(Path(folder)) as run:
+            run.append_rollout(record(9))
+            run.append_metrics({"step": 9})
+            assert list(run.rollouts()) == [*records[: survivors["rollouts.jsonl"]], record(9)]
+            assert [m["step"] for m in run.metrics()] == [*range(survivors["metrics.jsonl"]), 9]
+
+
+def test_a_torn_line_longer_than_any_buffer_is_healed(tmp_path):
+    with start(tmp_path) as run:
+        run.append_rollout(record(0))
+    with (tmp_path / "rollouts.jsonl").open("ab") as file:
+        file.write(b"x" * 200_000)
+    with start(tmp_path) as run:
+        assert list(run.rollouts()) == [record(0)]
+
+
+def test_reading_starts_nothing(tmp_path):
+    assert list(Run(tmp_path / "none").rollouts()) == []
+    assert Run(tmp_path / "none").metrics() == []
+    assert Run(tmp_path / "none").last_checkpoint() is None
+    assert not (tmp_path / "none").exists()
+
+
+# Processes
+
+
+def in_another_process(code: str, path: Path) -> subprocess.CompletedProcess:
+    script = f"import os\nfrom rove.runs.run import Run\nrun = Run({str(path)!r})\n{code}"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env)
+
+
+def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
+    run = start(tmp_path)
+    code = f"run.start('eval', {{}}, {IDENTITY!r})"
+    done = in_another_process(code, tmp_path)
+    assert f"RunError: another process is writing to {tmp_path}; wait for it" in done.stderr
+    run.close()
+    assert in_another_process(code, tmp_path).returncode == 0
+
+
+def test_a_process_that_dies_leaves_its_rollouts_and_no_lock(tmp_path):
+    code = f"""
+from tests.runs.test_serialization import make_record
+run.start("eval", {{}}, {IDENTITY!r})
+run.append_rollout(make_record(example_id=1))
+os.write(run._files["rollouts.jsonl"].fileno(), b'{{"record": {{"exam')
+os._exit(9)
+"""
+    done = in_another_process(code, tmp_path)
+    assert done.returncode == 9, done.stderr
+    with Run(tmp_path) as run:
+        assert run.start("eval", {}, IDENTITY)
+        assert list(run.rollouts()) == [make_record(example_id=1)]
+
+
+# Checkpoints
+
+
+def writes(text: str):
+    return lambda path: (path / "weights").write_text(text)
+
+
+def broken(path: Path):
+    (path / "weights").write_text("half")
+    raise OSError("disk full")
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
+    with start(tmp_path) as run:
+        run.save_checkpoint("1", writes("one"), run.progress(1, {"best": 0.5}))
+        with pytest.raises(OSError, match="disk full"):
+            run.save_checkpoint("1", broken, run.progress(1, {}))
+        with pytest.raises(OSError, match="disk full"):
+            run.save_checkpoint("2", broken, run.progress(2, {}))
+        last = run.last_checkpoint()
+        assert last is not None
+        path, progress = last
+        assert path == tmp_path / "checkpoints" / "1"
+        assert (path / "weights").read_text() == "one"
+        assert (progress.step, progress.state) == (1, {"best": 0.5})
+        run.save_checkpoint("2", writes("two"), run.progress(2, {}))  # what the broken try left is no trouble
+        assert [p.name for p in sorted((tmp_path / "checkpoints").glob("*2*"))] == ["2"]
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
+    with start(tmp_path) as run:
+        for step in (9, 10, 2):
+            run.save_checkpoint(str(step), writes(""), run.progress(step, {}))
+        run.save_checkpoint("best", writes(""), run.progress(99, {}))
+        run.save_checkpoint("11", writes(""))  # without progress it cannot be resumed from
+        last = run.last_checkpoint()
+        assert last is not None
+        assert last[1].step == 10
+
+
+def test_a_file_of_the_folder_is_written_whole(tmp_path):
+    with start(tmp_path) as run:
+        run.write_json("summary.json", {"a": 1})
+        run.write_json("summary.json", {"a": 2})
+        assert run.summary() == {"a": 2}
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 9])
+def test_pruning_keeps_the_newest_numbered_checkpoints(keep, tmp_path):
+    with start(tmp_path) as run:
+        run.prune_checkpoints(keep)
+        for name in ("best", "2", "9", "10"):
+            run.save_checkpoint(name, writes(name))
+        run.prune_checkpoints(keep)
+        left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+        assert left == {"best", *["10", "9", "2"][:keep]}
+
+
+def test_the_final_model_replaces_an_earlier_one(tmp_path):
+    with start(tmp_path) as run:
+        run.save_final(writes("first"))
+        assert (run.save_final(writes("second")) / "weights").read_text() == "second"
+        with pytest.raises(OSError, match="disk full"):
+            run.save_final(broken)
+    assert (tmp_path / "final" / "weights").read_text() == "second"
+
+
+# Resuming training
+
+
+def fill(run: Run, steps: range) -> None:
+    for step in steps:
+        run.append_rollout(record(step))
+        run.append_metrics({"step": step})
+
+
+def test_cutting_drops_what_is_newer_than_the_checkpoint(tmp_path):
+    with start(tmp_path) as run:
+        fill(run, range(3))
+        progress = run.progress(3, {})
+        fill(run, range(3, 5))
+        run.cut(progress)
+        assert [r.example_id for r in run.rollouts()] == [0, 1, 2]
+        fill(run, range(3, 4))
+        assert [r.example_id for r in run.rollouts()] == [0, 1, 2, 3]
+        assert [m["step"] for m in run.metrics()] == [0, 1, 2, 3]
+        run.cut(run.progress(4, {}))
+        assert len(run.metrics()) == 4
+        for step in (3, 4, 5):
+            write_tokens(tmp_path, step, [TrainedRollout("key", step, [])])
+        run.cut(msgspec.structs.replace(progress, step=4))
+        assert [[one.rollout_index for one in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
+        run.cut(None)
+        assert read_tokens(tmp_path, 3) == []
+        assert list(run.rollouts()) == []
+        assert run.metrics() == []
+
+
+def test_progress_before_anything_was_written(tmp_path):
+    with start(tmp_path) as run:
+        assert run.progress(0, {}) == Progress(0, 0, 0, {})
+        run.cut(run.progress(0, {}))
+        assert list(run.rollouts()) == []

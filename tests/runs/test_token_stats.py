@@ -1,0 +1,26 @@
+"""What the trainer knew of tokens comes back as it was written, or is told to be damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rove.core.errors import RunError
+from rove.runs.token_stats import TrainedRollout, TrainedTurn, file_of, read_tokens, write_tokens
+
+
+def test_they_come_back_by_step(tmp_path: Path):
+    kept = [TrainedRollout("key", 3, [TrainedTurn(0, [-0.5, -1.25], [0.0, 2.5], -0.75), TrainedTurn(2, [], [], 0.5)])]
+    write_tokens(tmp_path, 7, kept)
+    assert (read_tokens(tmp_path, 7), read_tokens(tmp_path, 8)) == (kept, [])
+    write_tokens(tmp_path, 7, [])
+    assert read_tokens(tmp_path, 7) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b'"\xff"', b"[1]", b'[{"example_key": 3}]'])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes):
+    write_tokens(tmp_path, 1, [])
+    file_of(tmp_path, 1).write_bytes(content)
+    with pytest.raises(RunError, match=r"1\.json cannot be read.*delete it"):
+        read_tokens(tmp_path, 1)

@@ -1,0 +1,236 @@
+"""Functions of the host that sandboxed code calls: what crosses, what it costs, what becomes of failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, InfraError, LimitReachedError
+from rove.sandbox import DockerBackend, LocalBackend, SandboxLimits, Session
+from rove.sandbox.host_functions import MOST_WORDS, reply_to
+from tests.sandbox.test_docker import engine  # noqa: F401  a fixture
+
+LIMITS = SandboxLimits(seconds=10.0, memory_bytes=256 << 20, output_chars=2000, message_bytes=1 << 16)
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[LocalBackend]:
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=4) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(backend: LocalBackend) -> AsyncIterator[Session]:
+    session = await backend.open()
+    yield session
+    await session.close()
+
+
+async def same(value: Any = None, **more: Any) -> Any:
+    return {"value": value, **more} if more else value
+
+
+async def fails(how: str = "badly") -> None:
+    raise KeyError(how)
+
+
+@module_loop
+async def test_code_calls_functions_and_waits_for_what_they_return(session: Session) -> None:
+    seen: list[str] = []
+
+    async def loud(text: str, times: int = 1) -> list[str]:
+        seen.append(text)
+        await asyncio.sleep(0.01)
+        return [text.upper()] * times
+
+    result = await session.run_python(
+        "print('before')\nx = loud('ä', times=2)\nx[0] + loud('b')[0]", None, {"loud": loud}
+    )
+    assert (result.output, result.value, seen) == ("before\n", "'ÄB'", ["ä", "b"])
+    assert (await session.run_python("x")).value == "['Ä', 'Ä']"
+
+
+@module_loop
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -1.5,
+        2**60,
+        "",
+        "a\n\"'\\ \x00 é 漢 🙂",
+        [],
+        [[1], {"a": None}],
+        {"k": {"é": [1, "2"]}},
+        "x" * 60_000,
+    ],
+)
+async def test_what_json_can_say_comes_back_as_it_went(session: Session, value: Any) -> None:
+    code = f"value = {value!r}\nsame(value) == value and same([value], a=value) == dict(value=[value], a=value)"
+    if isinstance(value, str) and len(value) > 2000:
+        code = f"same({value!r}) == {value!r}"
+    assert (await session.run_python(code, None, {"same": same})).value == "True"
+
+
+@module_loop
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("fails()", "RuntimeError: 'badly'"),
+        ("same(1, 2)", "RuntimeError: same() takes from 0 to 1 positional arguments but 2 were given"),
+        ("same({1})", "TypeError: Object of type set is not JSON serializable"),
+        ("same('x' * 10**5)", "expected at most 65536 in one call"),
+        ("many(70_000)", "RuntimeError: many() returned more than 65536 bytes (message_bytes)"),
+        ("odd()", "RuntimeError: Object of type object is not JSON serializable"),
+        ("same('\\ud800') + 1", "TypeError: can only concatenate str"),
+    ],
+)
+async def test_what_goes_wrong_is_raised_in_the_code(session: Session, code: str, error: str) -> None:
+    async def many(count: int) -> str:
+        return "x" * count
+
+    async def odd() -> Any:
+        return object()
+
+    functions = {"same": same, "fails": fails, "many": many, "odd": odd}
+    result = await session.run_python(code, None, functions)
+    assert error in result.error.splitlines()[-1]
+    assert "asking.py" not in result.error and not result.restarted
+    caught = f"try: {code}\nexcept Exception as error: said = type(error).__name__\nsaid, same(3)"
+    assert (await session.run_python(caught, None, functions)).value.endswith("', 3)")
+
+
+@module_loop
+async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Session) -> None:
+    assert "NameError" in (await session.run_python("same(1)")).error
+    assert (await session.run_python("kept = same\nkept(1)", None, {"same": same})).value == "1"
+    assert "same() cannot be called now; known: nothing" in (await session.run_python("kept(1)")).error
+    assert "known: fails" in (await session.run_python("kept(1)", None, {"fails": fails})).error
+    assert (await session.run_python("same = 5\nkept(2)", None, {"same": same})).value == "2"
+    assert (await session.run_python("same(3)", None, {"same": same})).value == "3"
+    with pytest.raises(ConfigError, match="functions has 'a b'; expected names"):
+        await session.run_python("1", None, {"a b": same})
+
+
+@pytest.mark.broad
+@module_loop
+async def test_the_time_that_a_function_takes_does_not_count(session: Session) -> None:
+    async def slow() -> None:
+        await asyncio.sleep(0.4)
+
+    assert (await session.run_python("slow(); slow(); 1", 0.5, {"slow": slow})).value == "1"
+    late = await session.run_python("slow()\nwhile True: pass", 0.3, {"slow": slow})
+    assert late.timed_out and 0.7 <= late.seconds < 3
+
+
+@module_loop
+@pytest.mark.parametrize("error", [InfraError("gone"), LimitReachedError("max_cost_reached")])
+async def test_an_error_of_the_machine_ends_the_call_and_the_session_goes_on_anew(
+    session: Session, error: Exception
+) -> None:
+    async def broken() -> None:
+        raise error
+
+    await session.run_python("x = 1")
+    with pytest.raises(type(error)):
+        await session.run_python("broken()", None, {"broken": broken})
+    assert (await session.run_python("'x' in globals()")).value == "False"
+
+
+@module_loop
+async def test_a_call_that_is_cancelled_cancels_its_function(session: Session) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    call = asyncio.create_task(session.run_python("endless()", None, {"endless": endless}))
+    await began.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended.is_set()
+    assert (await session.run_python("6 * 7")).value == "42"
+
+
+@module_loop
+async def test_a_session_that_is_closed_while_its_code_waits(backend: LocalBackend) -> None:
+    session = await backend.open()
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> int:
+        began.set()
+        await go_on.wait()
+        return 1
+
+    call = asyncio.create_task(session.run_python("waits()", None, {"waits": waits}))
+    await began.wait()
+    await session.close()
+    go_on.set()
+    assert (await call).files_lost
+    after = await backend.open()
+    assert (await after.run_python("1 + 1")).value == "2"
+    await after.close()
+
+
+@module_loop
+async def test_sessions_ask_at_the_same_time(backend: LocalBackend) -> None:
+    waiting = 0
+    all_there = asyncio.Event()
+
+    async def meet(number: int) -> int:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 4:
+            all_there.set()
+        await asyncio.wait_for(all_there.wait(), 20)
+        return number * number
+
+    sessions = [await backend.open() for _ in range(4)]
+    results = await asyncio.gather(
+        *(one.run_python(f"meet({n})", None, {"meet": meet}) for n, one in enumerate(sessions))
+    )
+    assert [result.value for result in results] == ["0", "1", "4", "9"]
+    await asyncio.gather(*(one.close() for one in sessions))
+
+
+async def test_functions_in_containers(engine: Path) -> None:  # noqa: F811
+    async with DockerBackend(limits=LIMITS, binary=str(engine)) as backend:
+        session = await backend.open()
+        assert (await session.run_python("same('a') + same('b')", None, {"same": same})).value == "'ab'"
+        await session.close()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda a: st.lists(a) | st.dictionaries(st.sampled_from(["id", "name", "args", "kwargs", "x"]), a),
+    ).map(json.dumps)
+)
+def test_whatever_is_asked_is_answered(asked: str) -> None:
+    said = json.loads(asyncio.run(reply_to(asked, {"same": same, "fails": fails}, 1000)))
+    assert said.keys() in ({"id", "value"}, {"id", "error"}) and isinstance(said["id"], int)
+
+
+async def test_words_of_an_error_are_bounded() -> None:
+    said = json.loads(
+        await reply_to('{"id": 7, "name": "fails", "args": ["' + "x" * 10**5 + '"]}', {"fails": fails}, 10**6)
+    )
+    assert said["id"] == 7 and len(said["error"]) == MOST_WORDS
+    assert "error" in json.loads(await reply_to("[" * 10**5, {}, 1000))

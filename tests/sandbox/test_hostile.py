@@ -1,0 +1,182 @@
+"""Every attack of the table, with what is at stake in place: a secret, a listening port, another session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hostile import FUNCTIONS, IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
+from tiers import some_quick
+
+from rove.core.errors import ConfigError
+from rove.sandbox import Backend, DockerBackend, LocalBackend, Session
+from rove.sandbox.containment import ESSENTIAL, FEATURES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+IMAGE = os.environ.get("ROVE_TEST_IMAGE", "")
+
+
+class Host:
+    """What an attack may not touch."""
+
+    def __init__(self, folder: Path):
+        folder.chmod(0o755)
+        self.secret = folder / "secret"
+        self.secret.write_text("canary")
+        self.secret.chmod(0o644)
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.setblocking(False)
+
+    def aim(self, code: str) -> str:
+        for name, value in (
+            ("$SECRET", str(self.secret)),
+            ("$PARENT", str(os.getpid())),
+            ("$PORT", str(self.server.getsockname()[1])),
+        ):
+            code = code.replace(name, value)
+        return code
+
+
+@pytest.fixture(scope="module")
+def host():
+    os.environ["ROVE_SECRET"] = "canary"
+    with tempfile.TemporaryDirectory() as folder:  # everybody may enter it, which pytest's own forbid
+        host = Host(Path(folder))
+        yield host
+        host.server.close()
+    del os.environ["ROVE_SECRET"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(host: Host) -> AsyncIterator[LocalBackend]:
+    async with LocalBackend(LIMITS, max_sessions=4) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bystander(backend: LocalBackend) -> AsyncIterator[Session | None]:
+    """Another session, with something to lose; None on a machine that is refused."""
+    if await refused(backend):
+        yield None
+        return
+    session = await minding(backend)
+    yield session
+    await session.close()
+
+
+async def minding(backend: Backend) -> Session:
+    """A session with something to lose."""
+    session = await backend.open()
+    await session.put("bystander", b"canary")
+    await session.run_python("import os; mine, where = 'canary', os.path.abspath('bystander')")
+    return session
+
+
+async def refused(backend: LocalBackend) -> bool:
+    """Whether this machine lacks what it takes, in which case nothing may run at all."""
+    missing = [line.split(":")[0] for line in (await backend.describe()).missing]
+    if not set(missing) & set(ESSENTIAL):
+        return False
+    with pytest.raises(ConfigError, match="cannot contain"):
+        await backend.open()
+    return True
+
+
+@pytest.mark.parametrize("one", some_quick(SNIPPETS, 6), ids=lambda one: one.name)
+async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
+    if bystander is None:
+        return
+    groups = "memory group" not in " ".join((await backend.describe()).missing)
+    wanted = one.outcome if one.by != "memory group" or groups else "runs: False"
+    await withstand(one, wanted, backend, bystander, host)
+
+
+async def withstand(one: Snippet, wanted: str, backend: Backend, bystander: Session, host: Host) -> None:
+    """Attack in a new session; it, the bystander and the host are as before."""
+    session = await backend.open()
+    try:
+        code = host.aim(one.code)
+        if one.kind == "bash":
+            result = await session.bash(code, one.seconds)
+        else:
+            result = await session.run_python(code, one.seconds, FUNCTIONS)
+        assert outcome(result) in wanted.split(" or "), result
+        assert "canary" not in result.text()
+        assert (
+            len(result.output) < LIMITS.output_chars + 100
+            and len(result.value + result.error) < LIMITS.output_chars + 400
+        )
+        after = [await session.run_python("40 + 2") for _ in range(2)]
+        assert after[1].value == "42", after
+        assert not after[0].files_lost
+    finally:
+        await session.close()
+    assert (await bystander.run_python("mine, open(where).read()")).value == "('canary', 'canary')"
+    assert host.secret.read_text() == "canary"
+    with pytest.raises(BlockingIOError):
+        host.server.accept()
+    assert not [line for line in command_lines() if f"98765.{os.getpid()}".encode() in line]
+
+
+def command_lines() -> list[bytes]:
+    """Of every process of the machine."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes())
+        except OSError:
+            continue
+    return lines
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("off", "name", "wanted"), WITHOUT, ids=lambda value: str(value)[:40])
+async def test_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
+    [one] = [snippet for snippet in SNIPPETS if snippet.name == name]
+    async with LocalBackend(LIMITS, without=off, unsafe=True) as backend, await backend.open() as session:
+        result = await session.run_python(host.aim(one.code), one.seconds)
+    if wanted == "runs: nothing" and name.startswith("TCP"):
+        host.server.accept()[0].close()
+    assert outcome(result) == wanted
+
+
+@pytest.mark.broad
+async def test_page_is_up_to_date() -> None:
+    assert len(SNIPPETS) >= 40
+    assert len({one.name for one in SNIPPETS}) == len(SNIPPETS)
+    assert {one.by for one in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
+    page = PAGE.read_text(encoding="utf-8")
+    assert rewritten(page) == page
+
+
+@pytest.mark.slow
+async def test_sixty_four_attacks_at_once(host: Host) -> None:
+    late = [one for one in SNIPPETS if one.outcome == WALL and one.kind == "python"]
+    async with LocalBackend(LIMITS, max_sessions=64) as backend:
+        if await refused(backend):
+            return
+        sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
+        results = await asyncio.gather(
+            *(session.run_python(late[i % len(late)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
+        )
+        assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
+        after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
+        assert {result.value for result in after} == {"42"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not IMAGE, reason="ROVE_TEST_IMAGE names no image that Docker or Podman has, with Python as python3"
+)
+async def test_attacks_in_containers(host: Host) -> None:
+    async with DockerBackend(IMAGE, LIMITS, binary=os.environ.get("ROVE_TEST_ENGINE")) as backend:
+        bystander = await minding(backend)
+        for one in SNIPPETS:
+            await withstand(one, IN_CONTAINERS.get(one.name, one.outcome), backend, bystander, host)
+        await bystander.close()

@@ -1,0 +1,706 @@
+"""What a session is to those who use it: state, limits, files, failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import errno
+import gc
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import first_quick
+
+from rove.core.errors import ConfigError, SandboxError, SandboxFileError
+from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
+from rove.sandbox.cgroups import Groups
+from rove.sandbox.inside import seccomp
+from rove.sandbox.inside.clip import Clipped
+from rove.sandbox.inside.frames import read_frame, write_frame
+from rove.sandbox.inside.polling import readable
+from rove.sandbox.inside.repl import answer
+from rove.sandbox.parent import users
+
+LIMITS = SandboxLimits(seconds=10.0, memory_bytes=256 << 20, output_chars=2000, file_bytes=1 << 20)
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[LocalBackend]:
+    """Where a machine cannot contain code, what is tested here works all the same."""
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=4) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(backend: LocalBackend) -> AsyncIterator[Session]:
+    session = await backend.open()
+    yield session
+    await session.close()
+
+
+@module_loop
+async def test_state_stays_and_values_come_back(session: Session) -> None:
+    assert await session.run_python("import math\nx = 3") == like(await session.run_python(""), output="", value="")
+    first = await session.run_python("print('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1")
+    assert (first.output, first.value, first.error, first.ok) == ("out\nerr\n", "4", "", True)
+    assert (await session.run_python("def f(n): return n * x\nf(2)")).value == "6"
+    assert (
+        await session.run_python("class A: pass\nimport pickle\npickle.loads(pickle.dumps(A())).__class__ is A")
+    ).value == "True"
+    assert (await session.run_python("import asyncio\nasyncio.run(asyncio.sleep(0, 5))")).value == "5"
+    assert (
+        await session.run_python("import subprocess\nsubprocess.run(['echo', 'child']) and None")
+    ).output == "child\n"
+
+
+def like(result: Result, **fields: object) -> Result:
+    assert {name: getattr(result, name) for name in fields} == fields
+    return AnyTime(result)
+
+
+class AnyTime:
+    """Equal to a result that differs in its duration only."""
+
+    def __init__(self, result: Result):
+        self.result = result
+
+    def __eq__(self, other: object) -> bool:
+        fields = (name for name in Result.__struct_fields__ if name != "seconds")
+        return all(getattr(self.result, name) == getattr(other, name) for name in fields)
+
+
+@module_loop
+async def test_an_exception_is_a_traceback_of_the_code_alone(session: Session) -> None:
+    result = await session.run_python("def f():\n    return 1 / 0\n\nf()")
+    assert not result.ok
+    assert [line for line in result.error.splitlines() if "File" in line] == [
+        '  File "<cell 1>", line 4, in <module>',
+        '  File "<cell 1>", line 2, in f',
+    ]
+    assert "return 1 / 0" in result.error
+    assert result.error.endswith("ZeroDivisionError: division by zero")
+    assert "SyntaxError" in (await session.run_python("1 +")).error
+
+
+@module_loop
+async def test_bash_and_python_share_files(session: Session) -> None:
+    assert (await session.bash("echo one > a; cat missing")).exit_code == 1
+    assert (await session.run_python("open('a').read()")).value == "'one\\n'"
+    result = await session.bash("cat a; echo err >&2; exit 3")
+    assert (result.output, result.exit_code, result.ok) == ("one\nerr\n", 3, False)
+    assert result.text() == "one\nerr\n[exit status 3]"
+    assert (await session.bash("kill -9 $$")).exit_code == 137
+    assert (await session.bash("python3 -c 'import json; print(6)'")).output == "6\n"
+
+
+@module_loop
+async def test_files_go_in_and_out(session: Session) -> None:
+    data = bytes(range(256)) * 100
+    await session.put("folder/deep/a.bin", data)
+    assert await session.get("folder/deep/a.bin") == data
+    assert (await session.run_python("len(open('folder/deep/a.bin', 'rb').read())")).value == "25600"
+    await session.put("folder/deep/a.bin", b"")
+    assert await session.get("folder/deep/a.bin") == b""
+
+
+@module_loop
+@pytest.mark.parametrize(
+    ("before", "path", "why"),
+    [
+        ("", "missing", "No such file"),
+        ("", ".", "Is a directory|not a regular file"),
+        ("import os; os.mkfifo('pipe')", "pipe", "not a regular file"),
+        ("", "/dev/zero", "not a regular file"),
+        ("open('large', 'wb').write(bytes(1 << 20)); open('large', 'ab').truncate(1 << 20)", "large", ""),
+        ("import os; os.symlink('/etc/shadow', 'link')", "link", "No such file"),
+    ],
+)
+async def test_files_that_cannot_be_had(contained: None, session: Session, before: str, path: str, why: str) -> None:
+    await session.run_python(before)
+    if not why:
+        assert len(await session.get(path)) == 1 << 20
+        return
+    with pytest.raises(SandboxFileError, match=why):
+        await session.get(path)
+    assert (await session.run_python("1")).ok
+
+
+@module_loop
+async def test_what_is_put_follows_no_link_and_has_a_limit(session: Session) -> None:
+    await session.run_python("import os; os.symlink('elsewhere', 'link'); os.mkfifo('pipe')")
+    for path in ("link", "pipe"):
+        with pytest.raises(SandboxFileError):
+            await session.put(path, b"x")
+    with pytest.raises(SandboxFileError, match="file_bytes"):
+        await session.put("a", bytes((1 << 20) + 1))
+
+
+@module_loop
+async def test_a_time_out_ends_processes_and_variables_but_keeps_files(session: Session) -> None:
+    await session.run_python("x = 1; open('kept', 'w').write('yes') and None")
+    for run in (
+        session.run_python("print('said', flush=True)\nwhile True: pass", 0.2),
+        session.bash("echo said; sleep 60", 0.2),
+    ):
+        result = await run
+        assert (result.timed_out, result.restarted, result.files_lost, result.output) == (True, True, False, "said\n")
+        assert result.error == "stopped after 0.2 s"
+    assert "NameError" in (await session.run_python("x")).error
+    assert (await session.run_python("open('kept').read()")).value == "'yes'"
+
+
+@module_loop
+async def test_a_python_that_ends_unseen_is_told_with_the_next_call(session: Session) -> None:
+    await session.run_python("import os, threading\nthreading.Timer(0.05, os._exit, (0,)).start()")
+    await asyncio.sleep(0.5)
+    result = await session.run_python("1 + 1")
+    assert (result.value, result.restarted) == ("2", True)
+    assert (await session.run_python("1 + 1")).restarted is False
+
+
+@module_loop
+async def test_output_is_clipped_in_the_middle(session: Session) -> None:
+    result = await session.run_python("print('begin', 'x' * 10_000, 'end')")
+    assert result.truncated
+    assert result.output.startswith("begin x")
+    assert result.output.endswith("x end\n")
+    assert "bytes left out" in result.output
+    assert len(result.output) < 2100
+    value = (await session.run_python("'y' * 10_000")).value
+    assert value.startswith("'yy") and value.endswith("yy'") and len(value) < 2100
+
+
+@module_loop
+async def test_calls_at_once_are_run_one_after_the_other(session: Session) -> None:
+    results = await asyncio.gather(
+        *(session.run_python(f"x = {i}\nimport time; time.sleep(0.01)\nx") for i in range(8))
+    )
+    assert [result.value for result in results] == [str(i) for i in range(8)]
+
+
+@module_loop
+async def test_a_cancelled_call_leaves_a_new_session(session: Session) -> None:
+    call = asyncio.create_task(session.run_python("x = 1\nimport time; time.sleep(60)", 60))
+    await asyncio.sleep(0.3)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await session.run_python("'x' in globals()")).value == "False"
+
+
+@module_loop
+async def test_more_sessions_than_slots_wait(backend: LocalBackend) -> None:
+    async def one(number: int) -> str:
+        session = await backend.open()
+        try:
+            await session.run_python(f"n = {number}")
+            return (await session.run_python("n")).value
+        finally:
+            await session.close()
+
+    assert await asyncio.gather(*(one(i) for i in range(12))) == [str(i) for i in range(12)]
+
+
+@module_loop
+async def test_sessions_have_nothing_in_common(backend: LocalBackend) -> None:
+    one, other = await backend.open(), await backend.open()
+    await one.run_python("import random, os; x = 1")
+    await one.put("a", b"mine")
+    assert "NameError" in (await other.run_python("x")).error
+    assert (await other.bash("ls")).output == ""
+    seeds = {(await s.run_python("import random; random.random()")).value for s in (one, other)}
+    assert len(seeds) == 2
+    await one.close()
+    assert (await other.run_python("1")).ok
+    await other.close()
+    await other.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await other.run_python("1")
+
+
+@module_loop
+async def test_odd_requests_are_answered_and_the_session_goes_on(session: Session) -> None:
+    assert (await session.run_python("'\ud800' and 1")).value == "1"
+    assert "null byte" in (await session.bash("echo \0")).output
+    with pytest.raises(SandboxFileError, match="null (byte|character)"):
+        await session.get("a\0b")
+    for seconds in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="seconds is"):
+            await session.run_python("1", seconds)
+    assert (await session.run_python("open('/proc/self/oom_score_adj').read()")).value == "'500\\n'"
+    assert (await session.bash("cat /proc/self/oom_score_adj")).output == "500\n"
+
+
+@module_loop
+async def test_limits_of_a_session(backend: LocalBackend) -> None:
+    session = await backend.open(SandboxLimits(cpu_seconds=1, seconds=20.0, memory_bytes=128 << 20))
+    result = await session.run_python("while True: pass")
+    assert "SIGXCPU" in result.error or "SIGKILL" in result.error
+    assert not result.timed_out
+    assert "MemoryError" in (await session.run_python("bytearray(128 << 20)")).error
+    await session.close()
+    with pytest.raises(ConfigError, match="processes is 0"):
+        SandboxLimits(processes=0)
+
+
+async def test_a_dead_supervisor_costs_the_files_and_nothing_else(contained: None) -> None:
+    async with LocalBackend(LIMITS, unsafe=True) as backend:
+        session = await backend.open()
+        await session.put("a", b"1")
+        parent = await backend.parent()
+        await parent.kill(session._number)
+        result = await session.run_python("1")
+        assert (result.restarted, result.files_lost) == (True, True)
+        assert result.error.startswith("the sandbox died")
+        assert (await session.run_python("import os; os.listdir()")).value == "[]"
+        parent._process.kill()
+        for _ in range(1000):
+            if parent.is_gone:
+                break
+            await asyncio.sleep(0.01)
+        assert (await session.run_python("1")).files_lost
+        assert (await session.run_python("2")).value == "2"
+        await session.close()
+        assert (await (await backend.open()).run_python("3")).value == "3"
+
+
+@pytest.mark.broad
+async def test_nothing_is_left_behind(contained: None) -> None:
+    async def round_trip() -> None:
+        async with LocalBackend(LIMITS, unsafe=True, max_sessions=8) as backend:
+            sessions = await asyncio.gather(*(backend.open() for _ in range(8)))
+            await asyncio.gather(*(s.bash(f"setsid sleep 87654.{os.getpid()} &") for s in sessions))
+            await asyncio.gather(*(s.close() for s in sessions[:4]))
+
+    others = groups()
+    await round_trip()
+    gc.collect()
+    before = held()
+    await round_trip()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert held() == before
+    assert processes(f"87654.{os.getpid()}") == []
+    assert groups() == others
+
+
+def groups() -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"*/**/rove-{os.getpid()}-*"))
+
+
+def held() -> tuple[int, int, str]:
+    children = " ".join(sorted(path.read_text() for path in Path("/proc/self/task").glob("*/children")))
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), children
+
+
+def processes(word: str) -> list[bytes]:
+    """Command lines with a word, of every process of the machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [line] if word.encode() in (line := path.read_bytes()) else []
+        except OSError:
+            continue
+    return found
+
+
+HOST = """
+import asyncio
+from rove.sandbox import LocalBackend
+async def main():
+    session = await LocalBackend(unsafe=True).open()
+    await session.bash("setsid sleep 76543 & setsid sleep 76543 &")
+    print("ready", flush=True)
+    await session.run_python("while True: pass", 60)
+asyncio.run(main())
+"""
+
+
+def test_sessions_end_with_a_host_that_is_killed(contained: None) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+        assert processes("76543")
+        host.kill()
+    deadline = time.monotonic() + 20
+    while processes("76543") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes("76543") == []
+
+
+def test_a_backend_outlives_its_event_loop() -> None:
+    backend: Backend = LocalBackend(LIMITS, unsafe=True)
+
+    async def once() -> str:
+        session = await backend.open()
+        value = (await session.run_python("6 * 7")).value
+        await session.close()
+        return value
+
+    async def last() -> str:
+        value = await once()
+        await backend.close()
+        return value
+
+    assert [asyncio.run(once()), asyncio.run(last())] == ["42", "42"]
+
+
+def test_a_closed_backend_can_be_used_in_another_event_loop() -> None:
+    backend = LocalBackend(LIMITS, unsafe=True, max_sessions=2)
+
+    async def one() -> str:
+        async with await backend.open() as session:
+            return (await session.run_python("6 * 7")).value
+
+    async def many() -> list[str]:
+        async with backend:
+            return await asyncio.gather(*(one() for _ in range(5)))
+
+    assert [asyncio.run(many()) for _ in range(2)] == [["42"] * 5] * 2
+
+
+async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None:
+    async with LocalBackend(LIMITS, without=["processes", "own user"], unsafe=True) as backend:
+        session = await backend.open()
+        call = asyncio.create_task(
+            session.run_python("import os\nos.system('sleep 54321 &')\nos.system('sleep 54321')", 60)
+        )
+        for _ in range(500):
+            if processes("54321"):
+                break
+            await asyncio.sleep(0.01)
+        assert processes("54321")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert processes("54321") == []
+
+
+NOBODY = """
+import asyncio, json, os, sys
+from rove.core.errors import ConfigError
+from rove.sandbox import LocalBackend, SandboxLimits
+from rove.sandbox.inside import kernel
+if os.getuid() == 0:  # a user namespace in which root is somebody else
+    kernel.unshare(kernel.NEW_USER)
+    for name, text in (("setgroups", "deny"), ("uid_map", "12345 0 1"), ("gid_map", "12345 0 1")):
+        open(f"/proc/self/{name}", "w").write(text)
+async def main():
+    async with LocalBackend(SandboxLimits(processes=10, seconds=20.0)) as backend:
+        session = await backend.open()
+        codes = json.loads(sys.stdin.read())
+        print(json.dumps([os.getuid(), *[(await session.run_python(code)).text().splitlines()[-1] for code in codes]]))
+try:
+    asyncio.run(main())
+except (ConfigError, OSError) as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.broad
+def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
+    """Or, where the kernel has no user namespaces for them, a refusal."""
+    (tmp_path / "secret").write_text("canary")
+    codes = [
+        f"open('{tmp_path}/secret').read()",
+        "open('/usr/x', 'w')",
+        "import os; os.setuid(0)",
+        "os.kill(1, 9)\n7",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY], input=json.dumps(codes), capture_output=True, text=True, check=True
+    )
+    answers = json.loads(done.stdout)
+    if isinstance(answers, str):
+        assert "cannot contain code" in answers or "Operation not permitted" in answers
+        return
+    uid, secret, system, root, alive = answers
+    assert uid not in (0, "0")
+    assert secret.startswith("FileNotFoundError")
+    assert system.startswith("OSError: [Errno 30]")
+    assert root.startswith(("OSError: [Errno 22]", "PermissionError"))
+    assert alive == "7"
+
+
+@pytest.mark.parametrize("feature", first_quick(["files", "processes", "network", "ipc", "system calls"]))
+async def test_without_a_feature_it_refuses_unless_told(feature: str) -> None:
+    async with LocalBackend(LIMITS, without=[feature]) as backend:
+        with pytest.raises(
+            ConfigError, match=f"cannot contain code as it should:\n(.*\n)*- {feature}: .*turned off(.*\n)*.*unsafe"
+        ):
+            await backend.open()
+        assert [line for line in (await backend.describe()).missing if line.startswith(f"{feature}: ")]
+    async with LocalBackend(LIMITS, without=[feature], unsafe=True) as backend:
+        session = await backend.open()
+        assert (await session.run_python("x = 2; x")).value == "2"
+        result = await session.bash(f"sleep 65432.{os.getpid()} & while :; do :; done", 0.3)
+        assert (result.timed_out, result.restarted) == (True, True)
+        await session.put("a", b"1")
+        assert (await session.bash("cat a")).output == "1"
+        await session.close()
+    assert processes(f"65432.{os.getpid()}") == []
+
+
+@pytest.mark.broad
+async def test_installed_packages_can_be_had(contained: None, tmp_path: Path) -> None:
+    (tmp_path / "shown").write_text("7")
+    async with LocalBackend(
+        LIMITS, packages=["msgspec"], paths=[str(tmp_path)], environment={"MINE": "1"}, unsafe=True
+    ) as backend:
+        os.chmod(tmp_path, 0o755)
+        session = await backend.open()
+        assert (await session.run_python("import msgspec; msgspec.json.decode(b'[1]')")).value == "[1]"
+        assert (await session.bash("python3 -c 'import msgspec; print(2)'; echo $MINE")).output == "2\n1\n"
+        assert (await session.run_python(f"open('{tmp_path}/shown').read()")).value == "'7'"
+        assert "OSError" in (await session.run_python(f"import os; os.chmod('{tmp_path}/shown', 0o777)")).error
+        await session.close()
+    with pytest.raises(ConfigError, match="pip install no-such-package"):
+        LocalBackend(packages=["no-such-package"])
+    with pytest.raises(ConfigError, match="absolute paths that exist"):
+        LocalBackend(paths=["relative"])
+    with pytest.raises(ConfigError, match="none of /"):
+        LocalBackend(paths=["/proc"])
+    with pytest.raises(ConfigError, match="did you mean 'files'"):
+        LocalBackend(without=["file"])
+
+
+async def test_a_package_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "broken_package.py").write_text("raise RuntimeError('no good')")
+    monkeypatch.syspath_prepend(str(folder))
+    async with LocalBackend(LIMITS, packages=["broken_package"], unsafe=True) as backend:
+        with pytest.raises(SandboxError, match="no good"):
+            await backend.open()
+
+
+async def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="needs Linux, this is darwin"):
+        await LocalBackend(unsafe=True).open()
+    description = await LocalBackend().describe()
+    assert description.enforced == []
+    assert any(line.startswith("network: ") and "this is darwin" in line for line in description.missing)
+
+
+async def test_who_waits_for_a_parent_that_dies_gets_another_one() -> None:
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=1) as backend:
+        first = await backend.open()
+        waiting = asyncio.create_task(backend.open())
+        await asyncio.sleep(0.05)
+        (await backend.parent())._process.kill()
+        second = await waiting
+        assert (await second.run_python("1")).value == "1"
+        await second.close()
+        await first.close()
+
+
+@given(st.lists(st.binary(max_size=300), max_size=12), st.integers(1, 200))
+def test_clipping_keeps_both_ends_and_the_limit(pieces: list[bytes], limit: int) -> None:
+    clipped, whole = Clipped(limit), b"".join(pieces)
+    for piece in pieces:
+        clipped.add(piece)
+    assert clipped.truncated == (len(whole) > limit)
+    if not clipped.truncated:
+        assert clipped.text() == whole.decode(errors="replace")
+    else:
+        head, note, tail = clipped.text().partition(f"\n... [{len(whole) - limit} bytes left out] ...\n")
+        assert note
+        assert head == whole[: limit - limit // 2].decode(errors="replace")
+        assert tail == whole[len(whole) - limit // 2 :].decode(errors="replace")
+
+
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=50) | st.integers() | st.none(), max_size=5))
+def test_frames_come_back_as_they_were(message: dict[str, object]) -> None:
+    reading, writing = os.pipe()
+    try:
+        write_frame(writing, message)
+        assert read_frame(reading) == message
+        os.write(writing, b"\x05\x00")
+    finally:
+        os.close(writing)
+        assert read_frame(reading) is None
+        os.close(reading)
+
+
+HASTY = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[1])
+from inside.frames import read_frame, write_frame
+from inside.supervisor import Supervisor
+fork = os.fork
+def slow_fork():
+    pid = fork()
+    if pid:
+        time.sleep(0.3)
+    return pid
+(asked, ask), (answer, answered) = os.pipe(), os.pipe()
+for _ in range(2):
+    write_frame(ask, {"kind": "bash", "command": "echo here; exit 3", "seconds": 5})
+os.close(ask)
+os.fork = slow_fork
+if fork() == 0:
+    os.close(answer)
+    Supervisor(asked, answered, json.loads(sys.argv[2]), sys.argv[3], alone=False).serve()
+os.close(answered)
+while message := read_frame(answer):
+    print(message)
+"""
+
+
+def test_a_command_that_ends_before_its_supervisor_knows_of_it_is_not_waited_for(tmp_path: Path) -> None:
+    folder = Path(seccomp.__file__).parents[1]
+    limits = json.dumps({**msgspec.structs.asdict(LIMITS), "processes": -1})
+    words = [sys.executable, "-c", HASTY, str(folder), limits, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    ready, *answers = map(ast.literal_eval, done.stdout.splitlines())
+    assert ready == {"ready": True}
+    assert [(one["output"], one["exit_code"]) for one in answers] == [("here\n", 3)] * 2
+
+
+@pytest.mark.parametrize("code", ["", "# nothing", "x = 1", "None", "print"])
+def test_only_a_last_expression_has_a_value(code: str) -> None:
+    assert answer(code, "<cell>", {}) == (False, repr(print) if code == "print" else "")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_is_a_program_of_the_kernels_kind(machine: str) -> None:
+    code = seccomp.program(machine)
+    assert len(code) % 8 == 0
+    assert len(code) // 8 < 4096
+    with pytest.raises(OSError, match="no table"):
+        seccomp.program("sparc")
+
+
+async def test_sandboxes_start_in_a_process_with_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    held: list[int] = []
+    try:
+        while not held or held[-1] < 1100:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        async with LocalBackend(LIMITS, unsafe=True) as backend, await backend.open() as session:
+            assert (await session.run_python("6 * 7")).value == "42"
+            assert (await session.bash("echo here")).output == "here\n"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_that_are_ready() -> None:
+    reader, writer = os.pipe()
+    assert readable([reader], 0.0, [writer]) == {writer}
+    os.write(writer, b"x")
+    assert readable([reader], None, [writer]) == {reader, writer}
+    os.close(reader)
+    assert readable([], None, [writer]) == {writer}, "whose other end is closed"
+    os.close(writer)
+
+
+@pytest.mark.slow
+async def test_256_sandboxes_start_at_once() -> None:
+    """Without control groups requests come faster than the zygote reads them, and the socket to it is full."""
+    without = ["memory group", "pids group"]
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=256, without=without) as backend:
+        sessions = await asyncio.gather(*(backend.open() for _ in range(256)))
+        assert len(sessions) == 256
+
+
+async def test_a_start_waits_until_the_zygote_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is cancelled meanwhile gives its slot back."""
+    full = [True]
+
+    def send_fds(*words: Any) -> int:
+        if full[0]:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return send(*words)
+
+    send = socket.send_fds
+    async with LocalBackend(LIMITS, unsafe=True, max_sessions=2) as backend:
+        await backend.describe()
+        monkeypatch.setattr(socket, "send_fds", send_fds)
+        for cancelled in (True, True, False):
+            opening = asyncio.create_task(backend.open())
+            await asyncio.sleep(0.03)
+            assert not opening.done()
+            if cancelled:
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+        full[0] = False
+        session = await opening
+        assert (await session.run_python("6 * 7")).value == "42"
+        assert (await (await backend.open()).run_python("6 * 7")).value == "42"
+
+
+async def test_missing_control_groups_are_said_once_with_what_to_do() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        async with LocalBackend(LIMITS, unsafe=True, without=["memory group", "pids group"]) as backend:
+            for _ in range(3):
+                await (await backend.open()).close()
+    (said,) = [str(one.message) for one in caught if "sandboxes run without control groups" in str(one.message)]
+    assert "memory_bytes bounds each process by itself" in said
+    assert "processes are counted by the limit of the session's user only" in said
+    assert "run as root, or in a control group" in said
+
+
+def test_users_come_from_the_end_of_what_there_is(tmp_path: Path) -> None:
+    few, all_of_them = tmp_path / "few", tmp_path / "all"
+    few.write_text("0 100000 65536\n")
+    all_of_them.write_text("0 0 4294967295\n")
+    assert users(64, 1000, few) is None
+    assert users(64, 0, few) == 65536 - 65
+    first = users(64, 0, all_of_them)
+    assert first is not None
+    assert 1_000_000_000 <= first < 2_000_000_000
+
+
+@pytest.mark.broad
+def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a folder in place of the kernel's: it makes the files that the kernel would make."""
+    own = tmp_path / "own"
+    own.write_text("0::/box\n")
+    (tmp_path / "box").mkdir()
+    assert sorted(Groups(tmp_path, own).missing) == ["memory", "pids"]
+    mkdir = Path.mkdir
+
+    def make(path: Path) -> None:
+        mkdir(path)
+        if "probe" not in path.name:
+            (path / "cgroup.procs").touch()
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    groups = Groups(tmp_path, own)
+    files = groups.enter(3, LIMITS)
+    [folder] = (tmp_path / "box").iterdir()
+    assert (folder / "memory.max").read_text() == str((256 << 20) + LIMITS.disk_bytes + (64 << 20))
+    assert (folder / "memory.swap.max").read_text() == "0"
+    assert (folder / "pids.max").read_text() == str(LIMITS.processes + 8)
+    assert len(files) == 1
+    os.close(files[0])
+
+
+@pytest.mark.slow
+def test_the_benchmark_leaves_nothing_behind() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks/sandbox.py"
+    words = ["--sessions", "300", "--rounds", "2", "--peers", "8"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("left behind: nothing\n"), done.stdout

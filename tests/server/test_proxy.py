@@ -1,0 +1,366 @@
+"""The recording proxy: turns of a rollout behind three APIs, each rollout's under its own key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import openai
+import pytest
+
+import rove as vf
+from rove.core.protocols import Limits, Request, Sampling
+from rove.rollouts.runner import Allowance, make_turn
+from rove.server.proxy import Access, AgentTurns, Proxy
+from rove.wire.common import tool_call
+from tests.server.test_server import HI, Answerer, post, until
+
+if TYPE_CHECKING:  # thousands of modules: imported by the broad tests that ask through them
+    import anthropic
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [tool_call("c1", "weather", '{ "city":"Rome" }')]}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def new_state() -> vf.State:
+    return vf.State(input={"prompt": []}, trajectory=[], seed=1, is_truncated=False, stop_condition=None)
+
+
+class Rollout:
+    """A rollout that is open to agents."""
+
+    def __init__(self, client: Any, allowance: Allowance, stop_after: int, honoured: tuple[str, ...]):
+        async def stops(state: vf.State) -> bool:
+            if len(state["trajectory"]) < stop_after:
+                return False
+            state["stop_condition"] = "enough"
+            return True
+
+        self.client = client
+        self.state = new_state()
+        turn = make_turn(client, "the-run's", Sampling(temperature=0.5), allowance)
+        self.turns = AgentTurns(turn, self.state, honoured, stops)
+        self.access = Access("", "")
+
+    @property
+    def steps(self) -> list[vf.TrajectoryStep]:
+        return self.state["trajectory"]
+
+    @asynccontextmanager
+    async def openai(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        url, key = self.access.base_url, self.access.api_key
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as sdk:
+            yield sdk
+
+    @asynccontextmanager
+    async def anthropic(self) -> AsyncIterator[anthropic.AsyncAnthropic]:
+        import anthropic
+
+        url, key = self.access.root, self.access.api_key
+        async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as sdk:
+            yield sdk
+
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[aiohttp.ClientSession]:
+        headers = {"Authorization": f"Bearer {self.access.api_key}"}
+        async with aiohttp.ClientSession(self.access.root, headers=headers) as session:
+            yield session
+
+
+@asynccontextmanager
+async def open_rollout(
+    client: Any = None,
+    limits: Limits = Limits(),  # noqa: B008  frozen
+    stop_after: int = 1000,
+    honoured: tuple[str, ...] = ("max_tokens", "stop"),
+) -> AsyncIterator[Rollout]:
+    rollout = Rollout(client or Answerer(), Allowance(limits), stop_after, honoured)
+    proxy = Proxy()
+    await proxy.start()
+    try:
+        async with proxy.opened(rollout.turns) as access:
+            rollout.access = access
+            yield rollout
+    finally:
+        await proxy.close()
+
+
+@pytest.mark.broad
+async def test_every_api_records_a_step():
+    async with open_rollout() as rollout:
+        async with rollout.openai() as sdk:
+            made = await sdk.chat.completions.create(model="gpt-9", messages=HI, tools=[TOOL], tool_choice="required")  # pyright: ignore[reportArgumentType, reportCallIssue]
+            assert made.choices[0].message.content == "hello there"
+            assert (await sdk.responses.create(model="gpt-9", input="hi")).output_text == "hello there"
+            assert [model.id async for model in sdk.models.list()] == ["rove"]
+        async with rollout.anthropic() as sdk:
+            said = await sdk.messages.create(model="claude", max_tokens=9, system="s", messages=HI)
+            assert said.content[0].type == "text" and said.usage.output_tokens == 2
+        first, second, third = rollout.steps
+    assert (first.prompt, first.completion, first.usage.prompt_tokens) == (HI, [vf.AssistantMessage("hello there")], 3)
+    assert [message["role"] for message in third.prompt] == ["system", "user"]
+    assert rollout.state["tools"] == [TOOL] and (first.tools, second.tools, third.tools) == (None, [], [])
+    assert {request.model for request in rollout.client.asked} == {"the-run's"}
+    assert [request.tools for request in rollout.client.asked] == [[TOOL], None, None]
+
+
+@pytest.mark.broad
+async def test_streams_record_steps_and_come_as_the_model_speaks():
+    async with open_rollout(Answerer(pieces=("hello ", "the"))) as rollout:
+        async with rollout.openai() as sdk:
+            stream = await sdk.chat.completions.create(model="x", messages=HI, stream=True)
+            pieces = [chunk.choices[0].delta.content async for chunk in stream]
+            async with sdk.responses.stream(model="x", input="hi") as events:
+                assert (await events.get_final_response()).output_text == "hello there"
+        async with rollout.anthropic() as sdk, sdk.messages.stream(model="x", max_tokens=9, messages=HI) as message:
+            assert await message.get_final_text() == "hello there"
+        assert [piece for piece in pieces if piece] == ["hello ", "the", "re"]
+        assert len(rollout.steps) == 3
+
+
+async def test_the_runs_sampling_holds_but_for_what_is_honoured():
+    asked: Any = {"max_tokens": 9, "stop": ["x"], "temperature": 0.1, "top_p": 0.2, "seed": 3, "verbosity": "low"}
+    samplings = []
+    for honoured in (("max_tokens", "stop"), ("temperature",)):
+        async with open_rollout(honoured=honoured) as rollout, rollout.http() as session:
+            assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
+            samplings.append(rollout.client.asked[0].sampling)
+    assert samplings == [Sampling(temperature=0.5, max_tokens=9, stop=["x"]), Sampling(temperature=0.1)]
+
+
+async def test_keys_in_every_place_and_none_that_is_wrong():
+    body = {"messages": HI, "max_tokens": 5}
+    async with open_rollout() as rollout, aiohttp.ClientSession(rollout.access.root) as session:
+        path = rollout.access.keyed_root.removeprefix(rollout.access.root) + "/v1"
+        key = rollout.access.api_key
+        assert (await post(session, f"{path}/chat/completions", body))[0] == 200
+        assert (await post(session, f"{path}/messages", body))[0] == 200
+        assert (await post(session, "/v1/messages", body, headers={"x-api-key": key}))[0] == 200
+        both = {"Authorization": "Bearer of somebody else", "x-api-key": key}
+        assert (await post(session, "/v1/messages", body, headers=both))[0] == 200
+        async with session.get(f"{path}/models") as reply:
+            assert (await reply.json())["data"][0]["id"] == "rove"
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {key}"}):
+            status, said = await post(session, "/v1/chat/completions", body, headers=headers)
+            assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+        status, said = await post(session, "/v1/messages", body, headers={"x-api-key": "wrong"})
+        assert (status, said["error"]["type"]) == (401, "authentication_error")
+        status, said = await post(session, f"{path}/embeddings", body)
+        assert status == 404 and "/v1/messages" in said["error"]["message"]
+        assert len(rollout.steps) == 4 and not rollout.turns.over.is_set()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("chat/completions", b"{", "not JSON"),
+        ("chat/completions", {"messages": []}, "length >= 1"),
+        ("chat/completions", {"messages": HI, "temperature": -1}, "temperature"),
+        ("chat/completions", {"messages": HI, "logprobs": True}, "ask for text alone"),
+        ("responses", {"input": "a", "previous_response_id": "r"}, "nothing is stored"),
+        ("messages", {"messages": HI}, "max_tokens"),
+    ],
+)
+async def test_a_malformed_body_is_the_agents_to_mend(path: str, body: Any, said: str):
+    async with open_rollout() as rollout, rollout.http() as session:
+        status, reply = await post(session, f"/v1/{path}", body)
+        assert status == 400 and said in reply["error"]["message"]
+        assert not rollout.turns.over.is_set() and rollout.turns.failure is None
+        assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == 200
+
+
+@pytest.mark.broad
+async def test_what_the_model_said_comes_back_as_it_was_recorded():
+    async with open_rollout(Answerer({**CALL, "sampled_text": "as written"})) as rollout:
+        async with rollout.anthropic() as sdk:
+            made = await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+            result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}
+            history: Any = [*HI, {"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+            await sdk.messages.create(model="x", max_tokens=9, messages=history)
+            history[1]["content"] = [{"type": "text", "text": "edited"}]
+            await sdk.messages.create(model="x", max_tokens=9, messages=history[:2] + HI)
+        first, second, third = rollout.steps
+    assert second.prompt[: len(first.prompt) + 1] == [*first.prompt, *first.completion]
+    assert second.prompt[1]["sampled_text"] == "as written"
+    assert third.prompt[1] == {"role": "assistant", "content": "edited"}
+
+
+async def test_a_limit_ends_the_rollout_and_is_told():
+    async with open_rollout(limits=Limits(max_turns=1)) as rollout:
+        async with rollout.openai() as sdk:
+            await sdk.chat.completions.create(model="x", messages=HI)
+            with pytest.raises(openai.PermissionDeniedError, match="max_turns_reached"):
+                await sdk.chat.completions.create(model="x", messages=HI)
+            assert rollout.turns.over.is_set() and str(rollout.turns.failure) == "max_turns_reached"
+            with pytest.raises(openai.PermissionDeniedError, match="the rollout is over: max_turns_reached"):
+                await sdk.responses.create(model="x", input="hi")
+        async with rollout.http() as session:
+            status, said = await post(session, "/v1/messages", {"messages": HI, "max_tokens": 9})
+            assert status == 403 and "the rollout is over" in said["error"]["message"]
+        assert len(rollout.steps) == 1
+
+
+@pytest.mark.broad
+async def test_a_limit_is_told_to_anthropics_package_too():
+    import anthropic
+
+    async with open_rollout(limits=Limits(max_turns=1)) as rollout, rollout.anthropic() as sdk:
+        await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        with pytest.raises(anthropic.PermissionDeniedError, match="max_turns_reached"):
+            await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        with pytest.raises(anthropic.PermissionDeniedError, match="the rollout is over"):
+            await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+        assert len(rollout.steps) == 1
+
+
+async def test_a_stop_condition_lets_the_last_answer_through():
+    async with open_rollout(stop_after=2) as rollout, rollout.openai() as sdk:
+        for _ in range(2):
+            await sdk.chat.completions.create(model="x", messages=HI)
+        assert rollout.turns.over.is_set() and rollout.turns.failure is None
+        with pytest.raises(openai.PermissionDeniedError, match="the rollout is over: enough"):
+            await sdk.chat.completions.create(model="x", messages=HI)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (vf.InfraError("gone"), 503),
+        (vf.EmptyModelResponseError("nothing"), 502),
+        (KeyError("player"), 500),
+        (vf.ConfigError("no tools here"), 400),
+        (SystemExit(3), 500),
+    ],
+)
+async def test_an_error_of_the_client_ends_the_rollout_and_is_told(error: BaseException, status: int):
+    def fail(request: Any) -> Any:
+        raise error
+
+    async with open_rollout(Answerer(fail)) as rollout, rollout.http() as session:
+        assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == status
+        assert rollout.turns.failure is error and rollout.turns.over.is_set()
+        assert getattr(error, "rove_phase", None) == "model"
+
+
+async def test_a_prompt_that_does_not_fit_may_be_made_shorter():
+    def answer(request: Any) -> Any:
+        return vf.OverlongPromptError("too long") if len(request.messages) > 1 else "short"
+
+    async with open_rollout(Answerer(answer)) as rollout, rollout.openai() as sdk:
+        with pytest.raises(openai.BadRequestError, match="too long") as told:
+            await sdk.chat.completions.create(model="x", messages=HI * 2)
+        assert told.value.code == "context_length_exceeded"
+        assert rollout.turns.overlong is not None and not rollout.turns.over.is_set()
+        await sdk.chat.completions.create(model="x", messages=HI)
+        assert len(rollout.steps) == 1
+
+
+async def test_requests_of_one_rollout_run_at_once_and_each_gets_its_own_answer():
+    there = asyncio.Barrier(8)
+
+    async def echo(request: Any) -> str:
+        await there.wait()
+        return request.messages[-1]["content"]
+
+    async with open_rollout(Answerer(lambda request: echo(request))) as rollout, rollout.openai() as sdk:
+
+        async def ask(i: int) -> str | None:
+            message: Any = {"role": "user", "content": f"q{i}"}
+            return (await sdk.chat.completions.create(model="x", messages=[message])).choices[0].message.content
+
+        assert await asyncio.gather(*map(ask, range(8))) == [f"q{i}" for i in range(8)]
+        assert all(step.completion[0]["content"] == step.prompt[0]["content"] for step in rollout.steps)
+        assert len({request.seed for request in rollout.client.asked}) == 8
+
+
+async def test_the_end_cuts_off_who_still_asks_and_leaves_nothing_behind():
+    client = Answerer(lambda request: asyncio.sleep(3600))
+    proxy, turns = Proxy(), Rollout(client, Allowance(), 1000, ()).turns
+    await proxy.start()
+    async with proxy.opened(turns) as access, aiohttp.ClientSession(access.root) as session:
+        headers = {"Authorization": f"Bearer {access.api_key}"}
+        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}, headers=headers))
+        await until(lambda: client.under_way == 1)
+    await asyncio.wait((asking,))
+    assert client.under_way == 0 and turns.over.is_set()
+    async with aiohttp.ClientSession(access.root) as session:
+        status, said = await post(session, "/v1/chat/completions", {"messages": HI}, headers=headers)
+        assert status == 401 and "the rollout is over" in said["error"]["message"]
+    await proxy.close()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_whoever_hangs_up_cancels_the_turn_and_no_step_is_recorded():
+    client = Answerer(lambda request: asyncio.sleep(3600))
+    async with open_rollout(client) as rollout, rollout.http() as session:
+        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
+        await until(lambda: client.under_way == 1)
+        asking.cancel()
+        await until(lambda: client.under_way == 0)
+        assert rollout.steps == [] and not rollout.turns.over.is_set()
+
+
+async def test_an_endpoint_that_did_not_answer_is_remembered():
+    async def never(request: Any) -> str:
+        try:
+            return await asyncio.sleep(3600, "never")
+        except asyncio.CancelledError as cancelled:
+            cancelled.rove_unanswered = ["HTTP 503"]  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    client = Answerer(lambda request: never(request))
+    async with open_rollout(client) as rollout, rollout.http() as session:
+        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
+        await until(lambda: client.under_way == 1)
+        asking.cancel()
+        await until(lambda: client.under_way == 0)
+        await until(lambda: bool(rollout.turns.unanswered))
+        assert rollout.turns.unanswered == ["HTTP 503"]
+
+
+def test_an_access_tells_the_packages_of_both_makers():
+    access = Access("http://127.0.0.1:1", "key")
+    assert access.keyed_root == "http://127.0.0.1:1/k/key"
+    assert access.environment == {
+        "OPENAI_BASE_URL": "http://127.0.0.1:1/v1",
+        "OPENAI_API_BASE": "http://127.0.0.1:1/v1",
+        "OPENAI_API_KEY": "key",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
+        "ANTHROPIC_API_KEY": "key",
+    }
+
+
+async def test_odd_calls_of_a_model_are_told_as_they_are():
+    odd = [{"id": 3}, "call me", {"function": {"name": "f", "arguments": object}}]
+    async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": odd})) as rollout:
+        await rollout.turns.respond(Request(HI))
+        assert len(rollout.steps) == 1 and rollout.turns.failure is None
+
+
+async def test_words_said_twice_are_put_back_each_in_its_place():
+    def think(request: Request) -> vf.Message:
+        return vf.AssistantMessage("yes", reasoning_content=f"thought {len(request.messages)}")
+
+    async with open_rollout(Answerer(think)) as rollout:
+        messages: list[Any] = [vf.UserMessage("a")]
+        for text in "bc":
+            await rollout.turns.respond(Request(messages))
+            messages = [*messages, vf.AssistantMessage("yes"), vf.UserMessage(text)]
+        await rollout.turns.respond(Request(messages))
+        thoughts = [message.get("reasoning_content") for message in rollout.steps[-1].prompt]
+        assert thoughts == [None, "thought 1", None, "thought 3", None]
+
+
+async def test_steps_share_the_messages_they_have_in_common():
+    async with open_rollout() as rollout, rollout.openai() as sdk:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        for _ in range(2):
+            made = await sdk.chat.completions.create(model="x", messages=messages)
+            messages += [{"role": "assistant", "content": made.choices[0].message.content}, *HI]
+        await sdk.chat.completions.create(model="x", messages=messages)
+        first, second, third = rollout.steps
+        assert third.prompt[0] is second.prompt[0] is first.prompt[0]
+        assert third.prompt[1] is first.completion[0] and third.prompt[3] is second.completion[0]

@@ -1,0 +1,312 @@
+"""Is B better than A: what counts, what is told, and how often it is told wrongly."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError
+from rove.core.records import ErrorInfo, Outcome, Scores
+from rove.statistics import Comparison, Tally, compare, mean_estimate
+from tests.runs.test_serialization import make_record
+
+WEIGHTS = {"win": 1.0, "format": 0.2, "cost": -0.1}
+
+
+def outcome(key: str, reward: float, index: int = 0, weights: dict[str, float] = WEIGHTS, **values: float) -> Outcome:
+    rewards = {name: value for name, value in values.items() if name in weights}
+    metrics = {name: value for name, value in values.items() if name not in weights}
+    scores = Scores(reward, rewards, {name: weights[name] for name in rewards}, metrics)
+    return Outcome(key, int(key), index, "answered", False, scores, None)
+
+
+def run(rewards: Iterable[float | Sequence[float]], start: int = 0) -> list[Outcome]:
+    """Examples numbered from `start`, each with one rollout or several."""
+    groups = (reward if isinstance(reward, Sequence) else [reward] for reward in rewards)
+    return [outcome(str(key), r, i) for key, group in enumerate(groups, start) for i, r in enumerate(group)]
+
+
+def failed(key: str) -> Outcome:
+    return Outcome(key, 0, 0, None, False, None, ErrorInfo("model", "InfraError", "gone"))
+
+
+def test_the_paired_difference_computed_by_hand():
+    a = run([[0.0, 1.0], [0.0, 0.0], 1.0, 0.5])
+    b = run([[1.0, 1.0], [1.0, 0.0, 0.5], 1.0, 0.25])
+    found = compare(a, b)
+    gaps = [0.5, 0.5, 0.0, -0.25]
+    expected = mean_estimate(gaps)
+    assert (found.main.a, found.main.b, found.main.difference) == (0.5, 0.6875, 0.1875)
+    assert (found.main.low, found.main.high) == pytest.approx((expected.low, expected.high))
+    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
+    assert (found.wins, found.ties, found.losses) == (2, 1, 1)
+    assert (found.paired, found.main.examples, found.only_a, found.only_b) == (True, 4, 0, 0)
+    assert found.main.direction == 0
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_rewards_near_the_largest_float_have_no_interval(start: int):
+    huge = run([1e308, -1e308, 1.5e308, 0.0] * 10)
+    found = compare(huge, run([1e308] * 40, start))
+    assert math.isnan(found.main.low) and found.main.direction == 0
+    assert found.main.caveat == "no interval: a value exceeds 1e+100"
+    tally = Tally()
+    for one in huge:
+        tally.add(one)
+    assert tally.summary()
+
+
+def test_only_what_both_have_scored_counts():
+    a = [*run([0.0] * 30), failed("30"), outcome("50", 1.0)]
+    b = [*run([1.0, 0.9] * 15), outcome("30", 0.0), failed("31"), outcome("60", 0.0), outcome("61", 0.0)]
+    found = compare(a, b)
+    assert (found.main.examples, found.only_a, found.only_b) == (30, 1, 3)
+    assert found.main.difference == pytest.approx(0.95)
+    assert found.verdict == "B is better than A: reward +0.950 [+0.931, +0.969] on 30 shared examples"
+    assert found.notes == ["left out, as the other run has not scored them: 1 of A, 3 of B"]
+
+
+def test_records_compare_as_their_outcomes_do():
+    records = [make_record(example_key=str(i), scores=Scores(i / 10, {}, {})) for i in range(10)]
+    better = [make_record(example_key=str(i), scores=Scores(i / 5, {}, {})) for i in range(10)]
+    assert compare(records, better) == compare((r.outcome for r in records), (r.outcome for r in better))
+
+
+rewards = st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=3), min_size=1, max_size=8)
+
+
+@given(rewards, rewards, st.randoms(use_true_random=False))
+def test_the_other_way_round_is_the_other_way_round(a, b, rng):
+    there, back = compare(run(a), run(b)), compare(run(b), run(a))
+    assert there.main.difference == pytest.approx(-back.main.difference)
+    assert (there.main.low, there.main.high) == pytest.approx((-back.main.high, -back.main.low), nan_ok=True)
+    assert (there.main.direction, there.wins, there.ties) == (-back.main.direction, back.losses, back.ties)
+    assert [mover.example_key for mover in there.up] == [mover.example_key for mover in back.down]
+    shuffled = compare(rng.sample(run(a), len(run(a))), rng.sample(run(b), len(run(b))))
+    assert shuffled.main.difference == pytest.approx(there.main.difference, abs=1e-9)
+
+
+@given(rewards)
+def test_a_run_is_as_good_as_itself(a):
+    found = compare(run(a), run(a))
+    assert (found.main.difference, found.main.direction, found.wins, found.losses) == (0.0, 0, 0, 0)
+    assert found.up == found.down == []
+
+
+def test_ties_are_as_wide_as_rounding():
+    found = compare(run([0.3, 0.3, 0.3]), run([0.1 + 0.2, 0.3 + 1e-8, 0.3 - 1e-8]))
+    assert (found.wins, found.ties, found.losses) == (1, 1, 1)
+
+
+def test_rounding_is_no_difference():
+    found = compare(run([0.3] * 50), run([0.1 + 0.2] * 50))
+    assert found.main.direction == 0
+    assert found.needed_examples == 150
+
+
+def test_a_handful_that_agrees_is_not_enough():
+    few, enough = (compare(run([0.0] * n), run([1.0] * n)) for n in (5, 6))
+    assert (few.main.direction, enough.main.direction) == (0, 1)
+    assert few.verdict == (
+        "too few examples to tell a direction: reward +1.000 [+0.196, +1.000] on 5 shared examples; "
+        "at least 30 examples are needed"
+    )
+
+
+def test_a_few_graded_differences_state_no_direction():
+    gaps = [0.1, 0.2, 0.15, 0.3, 0.25, 0.1, 0.2, 0.2, 0.15, 0.3]
+    few, enough = (compare(run([0.5] * n), run([0.5 + gap for gap in gaps[:10] * (n // 10)])) for n in (10, 30))
+    assert few.main.low > 0.0
+    assert (few.main.direction, enough.main.direction) == (0, 1)
+    assert few.verdict.startswith("too few examples to tell a direction: reward +0.195 [+0.143, +0.247] on 10")
+    assert enough.main.caveat is None
+
+
+def test_skewed_differences_state_no_direction():
+    gaps = [0.1, 0.12] * 49 + [3.0, 2.0]
+    found = compare(run([0.0] * 100), run(gaps))
+    assert found.main.low > 0.0
+    assert (found.main.direction, found.main.caveat) == (0, "interval may be too narrow: skewed values")
+    assert found.verdict.endswith("on 100 shared examples; interval may be too narrow: skewed values")
+
+
+def test_large_differences_of_a_known_range_are_a_direction_in_spite_of_a_caveat():
+    found = compare(run([0.0, 0.1] * 8), run([1.0, 0.9] * 8))
+    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
+    assert found.main.direction == 1
+
+
+def test_one_shared_example_tells_nothing():
+    found = compare(run([0.0]), run([1.0]))
+    assert math.isnan(found.main.low)
+    assert found.needed_examples is None
+    assert found.verdict == (
+        "too few examples: reward +1.000 on 1 shared example; an interval needs at least 2 examples"
+    )
+
+
+def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
+    noise = [(-1) ** i * 0.5 for i in range(100)]
+    found = compare(run([0.0] * 100), run(noise))
+    more = found.needed_examples - 100
+    assert found.needed_examples == pytest.approx(7.849 * 0.25 / 0.0004, rel=0.02)
+    assert found.verdict.endswith(f"; about {more:,} more examples would be needed to tell a true one of 0.02")
+    quiet = compare(run([0.0] * 100), run([x / 100 for x in noise]))
+    assert quiet.verdict.endswith("; a true one of 0.02 would probably have shown")
+    same = compare(run([0.0] * 200), run([0.0] * 200))
+    assert same.verdict == (
+        "no difference can be told: reward is equal on 200 shared examples; a true one of 0.02 would probably have shown"
+    )
+
+
+# Unpaired
+
+
+def test_without_common_examples_the_difference_is_unpaired_and_says_so():
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(0.0, 1.0, 20), rng.normal(2.0, 3.0, 12)
+    found = compare(run(a.tolist()), run(b.tolist(), start=100))
+    difference = b.mean() - a.mean()
+    reach = math.hypot(2.093024054408263 * a.std(ddof=1) / 20**0.5, 2.200985160082949 * b.std(ddof=1) / 12**0.5)
+    assert found.main.difference == pytest.approx(difference)
+    assert (found.main.low, found.main.high) == pytest.approx((difference - reach, difference + reach))
+    assert (found.paired, found.main.examples, found.only_a, found.only_b) == (False, 0, 20, 12)
+    assert (found.wins, found.ties, found.losses, found.up, found.down) == (0, 0, 0, [], [])
+    assert "between 20 and 12 different examples" in found.verdict
+    assert found.notes == [
+        "no example is in both runs: the difference is between different examples, and that much less sure"
+    ]
+
+
+def test_unpaired_needs_four_examples_each():
+    few, enough = (compare(run([0.0] * n), run([1.0] * n, start=50)) for n in (3, 4))
+    assert (few.main.direction, enough.main.direction) == (0, 1)
+    assert few.verdict.startswith("no difference can be told: reward +1.000 [-0.001, +1.000] between 3 and 3")
+    one = compare(run([0.0]), run([1.0, 2.0], start=50))
+    assert math.isnan(one.main.low)
+    assert one.verdict.endswith("an interval needs at least 2 examples")
+
+
+# Other values
+
+
+def with_values(shift: float) -> list[Outcome]:
+    rng = random.Random(1)
+    return [
+        outcome(str(i), rng.random(), win=rng.random(), cost=i + shift, turns=i + shift, format=1.0) for i in range(30)
+    ]
+
+
+def test_every_value_of_both_is_compared_the_reward_first_then_by_weight():
+    found = compare(with_values(0.0), with_values(0.5))
+    assert [one.name for one in found.others] == ["win", "format", "cost", "turns"]
+    assert [one.weight for one in found.others] == [1.0, 0.2, -0.1, 0.0]
+    assert [one.direction for one in found.others] == [0, 0, 1, 1]
+    other = compare(with_values(0.0), with_values(0.5), "turns")
+    assert [one.name for one in other.others] == ["reward", "win", "format", "cost"]
+    assert other.main == found.others[-1]
+
+
+def test_better_is_what_the_reward_calls_better():
+    a, b = with_values(0.0), with_values(0.5)
+    assert compare(a, b, "cost").verdict.startswith("B is worse than A: cost +0.500")
+    assert compare(b, a, "cost").verdict.startswith("B is better than A: cost -0.500")
+    assert compare(a, b, "turns").verdict.startswith("B is higher than A: turns +0.500")
+    assert compare(b, a, "turns", names=("new", "old")).verdict.startswith("old is lower than new: turns -0.500")
+
+
+def test_a_value_that_some_rollouts_lack_counts_where_it_is():
+    a = [outcome(str(i), 0.0, **({"turns": 1.0} if i < 4 else {})) for i in range(10)]
+    b = [outcome(str(i), 0.0, **({"turns": 2.0} if i > 1 else {})) for i in range(10)]
+    found = compare(a, b, "turns")
+    assert (found.main.examples, found.only_a, found.only_b) == (2, 2, 6)
+    assert found.others[0].examples == 10
+
+
+def test_weights_and_functions_that_differ_are_told():
+    a = [outcome(str(i), 1.0, win=1.0, format=1.0, old=1.0) for i in range(3)]
+    b = [outcome(str(i), 1.0, weights={"win": 0.5}, win=1.0, format=1.0, new=1.0) for i in range(3)]
+    assert compare(a, b).notes == [
+        "reward weights differ (format 0.2 → 0, win 1 → 0.5): the two rewards do not mean the same",
+        "only A has old",
+        "only B has new",
+    ]
+
+
+# Movers
+
+
+def test_movers_are_the_largest_changes_in_each_direction():
+    gaps = [i / 100 for i in range(-15, 16)]
+    found = compare(run([0.5] * 31), run([0.5 + gap for gap in gaps]))
+    assert [mover.b - mover.a for mover in found.up] == pytest.approx([i / 100 for i in range(15, 5, -1)])
+    assert [mover.b - mover.a for mover in found.down] == pytest.approx([i / 100 for i in range(-15, -5)])
+    assert (found.up[0].example_key, found.up[0].example_id) == ("30", 30)
+    assert [len(group) for group in (compare(run([0.5] * 3), run([0.5, 0.6, 0.5])).up, found.down)] == [1, 10]
+
+
+# What is refused
+
+
+def test_what_cannot_be_compared():
+    a = with_values(0.0)
+    with pytest.raises(ConfigError, match="B has no scored rollout: there is nothing to compare"):
+        compare(a, [failed("1")])
+    with pytest.raises(ConfigError, match="mine has no scored rollout"):
+        compare([], a, names=("mine", "yours"))
+    with pytest.raises(ConfigError, match="A has no value 'turnz'; did you mean 'turns'?"):
+        compare(a, a, "turnz")
+    with pytest.raises(ConfigError, match="B has no value 'turns'"):
+        compare(a, run([0.0] * 20), "turns")
+
+
+def test_a_comparison_survives_json():
+    found = compare(run([0.0]), run([1.0]))
+    plain = msgspec.json.decode(msgspec.json.encode(found))
+    assert plain["main"]["low"] is plain["main"]["high"] is None
+    assert set(plain) == set(Comparison.__struct_fields__)
+
+
+# Simulations
+
+
+def test_equal_runs_are_called_different_in_5_of_100_cases():
+    rng, wrong, cases = np.random.default_rng(3), 0, 500
+    for _ in range(cases):
+        example = rng.beta(0.5, 0.5, 40)
+        a, b = ((rng.binomial(4, example) / 4).tolist() for _ in range(2))
+        wrong += compare(run(a), run(b)).main.direction != 0
+    print(f"\n{wrong / cases:.3f}")
+    assert wrong / cases <= 0.075
+
+
+def test_few_binary_examples_are_not_called_different_by_chance():
+    rng, wrong, cases = np.random.default_rng(4), 0, 500
+    for _ in range(cases):
+        a, b = (rng.binomial(1, 0.5, 8).astype(float).tolist() for _ in range(2))
+        wrong += compare(run(a), run(b)).main.direction != 0
+    assert wrong / cases <= 0.05
+
+
+def test_pairing_finds_what_different_examples_hide():
+    rng, found, cases = np.random.default_rng(5), [0, 0], 100
+    for _ in range(cases):
+        example = rng.uniform(0.0, 1.0, 80)
+        a = (example + rng.normal(0.0, 0.1, 80)).tolist()
+        b = (example + 0.05 + rng.normal(0.0, 0.1, 80)).tolist()
+        found[0] += compare(run(a), run(b)).main.direction == 1
+        found[1] += compare(run(a), run(b, start=100)).main.direction == 1
+    assert found[0] > 0.75 * cases
+    assert found[1] < 0.4 * cases
+
+
+def test_a_verdict_says_why_few_differing_examples_decide_nothing():
+    verdict = compare(run([0.0] * 30), run([1.0] * 5 + [0.0] * 25)).verdict
+    assert verdict.startswith("too few examples to tell a direction") and "None" not in verdict

@@ -1,0 +1,31 @@
+"""Reward functions that raise in every rollout, although their rubric counts that as 0.0."""
+
+from __future__ import annotations
+
+from made import record
+
+from rove.core.records import REWARD_ERRORS, RolloutRecord, Scores
+from rove.statistics.reward_errors import RewardErrors, broken_reward
+
+
+def scored(**errors: str) -> RolloutRecord:
+    weights = {"right": 1.0, "tidy": 0.2}
+    scores = Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras={REWARD_ERRORS: errors} if errors else {})
+    return record(scores=scores)
+
+
+def counted(*records: RolloutRecord) -> dict[str, str]:
+    errors = RewardErrors()
+    for one in records:
+        errors.add(one)
+    return errors.broken
+
+
+def test_a_function_that_raises_in_every_rollout_is_broken():
+    assert counted(scored(right="KeyError: a"), scored(right="KeyError: b", tidy="x")) == {"right": "KeyError: b"}
+    assert "right raised in every rollout, which counts as 0.0: KeyError: b" in broken_reward("right", "KeyError: b")
+
+
+def test_a_function_that_raises_in_some_rollouts_is_not():
+    assert counted(scored(right="KeyError: a"), scored()) == {}
+    assert counted(record(scores=None), scored()) == {}

@@ -1,0 +1,119 @@
+"""Small real things that several tests share: tiny models, conversations, trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from rove.core.protocols import Generation
+from rove.core.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
+from rove.engine.draw import draw, temper, uniforms
+from rove.models.load import LoadedModel, prepare
+from rove.models.new import ARCHITECTURES, train_tokenizer
+
+torch.set_num_threads(1)
+
+TEXTS = [
+    "You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"
+] * 20
+
+
+def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
+    """Two layers of width 32 with random weights large enough to have opinions.
+
+    Args:
+        arch: "llama", "qwen3" or "lfm2"; "gemma2", which rove's engine has no fast path for.
+        seed: of the weights.
+        kv_heads: of 4 attention heads.
+        context: positions.
+    """
+    tokenizer = train_tokenizer(TEXTS, 320)
+    config_class, model_class = {**ARCHITECTURES, "gemma2": (Gemma2Config, Gemma2ForCausalLM)}[arch]
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    if arch == "qwen3":
+        shape["head_dim"] = 16
+    if arch == "gemma2":
+        shape |= {"head_dim": 16, "sliding_window": 8}
+    if arch == "lfm2":
+        shape |= {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
+    config = config_class(
+        vocab_size=len(tokenizer),
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        loaded = prepare(model_class(config), tokenizer)
+        with torch.no_grad():  # the end of a turn is likely now and then, so that answers have many lengths
+            loaded.model.lm_head.weight[tokenizer.eos_token_id] *= 5
+    return loaded
+
+
+def generate_naively(
+    loaded: LoadedModel, prompt: Sequence[int], seed: int, temperature: float = 1.0, max_tokens: int = 16
+) -> Generation:
+    """What the engine must say: one prompt at a time, everything computed afresh for every token, no cache, no mask."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    while len(ids) < max_tokens and not (ids and ids[-1] in loaded.renderer.stop_ids):
+        with torch.inference_mode():
+            logits = loaded.model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[:, -1]
+        token, logprob = sample(logits, torch.tensor([temperature]), torch.tensor([seed]), torch.tensor([len(ids)]))
+        ids.append(int(token))
+        logprobs.append(float(logprob))
+    return Generation(ids, logprobs, "stop" if ids[-1] in loaded.renderer.stop_ids else "length", 0)
+
+
+def record_of(
+    turns: Sequence[StepTokens | None] = (), reward: float | None = 0.0, key: str = "a", index: int = 0, **fields: Any
+) -> RolloutRecord:
+    """A finished rollout that said these turns; a failed one when `reward` is None."""
+    defaults: dict[str, Any] = {
+        "example_key": key,
+        "example_id": 0,
+        "rollout_index": index,
+        "seed": 0,
+        "prompt": [],
+        "completion": [],
+        "answer": "",
+        "info": {},
+        "steps": [TrajectoryStep([], [], tokens=turn) for turn in turns],
+        "stop_condition": "answered",
+        "is_truncated": False,
+        "scores": None if reward is None else Scores(reward, {}, {}),
+        "error": None,
+    }
+    return RolloutRecord(**{**defaults, **fields})
+
+
+def sample(
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, position: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row, from the model's distribution at a temperature and nothing else; what samplers are held against.
+
+    Args:
+        logits: [B, V].
+        temperature: [B]; 0 = greedy, whose log-probabilities are those at temperature 1.
+        seeds, position: [B] int64.
+
+    Returns:
+        ids [B] and their log-probabilities [B] under the distribution sampled from.
+    """
+    scores = temper(logits, temperature)
+    probabilities = scores.softmax(-1)
+    ids = torch.where(temperature == 0, scores.argmax(-1), draw(probabilities, uniforms(seeds, position)))
+    return ids, probabilities.gather(1, ids[:, None])[:, 0].log()

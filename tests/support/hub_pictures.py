@@ -1,0 +1,87 @@
+"""The guide's pictures of a hub's pages, docs/hub/*.png: list, card, leaderboard, run, light and dark, wide and narrow.
+
+    make hub-pictures        # or: python tests/support/hub_pictures.py
+
+Example environments are built and pushed to a hub of its own, with evaluations of their scripted players.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from browser import NARROW, WIDE, Tab, chromium, serving
+from viewer_pictures import small
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs/hub"
+RUNS = {
+    "tictactoe": ["optimal", "teacher", "random"],
+    "reverse_text": ["oracle"],
+    "double_check": [],
+    "word_game": [],
+    "lookup": [],
+}
+"""Environments, and the players whose runs are pushed with them."""
+MOST = 150_000
+"""Bytes of a picture."""
+
+
+def rove(folder: Path, *words: str, **env: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rove.cli.main", *words],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def fill(folder: Path, url: str, token: str) -> None:
+    """Push the environments, with their runs."""
+    env = {"ROVE_HUB": url, "ROVE_HUB_TOKEN": token}
+    for name, players in RUNS.items():
+        source, options = ROOT / "environments" / name, []
+        for player in players:
+            run = f"runs/{name}-{player}"
+            told = ("-m", f"scripted:{player}", "-n", "60", "-r", "2", "--run-dir", run)
+            rove(folder, "eval", name, "--env-dir", str(source.parent), *told)
+            options += ["--with-run", run]
+        rove(folder, "push", str(source), "--yes", *options, **env)
+
+
+def main() -> None:
+    """Take all pictures."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place, chromium() as browser:
+        folder = Path(place)
+        token = json.loads(rove(folder, "hub", "token", "rove", "--json"))["token"]
+        with serving(folder, "hub", "serve", "--name", "our hub") as url:
+            fill(folder, url, token)
+            for scheme, size in (("light", WIDE), ("dark", WIDE), ("light", NARROW), ("dark", NARROW)):
+                tab = Tab(browser, url, size, scheme)
+                for name in ("list", "card", "leaderboard", "run"):
+                    tab.page.goto(f"{url}/rove/tictactoe/" if name != "list" else url)
+                    if name == "run":
+                        tab.page.locator(".board a").first.click()
+                        tab.page.locator("details.rollout summary").first.click()
+                    if name == "leaderboard":
+                        tab.page.get_by_role("heading", name="Leaderboard").evaluate("one => one.scrollIntoView()")
+                    file = FOLDER / f"{name}-{scheme}-{size[0]}.png"
+                    tab.page.screenshot(path=file)
+                    small(file)
+                    assert file.stat().st_size < MOST, f"{file} has {file.stat().st_size:,} bytes"
+                    assert tab.overflow <= 0 and tab.trouble == [], (file, tab.overflow, tab.trouble)
+                tab.context.close()
+    subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

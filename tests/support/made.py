@@ -1,0 +1,52 @@
+"""Rollouts and run folders made by hand, for what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.records import ErrorInfo, RolloutRecord, Scores, TrajectoryStep, Usage
+from rove.runs.run import Run
+
+FAILURE = ErrorInfo("model", "InfraError", "no answer", "Traceback: line 1", ["HTTP 500", "HTTP 502"])
+
+
+def record(example: int = 0, rollout: int = 0, win: float | None = 1.0, **fields: Any) -> RolloutRecord:
+    """A rollout of one turn that scores `win` and 0.2 for its format; `win` None is one that failed."""
+    prompt = [{"role": "user", "content": f"question {example}"}]
+    completion = [{"role": "assistant", "content": f"answer {rollout}"}] if win is not None else []
+    made = RolloutRecord(
+        example_key=f"key{example}",
+        example_id=example,
+        rollout_index=rollout,
+        seed=0,
+        prompt=prompt,
+        completion=completion,
+        answer=str(example),
+        info={"level": example},
+        steps=[TrajectoryStep(prompt, completion)] if completion else [],
+        stop_condition="answered" if win is not None else None,
+        is_truncated=False,
+        scores=None if win is None else scores(win),
+        error=FAILURE if win is None else None,
+        usage=Usage(10, 5),
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+def scores(win: float, **metrics: float) -> Scores:
+    """Scores of a rubric with two reward functions and the metric `length`."""
+    return Scores(win + 0.2, {"win": win, "format": 1.0}, {"win": 1.0, "format": 0.2}, {"length": 3.0, **metrics})
+
+
+def made_run(path: Path, records: Iterable[RolloutRecord], kind: str = "eval", **config: Any) -> Run:
+    """A run folder with these rollouts and no summary."""
+    run = Run(path)
+    with run:
+        run.start(kind, {"env": "quiz", "model": "someone/model", **config}, {})
+        for made in records:
+            run.append_rollout(made)
+    return run

@@ -1,0 +1,90 @@
+"""What tests/train/test_worker_group.py runs as one process, and as several with torchrun: a few steps of training.
+
+ranks_program.py JOB.json   # see `Job`
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from fakes import tiny_model
+
+from rove.train.learner import Learner
+from rove.train.lora import adapted
+from rove.train.losses import cross_entropy
+from rove.train.rl import RLConfig
+from rove.train.sequences import Sample
+from rove.train.sharding import whole
+from rove.train.trainer import frozen_logprobs
+from rove.train.worker_group import join
+
+
+class Job(msgspec.Struct):
+    out: str
+    """Where the first process leaves what came of it."""
+    arch: str = "llama"
+    steps: tuple[int, int] = (0, 6)
+    restore: str | None = None
+    save: str | None = None
+    config: dict[str, Any] = {}
+
+
+def ragged(count: int, seed: int = 0) -> list[Sample]:
+    """Samples of many lengths, some of which begin alike."""
+    rng, made = random.Random(seed), []
+    begin = [rng.randrange(320) for _ in range(12)]
+    for _ in range(count):
+        ids = begin[: rng.randrange(12)] + [rng.randrange(320) for _ in range(rng.randrange(3, 30))]
+        mask = [False] + [rng.random() < 0.4 for _ in ids[1:]]
+        said = [rng.uniform(-8, -3) if m else 0.0 for m in mask]
+        made.append(Sample(ids, mask, said, [rng.uniform(-1, 1) if m else 0.0 for m in mask]))
+    return made
+
+
+def settings(**fields: Any) -> RLConfig:
+    defaults = {"env": "x", "model": "y", "micro_batch_tokens": 200, "threads": 1, "learning_rate": 1e-3}
+    return RLConfig(**(defaults | {"kl_penalty": 0.01, "sync_reference_every": 2} | fields))
+
+
+def run(job: Job) -> None:
+    """Take the steps; leave the first gradient, what the last step measured, and the weights."""
+    ranks, config = join(), settings(**job.config)
+    anew = job.restore is None or config.lora_rank  # the base of an adapter is not in its checkpoints
+    loaded = adapted(config, tiny_model(job.arch, seed=0 if anew else 7))
+    learner = Learner(config, config.objective, loaded, ranks)
+    if job.restore is not None:
+        learner.restore(Path(job.restore))
+    samples, measured = ragged(24), {}
+    gradient = _gradient(learner, samples) if job.restore is None else {}
+    for step in range(*job.steps):
+        measured = learner.update(step, random.Random(step).sample(samples, 16), 1.0)
+        if step % 2:
+            learner.move_reference()
+    if job.save is not None:
+        learner.save(Path(job.save))
+    loss = learner.trainer.mean_loss(learner._batches(samples), cross_entropy)
+    learner.gather()
+    if ranks.is_first:
+        weights = {name: p.detach() for name, p in learner.loaded.model.named_parameters()}
+        torch.save({"gradient": gradient, "weights": weights, "measured": measured, "loss": loss}, job.out)
+
+
+def _gradient(learner: Learner, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    learner.trainer.optimizer.zero_grad()
+    learner.trainer.accumulate(_batches(learner, samples), learner.objective.loss, 100.0, 0.01)
+    parameters = learner.trainer.model.named_parameters()
+    return {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
+
+
+def _batches(learner: Learner, samples: list[Sample]) -> Any:
+    batches = learner._batches(samples)
+    return [batch._replace(reference=frozen_logprobs(learner.reference, batch)) for batch in batches]
+
+
+if __name__ == "__main__":
+    run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))

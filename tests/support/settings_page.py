@@ -1,0 +1,64 @@
+"""docs/settings.md, made of the settings' own words: `python tests/support/settings_page.py` writes it anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.cli.settings_help import documented_fields
+from rove.games.exhaustive import Goals
+from rove.train.alerts import AlarmLimits
+from rove.train.evaluation import EvaluationConfig
+from rove.train.rl import RLConfig
+from rove.train.sft import SFTConfig
+from rove.vllm.server import VLLMConfig
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "`rove rl`": RLConfig,
+    "`rove sft`": SFTConfig,
+    "`[[evaluation]]`, of both": EvaluationConfig,
+    "`[evaluation.goals]`": Goals,
+    "`[alarms]`, of both": AlarmLimits,
+    "`[vllm]`, of `rove rl`": VLLMConfig,
+}
+BEGINNING = """# Settings of training
+
+Every setting of `rove rl` and `rove sft`, its default and what it means, as the code has it (a test compares them). Each is a key
+of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag, `--key value`; – is "not given".
+[training.md](training.md) tells more of most.
+"""
+
+
+def default_of(field: Any) -> str:
+    """A field's default as it would stand in a settings file."""
+    if field.required:
+        return "required"
+    value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    if value is None:
+        return "–"
+    if isinstance(value, msgspec.Struct):
+        return "see below"
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def rows(kind: type[msgspec.Struct]) -> list[str]:
+    """A line for each setting of a struct."""
+    words = documented_fields(kind.__module__, kind.__name__)
+    fields = msgspec.structs.fields(kind)
+    assert list(words) == [field.name for field in fields]
+    return [f"| `{f.name}` | {default_of(f)} | {words[f.name].replace('|', chr(92) + '|')} |" for f in fields]
+
+
+def page() -> str:
+    """The whole page."""
+    head = "| setting | default | what it is |\n|---|---|---|\n"
+    return BEGINNING + "".join(
+        f"\n## {title}\n\n{head}" + "\n".join(rows(kind)) + "\n" for title, kind in TABLES.items()
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

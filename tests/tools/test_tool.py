@@ -1,0 +1,393 @@
+"""Functions as tools: what a model is told, what it may give, and what comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, ToolParseError
+from rove.tools.tool import as_content, call_arguments, call_id, call_name, make_tool
+from rove.utils.functions import is_async
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclasses.dataclass
+class Tree:
+    value: int
+    kids: list[Tree] = dataclasses.field(default_factory=list)
+
+
+SENTINEL = object()
+
+
+def paint(
+    where: Point,
+    color: Color = Color.RED,
+    size: Annotated[int, msgspec.Meta(ge=1, le=9)] = 1,
+    unit: Literal["cm", "in"] = "cm",
+    tags: list[str] = [],  # noqa: B006
+    note: Annotated[str, "shown below"] | None = None,
+    more: dict[str, float] = SENTINEL,  # type: ignore[assignment]
+) -> str:
+    """Paint a dot.
+
+    Slowly.
+
+    Args:
+        where: the middle
+        size: of the dot
+    """
+    return "done"
+
+
+PAINT = make_tool(paint)
+
+
+def test_a_schema_is_that_of_signature_and_docstring():
+    assert PAINT.definition == {
+        "type": "function",
+        "function": {
+            "name": "paint",
+            "description": "Paint a dot.\n\nSlowly.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "where": {
+                        "title": "Point",
+                        "type": "object",
+                        "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
+                        "required": ["x"],
+                        "description": "the middle",
+                    },
+                    "color": {"title": "Color", "enum": ["blue", "red"], "default": "red"},
+                    "size": {"type": "integer", "minimum": 1, "maximum": 9, "description": "of the dot", "default": 1},
+                    "unit": {"enum": ["cm", "in"], "default": "cm"},
+                    "tags": {"type": "array", "items": {"type": "string"}, "default": []},
+                    "note": {
+                        "anyOf": [{"type": "string"}, {"type": "null"}],
+                        "description": "shown below",
+                        "default": None,
+                    },
+                    "more": {"type": "object", "additionalProperties": {"type": "number"}},
+                },
+                "required": ["where"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    assert list(PAINT.parameters["properties"]) == ["where", "color", "size", "unit", "tags", "note", "more"]
+
+
+def test_arguments_become_what_the_signature_says():
+    given = {"where": {"x": 1}, "color": "blue", "size": 3, "note": None, "more": {"a": 1}}
+    read = PAINT.read(given)
+    assert read == {"where": Point(1), "color": Color.BLUE, "size": 3, "note": None, "more": {"a": 1.0}}
+    assert PAINT.read({"where": {"x": 1}}) == {"where": Point(1)}  # defaults are the function's own business
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "paint needs the argument 'where'; expected at least where"),
+        ({"where": {"x": 1}, "colour": "red"}, "paint has no argument 'colour'; did you mean 'color'?"),
+        ({"where": {"x": "1"}}, "paint: argument 'where.x': Expected `int`, got `str`"),
+        ({"where": {"x": 1.0}}, "paint: argument 'where.x': Expected `int`, got `float`"),
+        ({"where": {"x": True}}, "paint: argument 'where.x': Expected `int`, got `bool`"),
+        ({"where": {"x": 1}, "size": 10}, "paint: argument 'size': Expected `int` <= 9"),
+        ({"where": {"x": 1}, "tags": ["a", 1]}, "paint: argument 'tags[1]': Expected `str`, got `int`"),
+        ({"where": {"x": 1}, "tags": "a"}, "paint: argument 'tags': Expected `array`, got `str`"),
+        (
+            {"where": {"x": 1}, "unit": "m"},
+            "paint: argument 'unit': Invalid enum value 'm'; expected one of 'cm', 'in'",
+        ),
+        ({"where": {"x": 1}, "color": None}, "paint: argument 'color': Expected `str`, got `null`"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_what_would(given: dict[str, Any], said: str):
+    with pytest.raises(ToolParseError) as told:
+        PAINT.read(given)
+    assert str(told.value).startswith(said)
+
+
+def test_errors_quote_no_megabytes():
+    for arguments in ({"a" * 10**6: 1}, {"where": {"x": 1}, "unit": "x" * 10**6}):
+        with pytest.raises(ToolParseError) as told:
+            PAINT.read(arguments)
+        assert len(str(told.value)) < 600
+
+
+def test_no_annotation_takes_anything_and_that_is_said():
+    def look(at, what: int = 3):
+        """Look."""
+
+    with pytest.warns(UserWarning, match="argument 'at' of tool 'look' has no annotation, so that any JSON value"):
+        tool = make_tool(look)
+    assert tool.parameters["properties"] == {"at": {}, "what": {"type": "integer", "default": 3}}
+    assert tool.read({"at": [1, None]}) == {"at": [1, None]}
+
+
+def test_a_default_of_none_may_be_given():
+    def look(at: int = None):  # type: ignore[assignment]  # noqa: RUF013
+        """Look."""
+
+    assert make_tool(look).read({"at": None}) == {"at": None}
+
+
+def test_types_with_themselves_inside_keep_their_references():
+    def grow(tree: Tree) -> None:
+        """Grow."""
+
+    tool = make_tool(grow)
+    assert tool.parameters["properties"]["tree"] == {"$ref": "#/$defs/Tree"}
+    assert tool.parameters["$defs"]["Tree"]["properties"]["kids"]["items"] == {"$ref": "#/$defs/Tree"}
+    assert tool.read({"tree": {"value": 1, "kids": [{"value": 2}]}}) == {"tree": Tree(1, [Tree(2)])}
+
+
+class Counter:
+    """Counts."""
+
+    def __call__(self, by: int = 1) -> int:
+        return by
+
+    async def later(self, by: int) -> int:
+        """Count later."""
+        return by
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("func", "name", "arguments", "description"),
+    [
+        (Counter(), "Counter", ["by"], "Counts."),
+        (Counter().later, "later", ["by"], "Count later."),
+        (functools.partial(add, 1), "add", ["b"], "Add."),
+        (functools.partial(add, b=1), "add", ["a"], "Add."),
+        (functools.wraps(add)(lambda *args, **kwargs: add(*args, **kwargs)), "add", ["a", "b"], "Add."),
+    ],
+)
+def test_anything_that_can_be_called_by_name_is_a_tool(func: Any, name: str, arguments: list[str], description: str):
+    tool = make_tool(func)
+    assert (tool.name, list(tool.parameters["properties"]), tool.description) == (name, arguments, description)
+    assert make_tool(tool) is tool
+    with pytest.raises(ConfigError, match="a Tool already"):
+        make_tool(tool, hidden=["a"])
+
+
+def test_async_is_seen_from_outside():
+    counter = Counter()
+    assert is_async(counter.later) and is_async(functools.partial(counter.later, 1))
+    assert not is_async(counter) and not is_async(add)
+
+
+def test_names_and_descriptions_can_be_given():
+    tool = make_tool(lambda: 1, name="one", description="Gives 1.")
+    assert (tool.definition["function"]["name"], tool.definition["function"]["description"]) == ("one", "Gives 1.")
+    assert tool.parameters == {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+
+
+def starred(*values: int) -> None: ...
+def keywords(**values: int) -> None: ...
+def positional(a: int, /) -> None: ...
+def strange(a: Callable[[], int]) -> None: ...
+def two_lists(a: list[int] | set[str]) -> None: ...
+def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("func", "said"),
+    [
+        (3, "3 is not a tool; expected a function"),
+        (lambda: 1, r"cannot be named '<lambda>'; expected .* use a def, or make_tool\(func, name=…\)"),
+        (starred, r"tool 'starred' takes \*values: 'int', of which no model can be told.* take a list or a dict"),
+        (keywords, r"tool 'keywords' takes \*\*values"),
+        (positional, "argument 'a' of tool 'positional' is positional-only.*remove the '/'"),
+        (strange, "argument 'a' of tool 'strange' is annotated .*Callable.*no JSON form.*args_to_skip"),
+        (two_lists, "may not contain more than one array-like"),
+        (missing, "NameError: name 'Nowhere' is not defined.*found in its module"),
+        (iter, "tool 'iter' hides its arguments"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_at_once(func: Any, said: str):
+    with pytest.raises(ConfigError, match=said):
+        make_tool(func)
+
+
+def test_keys_that_are_numbers_are_texts_in_json():
+    def rename(names: dict[int, str], weights: dict[float, list[int]]) -> None:
+        """Rename."""
+
+    read = make_tool(rename).read(json.loads('{"names": {"1": "a"}, "weights": {"0.5": [2]}}'))
+    assert read == {"names": {1: "a"}, "weights": {0.5: [2]}}
+    with pytest.raises(ToolParseError, match="argument"):
+        make_tool(rename).read({"names": {"one": "a"}, "weights": {}})
+
+
+def test_only_annotations_of_what_is_shown_have_to_be_found():
+    def search(query: str, db: Connection, limit: int = 3) -> Rows:  # type: ignore[name-defined]  # noqa: F821
+        """Search."""
+        return (query, db, limit)
+
+    with pytest.raises(ConfigError, match=r"an annotation of tool 'search' cannot be read .*Connection"):
+        make_tool(search)
+    for tool in (make_tool(search, hidden=["db"]), make_tool(functools.partial(search, db=1), name="search")):
+        assert tool.parameters["properties"]["query"] == {"type": "string"}
+        assert tool.read({"query": "a"}) == {"query": "a"}
+
+
+def test_hidden_arguments_are_neither_told_nor_taken():
+    def find(db: Callable[[], int], query: str, limit: int = 3) -> None:
+        """Find."""
+
+    tool = make_tool(find, hidden=["db", "limit"])
+    assert list(tool.parameters["properties"]) == ["query"]
+    with pytest.raises(ToolParseError, match="find has no argument 'db'; known: query"):
+        tool.read({"query": "a", "db": 1})
+    tool.check_call({"query": "a", "db": 1})
+    tool.check_call({"query": "a", "db": 1, "limit": 2})
+    with pytest.raises(ConfigError, match="tool 'find' needs the argument 'db', which nobody gave"):
+        tool.check_call({"query": "a"})
+    with pytest.raises(ConfigError, match="has no argument 'data'"):
+        tool.check_call({"query": "a", "db": 1, "data": 2})
+    with pytest.raises(ConfigError, match="tool 'find' has no argument 'dd' to hide; known: db, limit, query"):
+        make_tool(find, hidden=["dd"])
+
+
+def call(arguments: Any, name: Any = "f") -> dict[str, Any]:
+    return {"id": "1", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [('{"a": "\\"x\\""}', {"a": '"x"'}), ("", {}), (" ", {}), (None, {}), ({"a": 1}, {"a": 1})]
+)
+def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
+    assert call_arguments(call(given)) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('{"a": 1', 'the arguments of f are no JSON .*truncated.*: {"a": 1; expected a JSON object'),
+        ("{'a': 1}", "no JSON"),
+        ('"{}"', "the arguments of f are a text; expected a JSON object"),
+        ("[1]", "are a list"),
+        ("null", "are null"),
+        ("3", "are a number"),
+        ("true", "are a bool"),
+        (3, "are a number"),
+        ("[" * 10**5, "no JSON"),
+        ('"\ud800', "no JSON"),
+        ("NaN", "no JSON"),
+    ],
+)
+def test_arguments_that_are_none_are_told_what_they_are(given: Any, said: str):
+    with pytest.raises(ToolParseError, match=said) as told:
+        call_arguments(call(given))
+    assert len(str(told.value)) < 600
+
+
+def test_ids_and_names_are_read_as_far_as_they_are_there():
+    assert (call_id(call("")), call_name(call(""))) == ("1", "f")
+    for broken in (None, "f", [], {}, {"id": 3, "function": "f"}, {"id": None, "function": {"name": 3}}):
+        assert (call_id(broken), call_name(broken)) == ("", None)
+    assert call_name(call("", "")) is None
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        ("text", "text"),
+        (None, "null"),
+        (True, "true"),
+        (3, "3"),
+        (1.5, "1.5"),
+        (float("nan"), "nan"),
+        ([IMAGE, {"type": "text", "text": "a cat"}], [IMAGE, {"type": "text", "text": "a cat"}]),
+        ([], "[]"),
+        ([{"type": "cat"}], '[{"type":"cat"}]'),
+        ([{"type": "file", "name": "a"}], '[{"type":"file","name":"a"}]'),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], '[{"type":"text","text":"a"},{"type":"text"}]'),
+        ([{"type": ["text"]}], '[{"type":["text"]}]'),
+        ({"é": [1, None]}, '{"é":[1,null]}'),
+        (Point(1, 2), '{"x":1,"y":2}'),
+        (Color.RED, '"red"'),
+        ({(1, 2): 3}, '{"(1, 2)":3}'),
+        ([1 + 2j], '["(1+2j)"]'),
+        (1 + 2j, "(1+2j)"),
+        (10**30, str(10**30)),
+    ],
+)
+def test_results_are_texts_parts_or_json(value: Any, content: Any):
+    assert as_content(value) == content
+
+
+def test_arrays_are_lists():
+    import numpy as np
+
+    assert as_content(np.arange(3)) == "[0,1,2]"
+    assert as_content({"mean": np.float32(0.5)}) == '{"mean":0.5}'
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+def plain(n: int, t: str, o: float | None = None, items: list[int] = [], kind: Literal["a", "b"] = "a") -> None:  # noqa: B006
+    """Every kind of type."""
+
+
+PLAIN = make_tool(plain)
+fields = {
+    "n": st.integers(-(2**62), 2**62),
+    "t": st.text(),
+    "o": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    "items": st.lists(st.integers(-9, 9)),
+    "kind": st.sampled_from("ab"),
+}
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({k: fields[k] for k in "nt"}, optional={k: fields[k] for k in ("o", "items", "kind")}))
+def test_arguments_that_fit_come_through_unchanged(arguments: dict[str, Any]):
+    read = PLAIN.read(call_arguments(call(json.dumps(arguments))))
+    assert read == arguments
+    plain(**read)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(fields)) | st.text(max_size=4), json_values, max_size=5))
+def test_any_other_arguments_are_an_error_that_says_so(arguments: dict[str, Any]):
+    try:
+        read = PLAIN.read(arguments)
+    except ToolParseError as error:
+        assert str(error).startswith("plain")
+    else:
+        assert read == arguments
+        assert (type(read["n"]), type(read["t"])) == (int, str)

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rove.core.errors import ConfigError
+from rove.train.alerts import ALARMS, QUIET, AlarmLimits, entropy_collapse, started
+
+LIMITS = AlarmLimits(window=2)
+REWARD = "eval/let/reward/mean"
+
+
+def history(**columns: Sequence[float | None]) -> list[dict[str, float]]:
+    """Rows of metrics; a name's "__" is a slash, None is not measured."""
+    length = max(len(values) for values in columns.values())
+    rows: list[dict[str, float]] = [{"step": float(i + 1)} for i in range(length)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            if value is not None:
+                row[name.replace("__", "/")] = value
+    return rows
+
+
+def held_out(train: Sequence[float], measured: Sequence[float | None]) -> list[dict[str, float]]:
+    return history(**{"reward__mean": train, "eval__let__reward__mean": measured})
+
+
+FLAT = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+RISING = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+
+CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict[str, Any]]] = {
+    "entropy_collapse": (
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05], reward__mean=[0.0] * 5),
+        history(entropy__all__mean=[1.0, 1.0, 0.5, 0.2, 0.1], reward__mean=[0.0] * 5),
+        "0.05 nats per token, 1 in the first steps",
+        {"entropy_share": 0.01},
+    ),
+    "entropy_growth": (
+        history(entropy__all__mean=[0.4, 0.4, 0.8, 1.5, 2.0]),
+        history(entropy__all__mean=[0.4, 0.4, 0.8, 1.1, 1.2]),
+        "1.75 nats per token, 0.4 in the first steps",
+        {"entropy_factor": 5.0},
+    ),
+    "ratio_drift": (
+        history(ratio__mean=[1.0, 1.0, 1.2, 1.3]),
+        history(ratio__mean=[1.0, 1.15, 1.0, 1.05]),
+        "1.25 times the sampler's",
+        {"ratio": 0.5},
+    ),
+    "logprob_mismatch": (
+        history(mismatch_kl__all__mean=[0.0, 0.02, 0.04], logprob_diff__max=[0.0, 2.5, 1.0]),
+        history(mismatch_kl__all__mean=[0.0, 0.018, 0.0], logprob_diff__max=[0.0, 2.5, 0.0]),
+        "0.03 nats per token apart, at most 2.5",
+        {"mismatch_kl": 0.1},
+    ),
+    "length_growth": (
+        history(length__mean=[100.0, 100.0, 150.0, 250.0, 260.0]),
+        history(length__mean=[100.0, 100.0, 150.0, 190.0, 200.0]),
+        "255 tokens per rollout, 100 in the first",
+        {"length_factor": 3.0},
+    ),
+    "dead_groups": (
+        history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
+        history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
+        "85% of the groups have no spread",
+        {"dead_groups": 0.9},
+    ),
+    "policy_collapse": (
+        history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
+        history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
+        "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
+        {},
+    ),
+    "loss_growth": (
+        history(loss=[3.0, 2.0, 1.0, 1.0, 3.0, 4.0]),
+        history(loss=[3.0, 2.0, 1.0, 1.0, 1.9, 2.0]),
+        "3.5 nats per token over 2 steps, and it was 1 before",
+        {"loss_factor": 4.0},
+    ),
+    "format_drift": (
+        history(reward__format_reward=[0.5, 0.9, 0.9, 0.7, 0.7]),
+        history(reward__format_reward=[0.5, 0.9, 0.9, 0.85, 0.8]),
+        "reward/format_reward is 0.7, and was 0.9",
+        {"format_drop": 0.3},
+    ),
+    "held_out_flat": (
+        held_out(RISING, [None, 0.5, None, 0.5, None, 0.4, None, 0.45]),
+        held_out(RISING, [None, 0.4, None, 0.5, None, 0.5, None, 0.55]),
+        "since step 2 the reward in training has risen from 0.15 to 0.75",
+        {"held_out_gain": 0.7},
+    ),
+    "grad_norm_spike": (
+        history(optim__grad_norm=[1.0, 2.0, 1.5, 20.0]),
+        history(optim__grad_norm=[1.0, 2.0, 1.5, 14.0]),
+        "20, usually 1.5",
+        {"grad_norm_factor": 20.0},
+    ),
+    "trainer_idle": (
+        history(idle__trainer=[0.1, 0.9, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
+        history(idle__trainer=[1.0, 0.5, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
+        "90% of the time it waits for rollouts. Sampling takes longer than training",
+        {"idle": 0.95},
+    ),
+    "sampler_idle": (
+        history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
+        history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
+        "90% of the places for rollouts are empty: the trainer is slower",
+        {"idle": 0.95},
+    ),
+}
+
+
+def test_every_alarm_has_a_case_and_a_place_on_the_page():
+    assert CASES.keys() == ALARMS.keys()
+    page = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALARMS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
+    wrong, right, words, lenient = CASES[name]
+    text = ALARMS[name](wrong, LIMITS)
+    assert text is not None
+    assert words in text
+    assert ALARMS[name](right, LIMITS) is None
+    assert not lenient or ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
+    waits = name not in ("held_out_flat", "policy_collapse")
+    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_told_once_when_it_starts(name: str):
+    wrong, right, _, _ = CASES[name]
+    told = [alarm for i in range(len(wrong) + 1) for alarm in started(wrong[:i], LIMITS) if alarm.name == name]
+    assert len(told) == 1
+    assert told[0].step <= len(wrong)
+    again = {**wrong[-1], "step": len(wrong) + 1.0}
+    if name != "grad_norm_spike":  # of a second gradient as long, the first is still the exception
+        assert [a for a in started([*wrong, again], LIMITS) if a.name == name] == []
+    assert [a for i in range(len(right) + 1) for a in started(right[:i], LIMITS) if a.name == name] == []
+
+
+def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
+    values = [0.0, 9.0] * 20
+    come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
+    later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
+    limits = msgspec.structs.replace(LIMITS, window=1)
+    for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
+        told = [alarm.step for end in range(1, len(rows) + 1) for alarm in started(rows[:end], limits)]
+        assert told == steps
+
+
+def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
+    rows = history(idle__trainer=[0.9] * 2, idle__sampler=[0.9] * 2, queue__late=[0.0, 1.0])
+    for name, words in (
+        ("trainer_idle", "too old for a later step"),
+        ("sampler_idle", "few more can be trained in time"),
+    ):
+        text = ALARMS[name](rows, LIMITS)
+        assert text is not None and words in text and "Raise max_off_policy_steps" in text
+
+
+def test_weights_that_are_meant_to_be_old_are_named_where_they_are_too_old():
+    rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
+    text = ALARMS["logprob_mismatch"](rows, LIMITS)
+    assert text is not None
+    assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
+
+
+def test_a_model_that_was_certain_may_explore():
+    assert ALARMS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
+
+
+def test_held_out_needs_enough_measurements():
+    few = held_out(RISING, [None, 0.5, None, None, None, 0.4, None, 0.45])
+    assert ALARMS["held_out_flat"](few, LIMITS) is None
+    assert ALARMS["held_out_flat"](few, msgspec.structs.replace(LIMITS, held_out_measurements=2)) is not None
+    assert ALARMS["held_out_flat"](held_out(FLAT, [0.5] * 8), LIMITS) is None
+
+
+def test_steps_that_trained_nothing_are_no_reason():
+    assert started([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
+    gaps = history(ratio__mean=[1.2, None, 1.2])
+    assert [alarm.name for alarm in started(gaps, LIMITS)] == ["ratio_drift"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"window": 0}, "alarms: window is 0; expected more than 0"),
+        ({"dead_groups": 1.5}, "alarms: dead_groups is 1.5; expected a share"),
+        ({"entropy_share": -1.0}, "alarms: entropy_share"),
+    ],
+)
+def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        AlarmLimits(**wrong).check()
+
+
+def test_sft_is_meant_to_become_certain():
+    assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None
+
+
+def told(rows: list[dict[str, float]], limits: AlarmLimits = LIMITS) -> list[tuple[int, str, str]]:
+    ends = range(1, len(rows) + 1)
+    return [(one.step, one.name, one.text) for end in ends for one in started(rows[:end], limits)]
+
+
+def test_a_learning_rate_far_too_high_is_named_first():
+    rows = history(
+        reward__mean=[0.3] + [-0.1] * 7,
+        groups__zero_spread=[2.0] + [8.0] * 7,
+        groups__all=[8.0] * 8,
+        optim__lr=[2.0] + [None] * 7,
+    )
+    [(step, name, text)] = told(rows, AlarmLimits())
+    assert (step, name) == (3, "policy_collapse")
+    assert "The learning rate (up to 2 so far) is too high" in text
+
+
+def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+    rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
+    [(_, name, text)] = told(rows)
+    assert name == "dead_groups"
+    assert "and the reward has fallen. Lower the learning rate first" in text
+
+
+def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise_a_little():
+    rows = history(
+        reward__mean=[0.026, 0.038, 0.035, 0.036, 0.04, 0.04],
+        entropy__all__mean=[5.8, None, 0.4, 0.02, None, None],
+        groups__zero_spread=[5.0, 8.0, 6.0, 7.0, 8.0, 8.0],
+        groups__all=[8.0] * 6,
+    )
+    first, second = told(rows, AlarmLimits())
+    assert first[:2] == (3, "policy_collapse")
+    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
+    assert second[:2] == (5, "dead_groups")
+    assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
+
+
+def test_a_certain_model_may_become_more_certain():
+    rows = history(reward__mean=[0.5, 0.6], entropy__all__mean=[0.3, 0.01])
+    assert told(rows) == []
+
+
+def test_groups_that_never_lived_have_not_collapsed():
+    rows = history(reward__mean=[0.0] * 4, groups__zero_spread=[8.0] * 4, groups__all=[8.0] * 4)
+    assert [name for _, name, _ in told(rows)] == ["dead_groups"]
+
+
+@pytest.mark.parametrize(
+    ("living", "groups", "collapsed"),
+    [
+        (1, 1.0, False),  # a chance of 1/9
+        (8, 1.0, False),  # 1/100
+        (9, 1.0, True),
+        (1, 4.0, True),
+    ],
+)
+def test_two_dead_steps_are_a_collapse_only_where_they_are_no_accident(living: int, groups: float, collapsed: bool):
+    rows = history(
+        reward__mean=[0.5] * living + [0.0] * 2,
+        groups__zero_spread=[0.0] * living + [groups] * 2,
+        groups__all=[groups] * (living + 2),
+    )
+    assert ("policy_collapse" in [name for _, name, _ in told(rows)]) == collapsed
+
+
+def test_sft_that_diverges_is_told_of_at_once():
+    rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
+    [(step, name, text)] = told(rows, AlarmLimits())
+    assert (step, name) == (2, "loss_growth")
+    assert text.startswith("loss growth: 2,607 nats per token, and it was 5.8 before")
+    assert "a tenth of the learning rate (up to 10 so far)" in text
+
+
+def test_the_loss_of_rl_is_no_loss_to_be_afraid_of():
+    rows = history(loss=[0.1, 0.1, 30.0], reward__mean=[0.1, 0.2, 0.3])
+    assert ALARMS["loss_growth"](rows, LIMITS) is None
+
+
+def test_small_losses_may_move():
+    assert told(history(loss=[0.2, 0.01, 0.01, 0.02, 0.3, 0.3])) == []

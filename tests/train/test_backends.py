@@ -1,0 +1,496 @@
+"""Who plays in an RL run: the embedded engine, or servers of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vllm_server
+from fakes import tiny_model
+from safetensors.torch import load_file
+from vllm_server import FakeVLLM
+
+from rove.core.errors import ConfigError, RunError
+from rove.core.protocols import Sampling
+from rove.models.adapter import add_adapter
+from rove.models.load import LoadedModel, load_model
+from rove.models.new import new_model
+from rove.runs.run import Run
+from rove.train.backends import Served, make_sampler, probe_of
+from rove.train.rl import RLConfig, train_rl
+from rove.vllm.engine import VLLMEngine
+from rove.vllm.server import VLLMConfig
+from tests.train.test_evaluation import envs, table
+from tests.train.test_rl import metrics_of, one_turn, rollouts_of, settings, two_turns
+from tests.vllm.test_engine import quick
+
+__all__ = ["envs"]
+
+ROVE_VLLM = os.environ.get("ROVE_VLLM")
+"""An interpreter that has vLLM: tests with a real server run only where this is given."""
+real = pytest.mark.skipif(not ROVE_VLLM, reason="ROVE_VLLM names no interpreter that has vLLM")
+REAL = {
+    "command": f"{ROVE_VLLM} -m vllm.entrypoints.openai.api_server",
+    "args": ["--enforce-eager", "--max-model-len", "512"],
+}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeVLLM]:
+    tiny_model(seed=3).save(tmp_path / "theirs")  # another model: the first update must replace all of it
+    with FakeVLLM(tmp_path / "theirs") as server:
+        yield server
+
+
+def served(*urls: str, **fields: Any) -> RLConfig:
+    return settings(**{"sampler": "vllm", "vllm": VLLMConfig(urls=list(urls)), **fields})
+
+
+def train(
+    path: Path, config: RLConfig, env: Any = None, loaded: LoadedModel | None = None, on_step: Any = None
+) -> None:
+    with Run(path) as run:
+        run.start("rl", {}, {})
+        asyncio.run(train_rl(config, env or two_turns(), loaded or tiny_model(), run, on_step))
+
+
+def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
+    """Every token was drawn by the weights of its step, with the log-probability that the trainer finds."""
+    for row in metrics_of(path):
+        assert row["logprob_diff/max"] <= tolerance
+        assert row["sampler/probe_difference"] <= tolerance
+    for record in rollouts_of(path):
+        assert record.step is not None
+        assert {step.tokens.policy_version for step in record.steps if step.tokens} == {record.step - 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sampler": "llama.cpp"}, "sampler is 'llama.cpp'; expected embedded or vllm"),
+        ({"sampler": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
+        ({"sampler": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
+        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but sampler is 'embedded'"),
+    ],
+)
+def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        settings(**fields).check()
+
+
+@pytest.mark.broad
+def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
+    run = tmp_path / "run"
+    train(run, served(fake.url, batch_size=64, rollouts_per_example=16, checkpoint_every=99), one_turn())
+    assert_on_policy(run)
+    rewards = [row["reward/mean"] for row in metrics_of(run)]
+    assert sum(rewards[-2:]) > sum(rewards[:2])
+    updates = [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"]
+    assert updates == [str(version) for version in range(6)]
+    assert not list((run / "vllm").glob("weights-*"))
+
+
+@pytest.mark.broad
+def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
+    def stop(step: int, metrics: Any) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(run, served(fake.url), on_step=stop)
+    (run / "vllm" / "weights-3-1").mkdir()  # as a kill leaves them
+    train(run, served(fake.url))
+    assert [row["step"] for row in metrics_of(run)] == [1, 2, 3, 4, 5]
+    assert_on_policy(run)
+    assert not list((run / "vllm").glob("weights-*"))
+
+
+@pytest.mark.broad
+def test_it_measures_with_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: str):
+    run = tmp_path / "run"
+    train(run, served(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
+    assert all(any(name.startswith("eval/") for name in row) for row in metrics_of(run))
+    asked = [body["sampling_params"]["temperature"] for path, body in fake.asked if path == "/inference/v1/generate"]
+    assert 0.0 in asked
+
+
+def test_it_plays_ahead(tmp_path: Path, fake: FakeVLLM):
+    run = tmp_path / "run"
+    train(run, served(fake.url, steps=3, max_off_policy_steps=1, checkpoint_every=99))
+    rows = metrics_of(run)
+    assert [row["off_policy/max"] for row in rows] == [0, 1, 1]
+    assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
+
+
+def calls_of(fake: FakeVLLM) -> list[str]:
+    """What its workers were told to do, and what it was told to load."""
+    return [
+        body["method"] if path == "/collective_rpc" else path
+        for path, body in fake.asked
+        if path in ("/collective_rpc", "/v1/load_lora_adapter")
+    ]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_adapter_travels_alone(tmp_path: Path, fake: FakeVLLM, ahead: int):
+    run = tmp_path / "run"
+    train(run, served(fake.url, steps=3, lora_rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
+    assert (run / "final" / "adapter_model.safetensors").exists()
+    assert calls_of(fake) == ["reload_weights", "/v1/load_lora_adapter", *["list_loras", "remove_lora"] * 3]
+    rows = metrics_of(run)
+    assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
+    assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(run / "final"))}
+    assert not list((run / "vllm").glob("weights-*"))
+    if not ahead:
+        assert_on_policy(run)
+
+
+def adapter_bytes(folder: Path) -> int:
+    return sum(
+        (folder / name).stat().st_size for name in ("adapter_model.safetensors", "adapter_config.json", "base.txt")
+    )
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("fault", "said"), [("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")]
+)
+def test_an_adapter_that_is_not_taken_is_merged(
+    tmp_path: Path, fake: FakeVLLM, fault: str, said: str, caplog: pytest.LogCaptureFixture
+):
+    run = tmp_path / "run"
+    fake.faults += [fault] * bool(fault)
+    config = served(fake.url, steps=2, lora_rank=2, learning_rate=0.05)
+    if not fault:
+        config = served(steps=2, lora_rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
+    train(run, config)
+    assert_on_policy(run)
+    warned = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
+    assert said in warned
+    assert ("gets whole weights with the adapter merged" in warned) == bool(fault)
+    assert calls_of(fake).count("reload_weights") == (4 if fault else 3)
+    assert not list((run / "vllm").glob("weights-*"))
+
+
+def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
+    tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("vllm_server.merge", lambda model, folder: model)
+    with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
+        train(tmp_path / "run", served(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
+
+
+def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
+    loaded = tiny_model()
+    adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
+    sampler = make_sampler(served("http://x", lora_rank=513), adapted, tmp_path, copies=False)
+    assert isinstance(sampler, Served)
+    assert not sampler._goes_alone
+
+
+def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
+    tiny_model().save(tmp_path / "theirs")
+    with FakeVLLM(tmp_path / "theirs", "keeps_head") as fake:
+        run = tmp_path / "run"
+        with pytest.raises(RunError, match=r"after the update to version 1 .*tie_word_embeddings"):
+            train(run, served(fake.url, learning_rate=0.1))
+
+
+@pytest.mark.broad
+def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    quick(monkeypatch)
+    tiny_model().save(tmp_path / "theirs")
+    fake, run = FakeVLLM(tmp_path / "theirs"), tmp_path / "run"
+
+    def gone(step: int, metrics: Any) -> None:
+        if step == 3:
+            fake.faults += ["http_500"] * 9999
+
+    with fake, pytest.raises(RunError, match=r"(?s)every rollout of step 4 failed.*HTTP 500"):
+        train(run, served(fake.url), on_step=gone)
+    last = Run(run).last_checkpoint()
+    assert last is not None
+    assert last[1].step == 2
+    with FakeVLLM(tmp_path / "theirs") as fake:
+        train(run, served(fake.url))
+    assert [row["step"] for row in metrics_of(run)] == [1, 2, 3, 4, 5]
+
+
+# With a real server
+
+
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch):
+    """On a CPU vLLM wants most of the machine's memory otherwise."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def served_by(model: LoadedModel, path: Path, **more: Any) -> Served:
+    config = settings(sampler="vllm", vllm=VLLMConfig(**{**REAL, **more}))
+    sampler = make_sampler(config, model, path, copies=False)
+    assert isinstance(sampler, Served)
+    return sampler
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_a_real_server_computes_what_the_trainer_does(tmp_path: Path, arch: str):
+    loaded = with_heads_of_32(arch)
+    sampler = served_by(loaded, tmp_path)
+    assert isinstance(sampler.engine, VLLMEngine)
+    try:
+        for version in range(3):
+            grow(loaded)
+            sampler.publish(version)
+            assert sampler.metrics["sampler/probe_difference"] <= 1e-3
+        asyncio.run(changed_on_the_way(sampler, loaded, partial(grow, loaded)))
+    finally:
+        asyncio.run(sampler.close())
+
+
+@real
+@pytest.mark.slow
+def test_a_probe_goes_before_the_answers_that_wait_for_a_real_server(tmp_path: Path):
+    """Two are computed at a time, 30 are asked for; the trainer waits for none that has not begun."""
+    loaded = with_heads_of_32("llama")
+    sampler = served_by(loaded, tmp_path, args=[*REAL["args"], "--max-num-seqs", "2"])
+
+    async def crowd() -> int:
+        sampling = Sampling(max_tokens=200, ignore_eos=True)
+        asked = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
+        await asyncio.sleep(0.3)
+        grow(loaded)
+        await asyncio.to_thread(sampler.publish, 1)
+        said = sum(one.done() for one in asked)
+        await asyncio.gather(*asked)
+        await sampler.close()
+        return said
+
+    try:
+        sampler.publish(0)
+        assert asyncio.run(crowd()) < 15
+    finally:
+        asyncio.run(sampler.close())
+
+
+def grow(loaded: LoadedModel) -> None:
+    for parameter in loaded.model.parameters():
+        parameter.data *= 1.1
+
+
+async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Callable[[], None]) -> None:
+    """An answer goes on with weights that come while it is said, and knows which token is whose."""
+    sampling = Sampling(max_tokens=500, ignore_eos=True)
+    for version in range(3, 8):  # on a busy machine an answer may be over before the weights come
+        saying = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
+        await asyncio.sleep(0.3)
+        change()
+        await asyncio.to_thread(sampler.publish, version)
+        made = await saying
+        if made.version_spans:
+            break
+    assert (made.policy_version, [one for one, _ in made.version_spans]) == (version - 1, [version - 1, version])
+    assert sum(count for _, count in made.version_spans) == len(made.ids) == 500
+    again = await sampler.engine.generate([7, 8, 9], Sampling(max_tokens=20, ignore_eos=True))
+    assert again.policy_version == version
+    ids = [7, 8, 9, *again.ids]
+    said = probe_of(loaded.model, ids).logprobs[2:]
+    assert again.logprobs == pytest.approx(said, abs=1e-3)  # nothing of the older weights is in its cache
+    assert sampler.engine._session is not None
+    await sampler.engine._session.close()
+    sampler.engine._session = None
+
+
+def with_heads_of_32(arch: str) -> LoadedModel:
+    """A tied model that vLLM's attention can compute on a CPU: its heads have 32 numbers at least."""
+    return new_model(["say 1 2 3 you say hello world"] * 9, arch, "tiny")
+
+
+@real
+@pytest.mark.slow
+def test_what_a_real_server_computes_wrong_is_refused(tmp_path: Path):
+    """LFM2's attention on a CPU, in vLLM 0.32; if this fails, vLLM has learnt it: tell so in docs/scale.md."""
+    sampler = served_by(with_heads_of_32("lfm2"), tmp_path)
+    try:
+        with pytest.raises(RunError, match="does not compute what the trainer does"):
+            sampler.publish(0)
+    finally:
+        asyncio.run(sampler.close())
+
+
+@real
+@pytest.mark.slow
+def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What `write_served` is for; if this fails, vLLM has learnt it."""
+    loaded = with_heads_of_32("llama")
+    monkeypatch.setattr("rove.train.backends.write_served", LoadedModel.save)
+    sampler = served_by(loaded, tmp_path)
+    try:
+        sampler.publish(0)
+        for parameter in loaded.model.parameters():
+            parameter.data *= 1.5
+        with pytest.raises(RunError, match="tie_word_embeddings"):
+            sampler.publish(1)
+    finally:
+        asyncio.run(sampler.close())
+
+
+@real
+@pytest.mark.slow
+def test_a_real_server_that_hangs_beside_the_trainer_is_started_again(tmp_path: Path):
+    """Its engine is stopped; the process that answers /health goes on."""
+    vllm = VLLMConfig(**REAL, hang_seconds=30.0)
+    config = settings(sampler="vllm", vllm=vllm, steps=5, max_off_policy_steps=2, checkpoint_every=99)
+
+    def stop(step: int, metrics: Any) -> None:
+        if step == 2:
+            for pid in workers_below(os.getpid()):
+                if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGSTOP)
+
+    train(tmp_path / "run", config, loaded=with_heads_of_32("llama"), on_step=stop)
+    rows, records = metrics_of(tmp_path / "run"), rollouts_of(tmp_path / "run")
+    assert max(row["sampler/probe_difference"] for row in rows) <= 1e-3
+    assert rows[-1]["sampler/restarts"] == 1
+    assert len(records) == 5 * config.batch_size
+    for record in records:
+        assert record.error is None
+        assert record.step is not None
+        for turn in record.steps:
+            assert turn.tokens is not None
+            spans = turn.tokens.version_spans or [(turn.tokens.policy_version, len(turn.tokens.completion_ids))]
+            assert sum(count for _, count in spans) == len(turn.tokens.completion_ids)
+            assert all(0 <= record.step - 1 - version <= 2 for version, _ in spans)
+
+
+@real
+@pytest.mark.slow
+def test_an_adapter_travels_alone_to_a_real_server_that_is_killed(tmp_path: Path):
+    loaded = with_heads_of_32("llama")
+    more = {"lora_rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
+    config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4, **more)
+
+    train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
+    assert_on_policy(tmp_path / "run", 1e-3)
+    rows = metrics_of(tmp_path / "run")
+    assert rows[-1]["sampler/restarts"] == 1
+    assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(tmp_path / "run/final"))}
+
+
+@real
+@pytest.mark.slow
+def test_an_adapter_that_comes_on_the_way_goes_on_with_the_answer(tmp_path: Path):
+    loaded = with_heads_of_32("llama")
+    adapter = add_adapter(loaded.model, 4, 8.0, 0.0, [], 0, "somewhere")
+    vllm = VLLMConfig(**REAL)
+    sampler = make_sampler(
+        settings(sampler="vllm", vllm=vllm, lora_rank=4), loaded._replace(adapter=adapter), tmp_path, copies=False
+    )
+    assert isinstance(sampler, Served)
+    try:
+        for version in range(3):
+            change_adapter(loaded, version)
+            sampler.publish(version)
+        asyncio.run(changed_on_the_way(sampler, loaded, partial(change_adapter, loaded, 3)))
+    finally:
+        asyncio.run(sampler.close())
+
+
+def change_adapter(loaded: LoadedModel, seed: int) -> None:
+    torch.manual_seed(seed)
+    for name, parameter in loaded.model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+
+
+@real
+@pytest.mark.slow
+def test_a_run_with_a_real_server_that_is_killed(tmp_path: Path):
+    loaded = with_heads_of_32("llama")
+    config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4)
+
+    train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
+    assert_on_policy(tmp_path / "run", 1e-3)
+    assert metrics_of(tmp_path / "run")[-1]["sampler/restarts"] == 1
+    assert load_file(tmp_path / "run" / "final" / "model.safetensors")
+    assert load_model(tmp_path / "run" / "final", "cpu").context == loaded.context
+
+
+def kill_in_step_2(step: int, metrics: Any) -> None:
+    if step == 2:
+        for pid in workers_below(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+
+def workers_below(parent: int) -> list[int]:
+    """The processes of vLLM among the descendants of a process."""
+    children: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stat, words = (folder / "stat").read_text(), (folder / "cmdline").read_text()
+            except OSError:
+                continue
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
+            names[int(folder.name)] = words
+    below = [parent]
+    for one in below:
+        below += children.get(one, [])
+    return [
+        pid
+        for pid in below
+        if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("keeper")[0]
+    ]
+
+
+NO_ADAPTERS = """
+import asyncio, sys
+from vllm_server import main
+
+if "--enable-lora" in sys.argv:
+    raise ValueError("OddForCausalLM does not support LoRA yet.")
+asyncio.run(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_be_started_for_adapters_is_started_without(tmp_path: Path):
+    support = str(Path(__file__).parents[1] / "support")
+    (tmp_path / "serve.py").write_text(f"import sys; sys.path.insert(0, {support!r})" + NO_ADAPTERS)
+    config = served(steps=2, lora_rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
+    train(tmp_path / "run", config)
+    assert_on_policy(tmp_path / "run")
+    assert "does not support LoRA yet" in (tmp_path / "run/vllm/server-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_started_program_in_its_place_runs_the_loop(tmp_path: Path):
+    """The whole way of `rove rl`: nothing runs, a server is started, killed in the middle, started again, and ends."""
+    command = f"{sys.executable} {vllm_server.__file__}"
+    killed: list[int] = []
+
+    def kill(step: int, metrics: Any) -> None:
+        if step == 1:
+            killed.append(int((tmp_path / "run/vllm/server-0.log").read_text().split()[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    config = served(steps=2, vllm=VLLMConfig(command=command))
+    train(tmp_path / "run", config, on_step=kill)
+    assert_on_policy(tmp_path / "run")
+    assert metrics_of(tmp_path / "run")[-1]["sampler/restarts"] == 1
+    last = int((tmp_path / "run/vllm/server-0.log").read_text().rpartition("listening ")[2].split()[0])
+    assert last != killed[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)

@@ -1,0 +1,115 @@
+"""What a run shows and writes down while it trains: alarms, loggers, a rollout now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import tiny_model
+from tiers import first_quick
+
+from rove.core.errors import ConfigError
+from rove.core.records import RolloutRecord
+from rove.runs.run import Run
+from rove.train.alerts import Alarm, AlarmLimits
+from rove.train.rl import RLConfig, train_rl
+from tests.train.test_loggers import Fake
+from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns
+from tests.train.test_sft import lawful
+from tests.train.test_sft import settings as sft_settings
+from tests.train.test_sft import train as train_sft
+
+TOUCHY = AlarmLimits(window=1, length_factor=0.1, grad_norm_factor=1e-6)
+"""Two alarms hold from the second step on."""
+
+
+def watched(path: Path, config: RLConfig) -> tuple[list[Alarm], list[tuple[int, RolloutRecord]]]:
+    alarms: list[Alarm] = []
+    shown: list[tuple[int, RolloutRecord]] = []
+    with Run(path) as run:
+        run.start("rl", {}, {})
+        asyncio.run(
+            train_rl(
+                config,
+                two_turns(),
+                tiny_model(),
+                run,
+                on_alarm=alarms.append,
+                on_sample=lambda step, record: shown.append((step, record)),
+            )
+        )
+    return alarms, shown
+
+
+def test_an_alarm_is_told_once_and_written_down(tmp_path: Path):
+    alarms, _ = watched(tmp_path, settings(alarms=TOUCHY))
+    assert [(a.step, a.name) for a in alarms] == [(2, "length_growth"), (2, "grad_norm_spike")]
+    assert [(a["step"], a["name"], a["text"]) for a in Run(tmp_path).alarms()] == [
+        (a.step, a.name, a.text) for a in alarms
+    ]
+
+
+def test_the_usual_limits_are_silent_here(tmp_path: Path):
+    assert watched(tmp_path, settings()) == ([], [])
+    assert not (tmp_path / "alarms.jsonl").exists()
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
+def test_a_resumed_run_has_every_alarm_once(tmp_path: Path, kills: list[int]):
+    config = settings(alarms=TOUCHY)
+    for kill_at in kills:
+        with pytest.raises(Killed):
+            train(tmp_path, config, two_turns(), kill_at)
+    train(tmp_path, config, two_turns())
+    assert [(a["step"], a["name"]) for a in Run(tmp_path).alarms()] == [(2, "length_growth"), (2, "grad_norm_spike")]
+
+
+@pytest.mark.broad
+def test_a_rollout_is_shown_every_so_many_steps(tmp_path: Path):
+    _, shown = watched(tmp_path, settings(show_every=2))
+    assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]
+    assert [record.example_key for _, record in watched(tmp_path / "again", settings(show_every=2))[1]] == [
+        record.example_key for _, record in shown
+    ]
+
+
+@pytest.mark.broad
+def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    library = Fake("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    with pytest.raises(Killed):
+        train(tmp_path, settings(loggers=["wandb"]), two_turns(), kill_at=3)
+    assert library.calls[-1] == ("finish", None)
+    train(tmp_path, settings(loggers=["wandb"]), two_turns())
+    logged = {step: row for kind, call in library.calls if kind == "log" for step, row in [call]}
+    assert list(logged) == [1, 2, 3, 4, 5]
+    for row in Run(tmp_path).metrics():
+        assert logged[row.pop("step")] == row
+    assert library.calls[0][1]["config"]["batch_size"] == 16
+
+
+@pytest.mark.broad
+def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    library = Fake("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    train_sft(tmp_path, sft_settings(alarms=TOUCHY, loggers=["trackio"]), lawful())
+    assert [alarm["name"] for alarm in Run(tmp_path).alarms()] == ["grad_norm_spike"]
+    assert len([call for call in library.calls if call[0] == "log"]) == len(metrics_of(tmp_path)) == 16
+    assert library.calls[-1] == ("finish", None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"show_every": -1}, "show_every is -1"),
+        ({"loggers": ["csv"]}, "no logger 'csv'"),
+        ({"alarms": AlarmLimits(window=0)}, "window is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        settings(**wrong).check()

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fakes import record_of
+from made import record
+
+import rove as vf
+from rove.core.errors import ConfigError, RunError
+from rove.core.records import REWARD_ERRORS, RolloutRecord, Scores
+from rove.server.proxy import Access
+from rove.train.collect import check_rewards, rollout_metrics
+from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settings, train, weights_of
+
+LEVELS = [3, 1, 2, 0] * 4
+
+
+class Moody(vf.SingleTurnEnv):
+    """Even examples always score 0; examples of level 3 score 1; the others teach."""
+
+    def __init__(self, dead: bool = True, count: int = 16):
+        def reward(completion: vf.Messages, info: dict[str, Any]) -> float:
+            number = info["number"]
+            return float(number % 4 == 0) if dead and number % 2 == 0 else letters(completion)
+
+        rubric = vf.Rubric()
+        rubric.add_reward_func(reward, weight=1.0)
+        rows = [{"question": f"say {n}", "level": LEVELS[n], "info": {"number": n}} for n in range(count)]
+        super().__init__(dataset=rows, rubric=rubric)
+
+
+def played(path: Path) -> list[list[int]]:
+    """The examples of each step, one for each group."""
+    records = rollouts_of(path)
+    steps = range(1, max(r.step or 0 for r in records) + 1)
+    return [[r.example_id for r in records if r.step == step and r.rollout_index == 0] for step in steps]
+
+
+def column(path: Path, name: str) -> list[float]:
+    return [m[name] for m in metrics_of(path)]
+
+
+def test_groups_without_spread_are_played_again_with_other_examples(tmp_path: Path):
+    train(tmp_path / "plain", settings(steps=2), Moody())
+    train(tmp_path / "once", settings(steps=2, resample_zero_spread=1), Moody())
+    train(tmp_path / "often", settings(steps=2, resample_zero_spread=9), Moody())
+    assert [len(step) for step in played(tmp_path / "plain")] == [4, 4]
+    assert column(tmp_path / "plain", "groups/resampled") == [0, 0]
+    assert column(tmp_path / "once", "groups/rounds") == [1, 1]
+    for name in ("plain", "once", "often"):
+        for m, step in zip(metrics_of(tmp_path / name), played(tmp_path / name), strict=True):
+            assert m["groups/all"] == len(step) == 4 + m["groups/resampled"]
+    for m in metrics_of(tmp_path / "often"):
+        assert m["groups/all"] - m["groups/zero_spread"] == 4  # the batch is full
+        assert 1 < m["groups/rounds"] <= 9
+    drawn = [i for step in played(tmp_path / "often") for i in sorted(step)]
+    assert sorted(drawn) == sorted(i % 16 for i in range(len(drawn)))  # the next step goes on where this one ended
+
+
+def test_keys_of_a_step_are_all_different_however_often_an_example_comes(tmp_path: Path):
+    train(tmp_path, settings(steps=1, resample_zero_spread=9), Moody(count=3))
+    keys = Counter((r.example_key, r.rollout_index) for r in rollouts_of(tmp_path))
+    assert set(keys.values()) == {1}
+    assert len({r.seed for r in rollouts_of(tmp_path)}) == len(rollouts_of(tmp_path))
+
+
+def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
+    rubric = vf.Rubric()
+    rubric.add_reward_func(lambda completion: 0.5, weight=1.0, name="half")
+    env = vf.SingleTurnEnv(dataset=[{"question": "say"}], rubric=rubric)
+    train(tmp_path, settings(steps=1, resample_zero_spread=2), env)
+    [m] = metrics_of(tmp_path)
+    assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
+
+
+RAISES = """
+import rove.compat.verifiers as vf
+
+def letters(completion):
+    return len(completion[-1].content)
+
+def broken(completion):
+    return completion[-1].key
+
+def load_environment(funcs):
+    rows = [{"question": f"say {n}"} for n in range(4)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[globals()[name] for name in funcs]))
+"""
+
+
+def of_v0(folder: Path, *funcs: str) -> vf.Environment:
+    """An environment written for verifiers v0, where a reward function that raises counts as 0.0."""
+    (folder / "raises.py").write_text(RAISES)
+    return vf.load_environment("raises", folder, funcs=list(funcs))
+
+
+@pytest.mark.parametrize("off_policy", [0, 1, 2])
+def test_a_reward_function_that_always_raises_ends_the_run_in_its_first_step(tmp_path: Path, off_policy: int):
+    config = settings(steps=2, max_tokens=2, max_off_policy_steps=off_policy)
+    with pytest.raises(
+        RunError, match=r"step 1 .*: broken raised in every rollout, .* 0.0: .*key.*\. Fix the function"
+    ):
+        train(tmp_path / "run", config, of_v0(tmp_path, "letters", "broken"))
+    assert len(rollouts_of(tmp_path / "run")) >= config.batch_size
+    assert metrics_of(tmp_path / "run") == []
+
+
+def raised(*names: str, **fields: Any) -> RolloutRecord:
+    """A rollout that reward functions scored, of which these raised."""
+    weights = {"right": 1.0, "tidy": 0.2}
+    errors = {REWARD_ERRORS: dict.fromkeys(names, "KeyError: key")} if names else {}
+    return record(scores=Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras=errors), **fields)
+
+
+def test_a_reward_function_that_always_raises_is_an_error_in_step_1_only():
+    failed = record(win=None)
+    with pytest.raises(RunError, match="right raised in every rollout, which counts as 0.0: KeyError: key"):
+        check_rewards([raised("right", "tidy"), failed, raised("right")], 1)
+    check_rewards([raised("right"), raised("right")], 2)
+    check_rewards([raised("right"), raised("tidy"), raised()], 1)
+    check_rewards([raised("metric"), failed], 1)
+    check_rewards([failed], 1)
+
+
+def test_a_reward_function_that_raises_in_one_environment_of_a_group_ends_no_run():
+    other = Scores(1.0, {"other": 1.0}, {"other": 1.0})
+    check_rewards([raised("right", env_id="a"), record(scores=other, env_id="b")], 1)
+    check_rewards([raised("right", env_id="a"), raised(env_id="b")], 1)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps: int):
+    async def agent(access: Access, state: vf.State) -> None:
+        async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as sdk:
+            await sdk.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "say"}], temperature=0.25
+            )
+
+    rubric = vf.Rubric([letters])
+    rows = [{"question": f"say {n}"} for n in range(4)]
+    own = vf.AgentEnv(agent, dataset=rows, rubric=rubric, agent_sampling=["temperature"])
+    with pytest.raises(RunError, match=r"the agent asks for temperature = 0.25, .* samples with temperature = 1.0"):
+        train(tmp_path / "own", settings(steps=1, max_off_policy_steps=steps), own)
+    train(
+        tmp_path / "run", settings(steps=1, max_off_policy_steps=steps), vf.AgentEnv(agent, dataset=rows, rubric=rubric)
+    )
+    assert {record.temperature for record in rollouts_of(tmp_path / "run")} == {1.0}
+
+
+def test_examples_that_never_or_always_succeed_are_skipped(tmp_path: Path):
+    config = settings(steps=8, skip_at_most=0.0, skip_at_least=1.0)
+    train(tmp_path, config, Moody())
+    steps = played(tmp_path)
+    assert {i for step in steps[:4] for i in step} == set(range(16))
+    assert all(i % 2 for step in steps[4:] for i in step)
+    assert sum(column(tmp_path, "examples/skipped")[:4]) == 0
+    assert sum(column(tmp_path, "examples/skipped")[4:]) >= 8
+
+
+def test_what_is_skipped_is_tried_again_later(tmp_path: Path):
+    train(tmp_path, settings(steps=12, skip_at_most=0.0, skip_memory=5, max_tokens=2), Moody())
+    first, later = played(tmp_path)[4:5], played(tmp_path)[5:]
+    assert all(i % 4 != 2 for step in first for i in step)
+    assert any(i % 4 == 2 for step in later for i in step)
+
+
+@pytest.mark.parametrize(
+    ("options", "mixes"),
+    [
+        ({}, True),
+        ({"stratify": "level", "shuffle": True}, True),
+        ({"curriculum": "level"}, False),
+    ],
+)
+def test_a_column_decides_what_is_played_together(tmp_path: Path, options: dict[str, Any], mixes: bool):
+    train(tmp_path, settings(steps=4, max_tokens=2, **options), Moody(dead=False))
+    levels = [sorted(LEVELS[i] for i in step) for step in played(tmp_path)]
+    assert levels == ([[0, 1, 2, 3]] * 4 if mixes else [[0] * 4, [1] * 4, [2] * 4, [3] * 4])
+
+
+def test_fewer_quantiles_are_another_mix(tmp_path: Path):
+    for bins in (2, 4):
+        options = {"stratify": "level", "stratify_bins": bins}
+        train(tmp_path / str(bins), settings(steps=4, max_tokens=2, **options), Moody(dead=False))
+    assert played(tmp_path / "2") != played(tmp_path / "4")
+
+
+def test_a_shuffled_run_plays_in_another_order(tmp_path: Path):
+    train(tmp_path, settings(steps=4, max_tokens=2, shuffle=True), Moody(dead=False))
+    flat = [i for step in played(tmp_path) for i in step]
+    assert sorted(flat) == list(range(16))
+    assert [sorted(step) for step in played(tmp_path)] != [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+EVERYTHING = {"resample_zero_spread": 2, "skip_at_most": 0.0, "skip_memory": 3, "shuffle": True, "stratify": "level"}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    "options", [EVERYTHING, {"curriculum": "level", "resample_zero_spread": 1, "skip_at_least": 1.0}]
+)
+def test_a_killed_run_draws_the_same_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
+    config = settings(steps=7, **options)
+    train(tmp_path / "whole", config, Moody())
+    for kill_at in (1, 3, 6):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, Moody(), kill_at)
+    train(tmp_path / "killed", config, Moody())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+    assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
+
+
+def test_impossible_settings_are_refused_at_the_start(tmp_path: Path):
+    for wrong, message in (
+        ({"resample_zero_spread": -1}, "resample_zero_spread is -1"),
+        ({"skip_at_most": 1.0, "skip_at_least": 0.0}, "skip_at_most is 1.0"),
+        ({"skip_memory": 0}, "skip_memory"),
+        ({"stratify": "a", "curriculum": "b"}, "leave one of them out"),
+        ({"stratify_bins": 0}, "stratify_bins"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            settings(**wrong).check()
+    with pytest.raises(ConfigError, match="no column 'lvl'"):
+        train(tmp_path, settings(stratify="lvl"), Moody())
+    with pytest.raises(ConfigError, match="no rows"):
+        train(tmp_path, settings(), vf.SingleTurnEnv(dataset=[]))
+
+
+def test_rollouts_of_several_environments_have_metrics_of_their_own() -> None:
+    a = record_of(scores=Scores(1.0, {"win": 1.0, "form": 0.5}, {}, {"turns": 2.0}))
+    b = record_of(scores=Scores(0.0, {"form": 0.0}, {}, {"turns": 4.0, "length": 7.0}))
+    told = rollout_metrics([b, a])
+    assert (told["reward/win"], told["reward/form"]) == (1.0, 0.25)
+    assert (told["metrics/turns"], told["metrics/length"]) == (3.0, 7.0)

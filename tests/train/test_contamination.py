@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import environment
+from toys import Quiz, rows
+
+from rove.core.errors import ConfigError
+from rove.envs.dataset import example_key
+from rove.train.contamination import MOST, Overlap, overlaps, trained_keys
+from rove.train.evaluation import EvaluationConfig
+from rove.train.rl import RLConfig
+
+SOURCE = """
+import rove as vf
+
+def load_environment(first=0, count=30):
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(first, first + count)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
+"""
+
+
+def config(**over: Any) -> RLConfig:
+    return RLConfig(**{"env": "quiz", "model": "m", "steps": 5, "batch_size": 8, "rollouts_per_example": 4, **over})
+
+
+@pytest.mark.parametrize(
+    ("over", "count", "looked_at"),
+    [
+        ({}, 100, 10),  # two groups in each of five steps
+        ({}, 6, 6),
+        ({"resample_zero_spread": 2}, 100, 30),
+        ({"shuffle": True}, 100, 100),
+        ({"shuffle": True}, MOST + 5, MOST),
+        ({"steps": MOST}, MOST + 5, MOST),
+    ],
+)
+def test_the_rows_a_run_may_play(over: dict[str, Any], count: int, looked_at: int):
+    env = Quiz(count=count)
+    assert trained_keys(config(**over), env) == [example_key(row) for row in env.get_dataset(looked_at)]
+
+
+def test_a_generator_is_read_no_further_than_it_is_played():
+    read = []
+
+    def made() -> Any:
+        for row in rows(100):
+            read.append(row)
+            yield row
+
+    assert len(trained_keys(config(shuffle=True), Quiz(dataset=made))) == 10
+    assert len(read) == 10
+
+
+def test_what_evaluations_share_with_what_is_trained_on(tmp_path: Path):
+    environment(tmp_path, "shared_rows", SOURCE)
+    trained = {example_key(row) for row in Quiz(count=20).get_dataset()}
+    evaluations = [
+        EvaluationConfig(env="shared_rows", name="same"),
+        EvaluationConfig(env="shared_rows", name="few", num_examples=5),
+        EvaluationConfig(env="shared_rows", name="all", num_examples=-1, env_args={"first": 15}),
+        EvaluationConfig(env="shared_rows", name="others", env_args={"first": 20}),
+        EvaluationConfig(env="shared_rows", name="lines", every_line=True),
+    ]
+    found = overlaps(evaluations, tmp_path, trained)
+    assert found == [Overlap("same", 20, 30), Overlap("few", 5, 5), Overlap("all", 5, 30), Overlap("others", 0, 30)]
+    assert str(found[0]) == "same: 20 of 30 rows are also trained on"
+    with pytest.raises(ConfigError):
+        overlaps([EvaluationConfig(env="shared_rowz")], tmp_path, trained)

@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from commands import environment
+from tiers import first_quick
+
+import rove.train.evaluation as module
+from rove.core.config import convert
+from rove.core.errors import ConfigError, RunError
+from rove.games.exhaustive import Goals
+from rove.models.load import load_model
+from rove.runs.run import Run
+from rove.train.evaluation import Best, EvaluationConfig, Goal, best_of, check_evaluations, why_stop
+from rove.train.rl import RLConfig
+from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
+from tests.train.test_sft import lawful
+from tests.train.test_sft import settings as sft_settings
+from tests.train.test_sft import train as train_sft
+
+SOURCE = """
+import rove as vf
+
+def letters(completion):
+    text = completion[-1]["content"]
+    if BROKEN:
+        raise ValueError("no letters today")
+    return sum("a" <= c <= "z" for c in text) / max(1, len(text))
+
+def size(completion):
+    return float(len(completion[-1]["content"]))
+
+def load_environment(num_examples: int = 6, word: str = "say"):
+    rubric = vf.Rubric([letters], [1.0])
+    rubric.add_reward_func(size, weight=0.0)
+    rows = [{"question": f"{word} {n}"} for n in range(num_examples)]
+    return vf.SingleTurnEnv(dataset=[{"question": "train"}], eval_dataset=rows, rubric=rubric)
+"""
+
+
+@pytest.fixture(scope="module")
+def envs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("environments")
+    environment(folder, "heldout_letters", SOURCE.replace("BROKEN", "False"))
+    environment(folder, "heldout_broken", SOURCE.replace("BROKEN", "True"))
+    return str(folder)
+
+
+def table(**fields: Any) -> EvaluationConfig:
+    return EvaluationConfig(**{"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+
+
+def with_evaluations(envs: str, *tables: EvaluationConfig, **fields: Any) -> RLConfig:
+    return settings(evaluation=list(tables or [table()]), env_dir=envs, **fields)
+
+
+def measured(path: Path, name: str) -> dict[int, float]:
+    return {m["step"]: m[name] for m in metrics_of(path) if name in m}
+
+
+REWARD = "eval/let/reward/mean"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, envs: str) -> Path:
+    path = tmp_path_factory.mktemp("evaluated")
+    train(path, with_evaluations(envs, keep_best=REWARD), two_turns())
+    return path
+
+
+def test_it_is_measured_every_so_many_steps_and_at_the_end(uninterrupted: Path):
+    rewards = measured(uninterrupted, REWARD)
+    assert list(rewards) == [2, 4, 5]
+    for name in (
+        "reward/interval_low",
+        "reward/interval_high",
+        "reward/letters",
+        "metrics/size",
+        "length/mean",
+        "truncated",
+        "failed",
+    ):
+        assert list(measured(uninterrupted, f"eval/let/{name}")) == [2, 4, 5]
+    assert measured(uninterrupted, "eval/let/failed") == {2: 0.0, 4: 0.0, 5: 0.0}
+
+
+def test_what_was_measured_is_a_run_of_its_own_on_the_evaluation_rows(uninterrupted: Path):
+    for step, reward in measured(uninterrupted, REWARD).items():
+        run = Run(uninterrupted / "evaluations" / "let" / str(step))
+        records = list(run.rollouts())
+        assert len(records) == 6
+        assert {str(r.prompt[-1]["content"])[:3] for r in records} == {"say"}
+        assert {r.temperature for r in records} == {0.0}
+        assert {s.tokens.policy_version for r in records for s in r.steps if s.tokens} == {step}
+        summary = run.summary()
+        assert summary is not None
+        assert summary["reward"]["mean"] == reward
+
+
+def test_evaluating_changes_nothing_that_is_trained(uninterrupted: Path, tmp_path: Path):
+    train(tmp_path, settings(), two_turns())
+    last = "checkpoints/5/model.safetensors"
+    assert (tmp_path / last).read_bytes() == (uninterrupted / last).read_bytes()
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
+def test_a_killed_run_ends_with_the_same_weights_and_measurements(
+    uninterrupted: Path, tmp_path: Path, envs: str, kills: list[int]
+):
+    config = with_evaluations(envs, keep_best=REWARD)
+    for kill_at in kills:
+        with pytest.raises(Killed):
+            train(tmp_path, config, two_turns(), kill_at)
+    train(tmp_path, config, two_turns())
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+    assert metrics_of(tmp_path) == metrics_of(uninterrupted)
+    best = "checkpoints/best/model.safetensors"
+    assert (tmp_path / best).read_bytes() == (uninterrupted / best).read_bytes()
+
+
+@pytest.mark.broad
+def test_an_evaluation_that_is_cut_short_is_repeated(
+    uninterrupted: Path, tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
+):
+    config = with_evaluations(envs, keep_best=REWARD)
+    append, count = Run.append_rollout, [0]
+
+    def dies(self: Run, record: Any) -> None:
+        append(self, record)
+        if "evaluations" in str(self.path):
+            count[0] += 1
+            if count[0] == 9:  # in the middle of the second
+                raise Killed
+
+    monkeypatch.setattr(Run, "append_rollout", dies)
+    with pytest.raises(Killed):
+        train(tmp_path, config, two_turns())
+    assert (tmp_path / "evaluations" / "let" / "4").exists()
+    monkeypatch.undo()
+    train(tmp_path, config, two_turns())
+    assert metrics_of(tmp_path) == metrics_of(uninterrupted)
+    assert len(list(Run(tmp_path / "evaluations" / "let" / "4").rollouts())) == 6
+
+
+def test_settings_of_an_evaluation_change_what_is_measured(uninterrupted: Path, tmp_path: Path, envs: str):
+    tables = [
+        table(name="few", num_examples=3),
+        table(name="many", rollouts_per_example=3, temperature=1.0),
+        table(name="word", env_args={"word": "hello"}),
+        table(name="long", max_tokens=9, every=5),
+        table(name="", every=1),
+    ]
+    train(tmp_path, with_evaluations(envs, *tables), two_turns())
+    records = {t.label: list(Run(tmp_path / "evaluations" / t.label / "5").rollouts()) for t in tables}
+    assert {name: len(found) for name, found in records.items()} == {
+        "few": 3,
+        "many": 18,
+        "word": 6,
+        "long": 6,
+        "heldout_letters": 6,
+    }
+    assert {r.temperature for r in records["many"]} == {1.0}
+    assert {str(r.prompt[-1]["content"])[:5] for r in records["word"]} == {"hello"}
+    assert max(r.usage.completion_tokens for r in records["long"]) > 4
+    assert [len(measured(tmp_path, f"eval/{n}/reward/mean")) for n in ("long", "heldout_letters")] == [1, 5]
+    assert measured(tmp_path, "eval/heldout_letters/reward/mean")[2] == measured(uninterrupted, REWARD)[2]
+
+
+def test_the_weights_of_the_best_measurement_are_the_final_ones(uninterrupted: Path):
+    rewards = measured(uninterrupted, REWARD)
+    best = max(rewards, key=lambda step: rewards[step])
+    summary = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["best"] == {"metric": REWARD, "value": rewards[best], "step": best}
+    kept = load_model(uninterrupted / "checkpoints" / "best", device="cpu").model.state_dict()
+    final = load_model(uninterrupted / "final", device="cpu").model.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in final.items())
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
+    """Let evaluations measure these rewards, by step."""
+
+    async def one(self: Any, step: int, config: EvaluationConfig, client: Any) -> dict[str, float]:
+        return {"reward/mean": values[step]}
+
+    monkeypatch.setattr(module.HeldOut, "_one", one)
+
+
+def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.9})
+    tables = [table(every=1), table(name="rare", every=99)]
+    train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
+    assert list(measured(tmp_path, REWARD)) == [1, 2, 3, 4]
+    assert measured(tmp_path, "eval/rare/reward/mean") == {4: 0.4}  # everything is measured after the last step
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["best"]["step"]) == (4, 2)
+    assert "has not improved on 0.5, of step 2, in 2 measurements" in summary["stopped"]
+    weights = weights_of(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
+    assert weights_of(tmp_path) == weights
+
+
+def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, {1: 0.1, 2: 0.3, 3: 0.8, 4: 0.4, 5: 0.9})
+    train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, target=0.75), two_turns())
+    assert list(measured(tmp_path, REWARD)) == [1, 2, 3]
+    assert "has reached 0.75" in json.loads((tmp_path / "summary.json").read_text())["stopped"]
+
+
+@pytest.mark.broad
+def test_sft_measures_keeps_the_best_and_is_resumed(tmp_path: Path, envs: str):
+    config = sft_settings(evaluation=[table(every=3)], env_dir=envs, keep_best=REWARD, patience=99)
+    train_sft(tmp_path / "whole", config, lawful())
+    rewards = measured(tmp_path / "whole", REWARD)
+    assert list(rewards) == [3, 6, 9, 12, 15, 16]
+    best = max(rewards, key=lambda step: rewards[step])
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["best"] == {"metric": REWARD, "value": rewards[best], "step": best}
+    for kill_at in (4, 7, 15):
+        with pytest.raises(Killed):
+            train_killed(tmp_path / "killed", config, kill_at)
+    train_sft(tmp_path / "killed", config, lawful())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+    kept = (tmp_path / "whole" / "checkpoints" / "best" / "model.safetensors").read_bytes()
+    assert weights_of(tmp_path / "whole") == kept
+
+
+def train_killed(path: Path, config: Any, kill_at: int) -> None:
+    import tests.train.test_sft as test_train_sft
+
+    try:
+        train_sft(path, config, lawful(), kill_at)
+    except test_train_sft.Killed as error:
+        raise Killed from error
+
+
+@pytest.mark.broad
+def test_sft_stops_at_a_target_of_the_validation_loss(tmp_path: Path):
+    train_sft(tmp_path / "whole", sft_settings(), lawful())
+    losses = measured(tmp_path / "whole", "validation_loss")
+    train_sft(tmp_path / "target", sft_settings(target=losses[8] + 1e-9), lawful())
+    assert list(measured(tmp_path / "target", "validation_loss")) == [4, 8]
+
+
+FLIP = """
+import rove as vf
+
+def won(state):
+    return float(state["call"] == state["side"])
+
+def wordy(completion):
+    return float(len(completion[0]["content"]))
+
+class Flip(vf.MultiTurnEnv):
+    two_player = True
+
+    async def env_response(self, messages, state, **kwargs):
+        if BROKEN:
+            raise ValueError("the coin is gone")
+        state["call"] = "heads" if len(messages[-1]["content"]) % 2 else "tails"
+        state["side"] = await self.opponent("you toss", ["heads", "tails", "edge"])
+        state["final_env_response"] = state["side"]
+        return None
+
+    def openings(self):
+        return [{"question": "call"}, {"question": "call it"}]
+
+    def check_answer(self, messages, answer):
+        return {"called": bool(answer), "waits": False}
+
+def load_environment():
+    rubric = vf.Rubric([won], [2.0])
+    rubric.add_metric(wordy)
+    return Flip(dataset=[{"question": "call"}], rubric=rubric, max_turns=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def games(envs: str) -> str:
+    environment(Path(envs), "heldout_flip", FLIP.replace("BROKEN", "False"))
+    environment(Path(envs), "heldout_lost_coin", FLIP.replace("BROKEN", "True"))
+    return envs
+
+
+def lines_table(**fields: Any) -> EvaluationConfig:
+    goals = Goals(expected={"won": 0.5}, checks={"waits": 1.0})
+    return table(**{"env": "heldout_flip", "name": "flip", "every_line": True, "goals": goals, **fields})
+
+
+MISSED = "eval/flip/missed"
+
+
+def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
+    train(tmp_path, with_evaluations(games, lines_table(), keep_best=MISSED), two_turns())
+    first = {
+        name: measured(tmp_path, f"eval/flip/{name}") for name in ("lines", "lines/won", "checks/called", "missed")
+    }
+    assert first["lines"] == dict.fromkeys([2, 4, 5], 6.0)
+    assert first["lines/won"] == dict.fromkeys([2, 4, 5], 2.0)  # whatever is called, of three sides one is right
+    assert first["checks/called"] == dict.fromkeys([2, 4, 5], 1.0)
+    assert first["missed"][2] == pytest.approx(100 * (0.5 - 1 / 3) + 2)  # percent, and two answers that did not wait
+    assert measured(tmp_path, "eval/flip/reward/mean")[5] == pytest.approx(2 / 3)
+    assert measured(tmp_path, "eval/flip/reward/won")[5] == pytest.approx(1 / 3)
+    assert measured(tmp_path, "eval/flip/metrics/wordy")[5] > 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["best"] == {"metric": MISSED, "value": first["missed"][2], "step": 2}  # the first of the best
+
+
+@pytest.mark.broad
+def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
+    config = with_evaluations(
+        games, lines_table(every=3, goals=Goals(expected={"won": 0.3})), keep_best=MISSED, target=0
+    )
+    train(tmp_path / "whole", config, two_turns())
+    assert list(measured(tmp_path / "whole", MISSED)) == [3]
+    assert f"{MISSED} has reached 0" in json.loads((tmp_path / "whole" / "summary.json").read_text())["stopped"]
+    for kill_at in (2, 3):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, two_turns(), kill_at)
+    train(tmp_path / "killed", config, two_turns())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def test_an_environment_without_lines_is_told_before_anything_is_trained(tmp_path: Path, envs: str):
+    with pytest.raises(ConfigError, match="'heldout_letters' cannot be played line by line"):
+        train(tmp_path, with_evaluations(envs, table(every_line=True)), two_turns())
+    assert metrics_of(tmp_path) == []
+
+
+def test_a_line_that_fails_ends_training_with_the_cause(tmp_path: Path, games: str):
+    config = with_evaluations(games, lines_table(env="heldout_lost_coin"))
+    with pytest.raises(RunError, match="evaluation 'flip' after step 2: a line of play failed.*the coin is gone"):
+        train(tmp_path, config, two_turns())
+
+
+def rows(*values: float | None, metric: str = REWARD) -> list[dict[str, float]]:
+    return [{"step": i, **({} if v is None else {metric: v})} for i, v in enumerate(values, start=1)]
+
+
+def test_the_best_is_the_first_of_the_best():
+    assert best_of(rows(None, 0.5, None, 0.7, 0.7, 0.6), Goal(REWARD)) == Best(4, 0.7, 2)
+    assert best_of(rows(3.0, 2.0, 2.5, metric="validation_loss"), Goal("validation_loss")) == Best(2, 2.0, 1)
+    assert best_of(rows(None), Goal(REWARD)) is None
+    assert best_of(rows(1.0), Goal()) is None
+
+
+def test_when_to_stop():
+    history = rows(0.5, 0.4, None, 0.3)
+    assert why_stop(history, Goal(REWARD)) is None
+    assert why_stop(history, Goal(REWARD, patience=3)) is None
+    assert why_stop(history, Goal(REWARD, patience=2)) is not None
+    assert why_stop(history, Goal(REWARD, target=0.6)) is None
+    assert why_stop(history, Goal(REWARD, target=0.5)) is not None
+    assert why_stop(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None
+
+
+def test_an_evaluation_in_which_everything_fails_ends_training_with_the_cause(tmp_path: Path, envs: str):
+    with pytest.raises(RunError, match=r"every rollout of evaluation 'let' after step 2 failed.*no letters today"):
+        train(tmp_path, with_evaluations(envs, table(env="heldout_broken")), two_turns())
+
+
+def test_a_metric_that_the_evaluation_does_not_have_is_told_at_the_first_measurement(tmp_path: Path, envs: str):
+    config = with_evaluations(envs, keep_best="eval/let/reward/leters")
+    with pytest.raises(ConfigError, match="did you mean 'eval/let/reward/letters'"):
+        train(tmp_path, config, two_turns())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_examples": 0}, "evaluation 'let': num_examples is 0"),
+        ({"rollouts_per_example": 0}, "evaluation 'let': rollouts_per_example is 0; expected more than 0"),
+        ({"temperature": -1.0}, "evaluation 'let': temperature is -1"),
+        ({"every": 0}, "evaluation 'let': every is 0"),
+        ({"max_tokens": 0}, "evaluation 'let': max_tokens is 0"),
+        ({"name": "../up"}, "letters, digits"),
+        ({"goals": Goals(never=["lost"])}, "evaluation 'let' has goals.*set every_line = true"),
+    ],
+)
+def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        settings(evaluation=[table(**wrong)]).check()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"keep_best": "eval/lex/reward/mean"}, f"did you mean '{REWARD}'"),
+        ({"patience": 3}, "patience is 3, but of which metric"),
+        ({"target": 0.5}, "target is 0.5, but of which metric"),
+        ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
+    ],
+)
+def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        settings(evaluation=[table()], **wrong).check()
+    with pytest.raises(ConfigError, match="never measures"):
+        sft_settings(keep_best="reward/mean").check()
+
+
+def test_two_tables_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two evaluations are named 'let'"):
+        check_evaluations([table(), table()])
+
+
+def test_an_environment_that_is_not_there_is_told_before_anything_is_trained(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no environment 'nowhere'"):
+        train(tmp_path, settings(evaluation=[table(env="nowhere")]), two_turns())
+    assert metrics_of(tmp_path) == []
+
+
+def test_tables_come_from_toml():
+    text = (
+        'env = "e"\nmodel = "m"\n[[evaluation]]\nenv = "me/letters@1"\nevery = 3\n[[evaluation]]\nenv = "b"\nname = "x"'
+    )
+    config = convert(RLConfig, msgspec.toml.decode(text))
+    assert [(e.label, e.every) for e in config.evaluation] == [("letters", 3), ("x", 10)]

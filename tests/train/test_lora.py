@@ -1,0 +1,288 @@
+"""Training an adapter: nothing else changes, what plays is what is trained, a killed run ends the same, the reference is free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from fakes import tiny_model
+from safetensors.torch import load_file
+from tiers import first_quick
+
+from rove.core.errors import ConfigError
+from rove.engine.engine import Engine
+from rove.models import load
+from rove.models.linear import FastLinear
+from rove.models.load import LoadedModel, load_model, trained, twin
+from rove.train.batch import micro_batches
+from rove.train.learner import Learner
+from rove.train.lora import adapted, dropping
+from rove.train.losses import cross_entropy
+from rove.train.sequences import Sample
+from rove.train.trainer import Trainer, frozen_logprobs, make_trainer
+from tests.train.test_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns
+from tests.train.test_sft import Killed as KilledSFT
+from tests.train.test_sft import lawful
+from tests.train.test_sft import settings as sft_settings
+from tests.train.test_sft import train as train_sft
+
+LORA = {"lora_rank": 3, "learning_rate": 3e-2}
+SAMPLES = [
+    Sample([*range(10, 30), 40 + i, 50, 60 + i], [False] * 20 + [True] * 3, [0.0] * 23, [1.0] * 23) for i in range(3)
+]
+
+
+def adapter_of(path: Path) -> bytes:
+    return (path / "final" / "adapter_model.safetensors").read_bytes()
+
+
+def flat(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in weights.values()])
+
+
+def trained_model(**fields: Any) -> tuple[LoadedModel, Trainer]:
+    """A model with an adapter, that one step has moved."""
+    config = settings(**LORA, **fields)
+    loaded = adapted(config, tiny_model())
+    trainer = make_trainer(config, loaded)
+    trainer.step(micro_batches(SAMPLES, 100, pack=True), cross_entropy, 9)
+    return loaded, trainer
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ahead": {"max_off_policy_steps": 1},
+    "bf16": {"bf16_sampling": True, "bf16_backward": True},
+    "reference": {"kl_penalty": 1.0, "updates_per_batch": 2},
+    "moving reference": {"kl_penalty": 1.0, "sync_reference_every": 2, "checkpoint_every": 3},
+    "dropout": {"lora_dropout": 0.3},
+    "recomputed": {"lora_dropout": 0.3, "activation_checkpointing": True, "updates_per_batch": 2},
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", first_quick(KINDS))
+def test_a_killed_run_ends_with_the_same_adapter_to_the_bit(tmp_path: Path, kind: str):
+    config = settings(**LORA, **KINDS[kind])
+    train(tmp_path / "whole", config, two_turns())
+    for kill_at in (1, 4):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, two_turns(), kill_at)
+        torch.manual_seed(kill_at)  # another process is at another place in its random stream
+    train(tmp_path / "killed", config, two_turns())
+    assert adapter_of(tmp_path / "killed") == adapter_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+    assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
+
+
+def test_what_plays_is_what_is_trained(tmp_path: Path):
+    train(tmp_path, settings(**LORA, temperature=1.25), two_turns())
+    for m in metrics_of(tmp_path):
+        assert m["logprob_diff/max"] <= 1e-4
+        assert m["ratio/mean"] == pytest.approx(1, abs=1e-5)
+        assert m["tokens"] > 0
+    for record in rollouts_of(tmp_path):
+        assert record.step is not None
+        assert {step.tokens.policy_version for step in record.steps if step.tokens} == {record.step - 1}
+    assert flat(load_file(tmp_path / "final/adapter_model.safetensors")).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16", "moving reference"]))
+def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
+    loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
+    start = tiny_model().model.state_dict()
+    now = {name.replace(".base_layer", ""): weight for name, weight in loaded.model.state_dict().items()}
+    assert all(torch.equal(now[name], weight) for name, weight in start.items())
+    files = {file.name for folder in tmp_path.rglob("checkpoints/*") for file in folder.iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "base.txt", "trainer.pt", "progress.json"}
+    assert {file.name for file in (tmp_path / "final").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base.txt",
+    }
+    state = torch.load(next(tmp_path.rglob("trainer.pt")), weights_only=True)
+    assert len(state["optimizer"]["state"]) == len(trained(loaded.model))
+    assert state.get("reference", {}).keys() == (trained(loaded.model).keys() if kind == "moving reference" else set())
+
+
+@pytest.mark.broad
+def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Path):
+    tiny_model().save(tmp_path / "base")
+    loaded = train(tmp_path / "run", settings(**LORA, model=str(tmp_path / "base")), two_turns())
+    merged = load_model(tmp_path / "run" / "final", device="cpu")
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        ours, theirs = (model(input_ids=ids, use_cache=False).logits for model in (merged.model, loaded.model))
+        base = tiny_model().model(input_ids=ids, use_cache=False).logits
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    assert (ours - base).abs().max() > 1e-2
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
+def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    sent: list[Any] = []
+    plain = Engine.update_weights
+
+    def update(self: Engine, version: int, weights: Any = None) -> None:
+        sent.append(None if weights is None else weights.keys())
+        plain(self, version, weights)
+
+    monkeypatch.setattr(Engine, "update_weights", update)
+    loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
+    assert len(sent) > 5
+    assert set(map(str, sent)) == {str(None if kind == "plain" else trained(loaded.model).keys())}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("every", first_quick([None, 2]))
+def test_the_reference_takes_no_memory_and_is_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
+):
+    """Without a sync it says what the model without the adapter says, to the bit; with one, what the trained one said then."""
+    update, same, versions = Learner.update, [], [tiny_model().model]
+
+    def watched(self: Learner, step: int, samples: Any, lr_scale: float) -> Any:
+        trainer, reference = self.trainer, self.reference
+        own = {p.data_ptr() for p in reference.parameters()} - {p.data_ptr() for p in trainer.model.parameters()}
+        assert len(own) == sum(".lora_" in name for name, _ in reference.named_parameters())
+        [batch, *_] = micro_batches(samples, 8192, pack=True)
+        said = [frozen_logprobs(model, batch) for model in (reference, *versions)]
+        same.append([torch.equal(said[0], other) for other in said[1:]])
+        done = update(self, step, samples, lr_scale)
+        versions.append(twin(trainer.model))
+        return done
+
+    monkeypatch.setattr(Learner, "update", watched)
+    train(tmp_path, settings(**LORA, kl_penalty=1.0, sync_reference_every=every), two_turns())
+    assert [equal.index(True) for equal in same] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
+
+
+@pytest.mark.broad
+def test_the_kl_penalty_holds_the_adapter_back(tmp_path: Path):
+    moved = []
+    for penalty in (0.0, 10.0):
+        loaded = train(tmp_path / str(penalty), settings(**LORA, kl_penalty=penalty), two_turns())
+        moved.append(flat({n: w for n, w in trained(loaded.model).items() if "lora_B" in n}).norm().item())
+    assert moved[1] < moved[0]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_packing_and_micro_batches_leave_its_gradient_as_it_is(arch: str):
+    config, gradients = settings(**LORA), []
+    for size, pack in ((1000, True), (40, True), (1000, False), (40, False)):
+        loaded = adapted(config, tiny_model(arch))
+        trainer = make_trainer(config, loaded)
+        with torch.no_grad():
+            for weight in trained(loaded.model).values():
+                weight.fill_(0.05)
+        trainer.accumulate(micro_batches(SAMPLES, size, pack=pack), cross_entropy, 9)
+        frozen = [p.grad for p in loaded.model.parameters() if not p.requires_grad]
+        assert frozen and not any(grad is not None for grad in frozen)
+        grads = {name: weight.grad for name, weight in trained(loaded.model).items()}
+        assert all(grad is not None for grad in grads.values())
+        gradients.append(flat(grads))  # pyright: ignore[reportArgumentType]
+    for other in gradients[1:]:
+        assert (other - gradients[0]).norm() <= 1e-5 * gradients[0].norm()
+
+
+def test_every_linear_layer_is_fast_and_those_of_the_base_keep_no_inputs():
+    config = settings(**LORA)
+    loaded = adapted(config, tiny_model())
+    make_trainer(config, loaded)
+    layers = [layer for layer in loaded.model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert all(type(layer) is FastLinear for layer in layers)
+    layer = next(layer for layer in layers if not layer.weight.requires_grad)
+    x = torch.randn(5, layer.in_features, requires_grad=True)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = layer(x)
+    assert [t.data_ptr() for t in kept] == [layer.weight.data_ptr()]
+    [grad] = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(grad, layer.weight.sum(0).expand(5, -1))
+
+
+def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
+    loaded, _ = trained_model(lora_dropout=0.5)
+    [batch] = micro_batches(SAMPLES, 1000, pack=True)
+    plain = frozen_logprobs(loaded.model, batch)
+    said, before = [], torch.get_rng_state()
+    for seed in (1, 1, 2):
+        torch.manual_seed(7)
+        with dropping(loaded.model, seed):
+            said.append(frozen_logprobs(loaded.model, batch))
+        assert torch.equal(frozen_logprobs(loaded.model, batch), plain)
+    assert torch.equal(said[0], said[1])
+    assert not torch.equal(said[0], said[2])
+    assert not torch.equal(said[0], plain)
+    torch.set_rng_state(before)
+    with pytest.raises(Killed), dropping(loaded.model, 1):
+        raise Killed
+    assert not any(layer.training for layer in loaded.model.modules())
+
+
+def test_without_dropout_nothing_is_drawn():
+    loaded, _ = trained_model()
+    before = torch.get_rng_state()
+    with dropping(loaded.model, 1):
+        assert not any(layer.training for layer in loaded.model.modules())
+        torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
+def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, Any]):
+    config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)
+    train_sft(tmp_path / "whole", config, lawful())
+    losses = [m["validation_loss"] for m in metrics_of(tmp_path / "whole") if "validation_loss" in m]
+    assert min(losses) < 0.8 * losses[0]
+    for kill_at in (3, 9):
+        with pytest.raises(KilledSFT):
+            train_sft(tmp_path / "killed", config, lawful(), kill_at)
+    train_sft(tmp_path / "killed", config, lawful())
+    assert adapter_of(tmp_path / "killed") == adapter_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def test_rank_0_is_no_adapter():
+    loaded = tiny_model()
+    assert adapted(settings(), loaded) is loaded
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
+
+
+def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny_model().save(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    for model, base in (("base", str(tmp_path / "base")), ("someone/model", "someone/model")):
+        adapter = adapted(settings(**LORA, model=model), tiny_model()).adapter
+        assert adapter is not None
+        assert adapter.base == base
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"lora_rank": -1}, "lora_rank is -1; expected 1 or more, or 0"),
+        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha is 0.0; expected more than 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout is 1.0; expected a share from 0"),
+        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora_dropout is -0.1"),
+        ({"lora_dropout": 0.1}, "lora_dropout is 0.1, but lora_rank is 0"),
+        ({"lora_targets": ["q_proj"]}, r"lora_targets is \['q_proj'\], but lora_rank is 0"),
+    ],
+)
+@pytest.mark.parametrize("made", [settings, sft_settings])
+def test_impossible_settings_are_refused(made: Any, fields: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        made(**fields).check()
+
+
+def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    settings().check()
+    with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
+        msgspec.structs.replace(settings(), lora_rank=2).check()

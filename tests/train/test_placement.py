@@ -1,0 +1,132 @@
+"""A trained model among the scripted policies of an environment."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import record_of, tiny_model
+from rich.console import Console
+from toys import Quiz, correct, right, rows, says
+
+import rove as vf
+from rove.cli.placement import place_model, place_of, placement_table
+from rove.core.errors import ConfigError, RunError
+from rove.core.messages import AssistantMessage, UserMessage
+from rove.runs.run import Run
+from rove.train.placement import Row, learned_only_format, measure, placement_text, turn_limit
+from rove.train.sft import SFTConfig
+from tests.train.test_progress import Seen
+
+
+def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> Row:
+    return Row(name, task + 0.2 * (format or 0.0), 0.4, 0.6, format, task, margin, ["win"], 64)
+
+
+POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("model", "only_format", "text"),
+    [
+        (row("m", 0.34), True, "The model learned only the format: format 1.00, but win of 0.340 is no better than that"),
+        (row("m", 0.1, format=0.2), False, "The model learned little of the task: win of 0.100 is no better than that"),
+        (row("m", 0.6), False, "Its reward of 0.800 is between scripted:random (0.500) and scripted:teacher (1.100)."),
+        (row("m", 0.95), False, "is at least that of every scripted policy; the best is scripted:teacher (1.100)."),
+        (row("m", 0.36, format=0.0), False, "is below every scripted policy; the weakest is scripted:random (0.500)."),
+    ],
+)  # fmt: skip
+def test_a_model_is_placed_among_the_policies(model: Row, only_format: bool, text: str):
+    assert learned_only_format(model, POLICIES) == only_format
+    assert text in placement_text(model, POLICIES)
+
+
+def test_nothing_is_concluded_from_policies_that_do_not_differ():
+    assert not learned_only_format(row("m", 0.3), POLICIES[:1])
+    assert not learned_only_format(row("m", 0.3), [row("a", 0.3), row("b", 0.31)])
+    assert "no scripted policies to compare with" in placement_text(row("m", 0.3), [])
+
+
+def quiz(count: int = 4) -> Quiz:
+    rubric = vf.Rubric([correct], [1.0])
+    rubric.add_metric(lambda completion: 1.0, name="format_reward")
+    return Quiz(dataset=rows(count), rubric=rubric, players={"teacher": right})
+
+
+async def test_a_measurement_is_of_about_so_many_rollouts_and_reports_progress():
+    seen = Seen()
+    found = await measure(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=seen)
+    assert (found.name, found.reward, found.task, found.format, found.scored) == ("teacher", 1.0, 1.0, 1.0, 8)
+    assert found.task_names == ["correct"]
+    assert seen.counts["rollouts of teacher"][-1] == (8, 8)
+    assert (await measure(quiz(40), says("no"), "m", 10)).scored == 10
+
+
+async def test_a_measurement_whose_rollouts_all_failed_is_an_error():
+    def broken(*arguments: Any) -> str:
+        raise KeyError("lost")
+
+    with pytest.raises(RunError, match=r"no rollout of m was scored; the first error: model: .*lost"):
+        await measure(quiz(), vf.ScriptedClient(broken, "m"), "m", 4)
+
+
+def test_the_turns_of_the_data_limit_those_of_the_model():
+    renderer = tiny_model().renderer
+    short = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("say"), UserMessage("hello " * 900)])
+    long = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("hello " * 2000)])
+    assert turn_limit(renderer, [short]) == 16 + 2 * len(renderer.encode("say"))
+    assert turn_limit(renderer, [short, long]) == 512
+
+
+def data_run(folder: Path, config: dict[str, Any]) -> Run:
+    with Run(folder) as run:
+        run.start("eval", config, {})
+    return run
+
+
+def config(**fields: Any) -> SFTConfig:
+    return SFTConfig(data="games", model="m", **fields)
+
+
+def test_the_environment_is_that_of_the_data_without_what_it_could_smuggle_in(tmp_path: Path):
+    told = {
+        "env": "tictactoe",
+        "env_args": {"seed": 1, "num_examples": 3},
+        "env_dir": "evil",
+        "isolated_python": "./evil",
+    }
+    place = place_of(config(env_args={"seed": 2}), data_run(tmp_path, told))
+    assert place[:3] == ("tictactoe", {"seed": 2, "num_examples": 3}, None)
+    assert (place.isolation.on, place.isolation.python) == (False, None)
+    assert place_of(config(env="mine", env_dir="envs"), data_run(tmp_path, told))[:3] == ("mine", {}, "envs")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only if you name it: --env a/b")]
+)
+def test_an_environment_that_is_not_known_is_said_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
+    data = data_run(tmp_path / "games", told)
+    with pytest.raises(ConfigError, match=message):
+        place_of(config(), data)
+    out = io.StringIO()
+    place_model(config(), tmp_path / "final", data, Run(tmp_path / "sft"), Console(file=out, width=200))
+    assert out.getvalue().startswith("not evaluated: ")
+    assert f"evaluate it: rove eval ENV -m {tmp_path}/final; --final-eval-rollouts 0 skips this" in out.getvalue()
+
+
+def test_no_rollouts_are_no_evaluation(tmp_path: Path):
+    out = io.StringIO()
+    data = data_run(tmp_path / "games", {})
+    place_model(config(final_eval_rollouts=0), tmp_path, data, Run(tmp_path / "sft"), Console(file=out))
+    assert out.getvalue() == ""
+    with pytest.raises(ConfigError, match="final_eval_rollouts is -1"):
+        config(final_eval_rollouts=-1).check()
+
+
+def test_the_table_has_the_best_first():
+    out = io.StringIO()
+    Console(file=out, width=100).print(placement_table([row("the trained model", 0.5), *POLICIES], "t"))
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [line.split()[1] for line in lines] == ["scripted:teacher", "the", "scripted:random"]

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import record_of, tiny_model
+from tiers import first_quick
+
+from rove.cli.sft import warnings_of
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, UserMessage
+from rove.core.records import RolloutRecord, TrajectoryStep
+from rove.models.load import LoadedModel, load_model
+from rove.runs.run import Run
+from rove.train.sequences import Sample, samples_from_messages
+from rove.train.sft import SFTConfig, Talk, conversations, split, talks_of, train_sft
+
+WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
+
+
+def record(question: str, answer: str, **fields: Any) -> RolloutRecord:
+    completion = [AssistantMessage(answer), UserMessage("You win.")]
+    return record_of(prompt=[UserMessage(question)], completion=completion, **fields)
+
+
+def lawful(count: int = 40) -> list[RolloutRecord]:
+    """Answers that follow from the questions."""
+    return [record(f" {n % 9}", f"<move>{n % 9}</move>") for n in range(count)]
+
+
+def lawless(count: int = 40) -> list[RolloutRecord]:
+    """Answers that can only be learnt by heart."""
+    rng = random.Random(0)
+    return [record(" ".join(rng.choices(WORDS, k=3)), " ".join(rng.choices(WORDS, k=3))) for _ in range(count)]
+
+
+def settings(**fields: Any) -> SFTConfig:
+    defaults: dict[str, Any] = {
+        "data": "runs/data",
+        "model": "models/new",
+        "batch_size": 8,
+        "epochs": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "validation_fraction": 0.2,
+        "validate_every": 4,
+        "threads": 1,
+    }
+    return SFTConfig(**{**defaults, **fields})
+
+
+class Killed(Exception):
+    """Stands for a kill -9."""
+
+
+def train(
+    path: Path,
+    config: SFTConfig,
+    records: list[RolloutRecord],
+    kill_at: int | None = None,
+    seen: dict[int, Any] | None = None,
+) -> LoadedModel:
+    """One process: a fresh model, a run folder that may have been started before."""
+    loaded = tiny_model()
+
+    def on_step(step: int, total: int, metrics: Any) -> None:
+        if seen is not None:
+            seen[step] = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+        if step == kill_at:
+            raise Killed
+
+    with Run(path) as run:
+        run.start("sft", {}, {})
+        train_sft(config, records, loaded, run, on_step)
+    return loaded
+
+
+def weights_of(path: Path) -> bytes:
+    return (path / "final" / "model.safetensors").read_bytes()
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
+
+
+@pytest.mark.broad
+def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path):
+    loaded = train(tmp_path, settings(epochs=15), lawful())
+    metrics = Run(tmp_path).metrics()
+    assert metrics[-1]["loss"] < 0.1 * metrics[0]["loss"]
+    assert [m["step"] for m in metrics] == list(range(1, len(metrics) + 1))
+    prompt = loaded.renderer.prompt_ids([UserMessage(" 7")])
+    answer = loaded.renderer.encode("<move>7</move><|end|>")
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    assert logits.argmax(-1).tolist() == answer
+
+
+def test_it_stops_after_the_validation_minimum_and_keeps_the_best_weights(tmp_path: Path):
+    seen: dict[int, Any] = {}
+    config = settings(epochs=100, patience=3, validate_every=2)
+    loaded = train(tmp_path, config, lawless(), seen=seen)
+    losses = {m["step"]: m["validation_loss"] for m in Run(tmp_path).metrics() if "validation_loss" in m}
+    best = min(losses, key=lambda step: losses[step])
+    assert 0 < best < max(losses) == best + config.patience * config.validate_every < 400
+    assert losses[max(losses)] > losses[best]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["best_step"], summary["validation_loss"], summary["steps"]) == (best, losses[best], max(losses))
+    final = load_model(tmp_path / "final", device="cpu").model.state_dict()
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, seen[best][name])
+        assert torch.equal(final[name], tensor)
+    assert not torch.equal(final["lm_head.weight"], seen[max(losses)]["lm_head.weight"])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sft")
+    train(path, settings(), lawful())
+    return path
+
+
+@pytest.mark.parametrize("kills", first_quick([[1], [4], [5], [8, 9, 11], [16]]))
+def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
+    for kill_at in kills:
+        with pytest.raises(Killed):
+            train(tmp_path, settings(), lawful(), kill_at)
+        assert not (tmp_path / "final").exists()
+    train(tmp_path, settings(), lawful())
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+    assert without_times(tmp_path) == without_times(uninterrupted)
+    assert (tmp_path / "summary.json").read_bytes() == (uninterrupted / "summary.json").read_bytes()
+
+
+def test_a_kill_while_the_best_weights_are_written_costs_nothing(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save, written = Run.save_checkpoint, []
+
+    def torn(self: Run, name: str, write: Any, progress: Any = None) -> Path:
+        written.append(name)
+        if len(written) == 4:  # best, 4, best, then the numbered checkpoint of step 8
+            raise Killed
+        return save(self, name, write, progress)
+
+    monkeypatch.setattr(Run, "save_checkpoint", torn)
+    with pytest.raises(Killed):
+        train(tmp_path, settings(), lawful())
+    assert written == ["best", "4", "best", "8"]
+    monkeypatch.undo()
+    train(tmp_path, settings(), lawful())
+    assert weights_of(tmp_path) == weights_of(uninterrupted)
+
+
+def test_a_finished_run_is_left_as_it_is(uninterrupted: Path):
+    weights, metrics = weights_of(uninterrupted), Run(uninterrupted).metrics()
+    train(uninterrupted, settings(), lawful())
+    assert (weights_of(uninterrupted), Run(uninterrupted).metrics()) == (weights, metrics)
+
+
+def test_only_the_newest_checkpoint_and_the_best_are_kept(uninterrupted: Path):
+    assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["16", "best"]
+
+
+def test_the_learning_rate_rises_and_falls(uninterrupted: Path):
+    rates = [m["optim/lr"] for m in Run(uninterrupted).metrics()]
+    assert rates[0] < rates[1] > rates[2]
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+
+
+def test_every_conversation_is_seen_once_an_epoch():
+    from rove.train.sft import _batch
+
+    config = settings(batch_size=4)
+    training = [samples_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in lawless(14)]
+    epochs = [
+        [id(talk) for step in range(3 * e, 3 * e + 3) for talk in _batch(config, step, training)] for e in range(2)
+    ]
+    for epoch in epochs:
+        assert len(set(epoch)) == 12  # 14 conversations are three batches of four; the two left over change by epoch
+    assert epochs[0] != epochs[1]
+
+
+def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
+    records = [
+        record("a", "1", reward=1.0),
+        record("b", "2", reward=0.5),
+        record("c", "3", reward=None),
+        record_of(prompt=[UserMessage("d")], reward=1.0),
+        record("e", "5", reward=0.9),
+    ]
+    kept = conversations(records, settings(min_reward=0.9))
+    assert [talk.messages[0]["content"] for talk in kept] == ["a", "e"]
+    assert [t.messages[0]["content"] for t in conversations(records, settings(max_examples=2))] == ["a", "b"]
+    with pytest.raises(ConfigError, match="1 of 5 rollouts in runs/data pass min_reward = 1"):
+        conversations(records, settings(min_reward=1.0))
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
+def test_something_is_always_held_out_and_something_always_trained(fraction: float):
+    renderer = tiny_model().renderer
+    for count in (2, 5):
+        for keys in ("aaaaa", "abcde", "abbbb"):
+            talks = [
+                Talk([*r.prompt, *r.completion], example_key=k) for r, k in zip(lawless(count), keys, strict=False)
+            ]
+            training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
+            assert len(training) >= 1 and len(held_out) >= 1
+            every = sorted(samples_from_messages(renderer, talk.messages)[0].ids for talk in talks)
+            assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_example_is_both_trained_on_and_held_out(seed: int):
+    renderer = tiny_model().renderer
+    records = [record(f"question {i}", str(j), example_key=str(i)) for i in range(10) for j in range(4)]
+    talks = conversations(records, settings())
+    training, held_out = split(renderer, talks, settings(validation_fraction=0.3, seed=seed))
+    assert (len(training), len(held_out)) == (28, 12)
+
+    def questions(samples: list[Sample]) -> set[str]:
+        return {re.findall("question [0-9]", renderer.decode(sample.ids))[0] for sample in samples}
+
+    assert not questions([sample for talk in training for sample in talk]) & questions(held_out)
+    assert len(questions(held_out)) == 3
+
+
+def test_rollouts_of_a_single_example_are_warned_about(tmp_path: Path):
+    for name, keys in (("one", "aa"), ("two", "ab")):
+        with Run(tmp_path / name) as run:
+            run.start("eval", {}, {})
+            for index, key in enumerate(keys):
+                run.append_rollout(record("a", "b", example_key=key, example_id=index, rollout_index=index))
+    assert "all rollouts are of one example" in warnings_of(settings(), Run(tmp_path / "one"))[0]
+    assert warnings_of(settings(), Run(tmp_path / "two")) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epochs": 0}, {"batch_size": 0}, {"patience": 0}, {"validation_fraction": 0.0}, {"validation_fraction": 1.0}],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        settings(**wrong).check()
+
+
+def step(prompt: list[Any], said: str, tools: Any = None) -> TrajectoryStep:
+    return TrajectoryStep(list(prompt), [AssistantMessage(said)], tools=tools)
+
+
+def test_a_rollout_in_which_model_and_environment_take_turns_is_one_conversation():
+    first = step([UserMessage("a")], "1")
+    second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
+    completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
+    made = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
+    assert talks_of(made) == [Talk([UserMessage("a"), *completion], [{"type": "function"}], None, "a")]
+
+
+def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
+    first = step([UserMessage("system words"), UserMessage("a")], "1")
+    helper = step([UserMessage("help")], "yes", tools=[])
+    second = step([*first.prompt, *first.completion, AssistantMessage("put in its mouth"), UserMessage("b")], "2")
+    rewritten = step([UserMessage("all in all: 1, 2")], "3")
+    completion = [AssistantMessage("2"), AssistantMessage("the agent's answer")]
+    steps = [first, helper, second, rewritten]
+    made = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
+    mine, helped, last = talks_of(made)
+    assert mine == Talk([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
+    assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
+    assert last.said_at == frozenset({1})
+    renderer = tiny_model().renderer
+    [sample] = samples_from_messages(renderer, mine.messages, None, mine.said_at)
+    assert renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m]) == "1<|end|>2<|end|>"

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from fakes import tiny_model
+from families import family_model
+from tiers import first_quick
+
+from rove.core.protocols import Sampling
+from rove.core.records import RolloutRecord
+from rove.engine.client import EngineClient
+from rove.envs.loading import load_environment
+from rove.models.load import LoadedModel
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import plan
+from rove.train import trainer as trainer_module
+from rove.train.batch import micro_batches, trained_tokens
+from rove.train.losses import cispo, cross_entropy, grpo
+from rove.train.sequences import Sample, samples_from_record
+from rove.train.trainer import Trainer, TrainingError, token_logprobs
+
+LOSS = cispo()
+
+
+def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[Sample]:
+    """Samples of many lengths with log-probabilities near what a model might have said."""
+    rng = random.Random(0)
+    made = []
+    for _ in range(count):
+        mask = [rng.random() < 0.4 for _ in range(rng.randrange(3, 40))]
+        mask[0] = False
+        made.append(
+            Sample(
+                ids=[rng.randrange(320) for _ in mask],
+                mask=mask,
+                logprobs=[rng.uniform(-8, -3) if m else 0.0 for m in mask],
+                advantages=[rng.uniform(-1, 1) if m else 0.0 for m in mask],
+                temperature=temperature,
+            )
+        )
+    return made
+
+
+def gradient(
+    loaded: LoadedModel,
+    samples: list[Sample],
+    budget: int,
+    loss: Any = LOSS,
+    entropy_bonus: float = 0.01,
+    pack: bool = False,
+) -> torch.Tensor:
+    trainer = Trainer(loaded.model, 1e-3)
+    trainer.optimizer.zero_grad()
+    batches = micro_batches(samples, budget, pack=pack)
+    trainer.accumulate(batches, loss, trained_tokens(samples), entropy_bonus)
+    return torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize("loss", [cispo(), grpo(), cross_entropy])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
+def test_how_a_step_is_cut_and_ordered_never_changes_its_gradient(arch: str, loss: Any):
+    loaded = tiny_model(arch)
+    samples = ragged_samples()
+    whole = gradient(loaded, samples, 10_000, loss)
+    assert whole.norm() > 0
+    for pieces, budget in ((2, 400), (8, 70)):
+        assert abs(len(micro_batches(samples, budget)) - pieces) <= pieces // 4
+        assert difference(gradient(loaded, samples, budget, loss), whole) <= 1e-5
+    shuffled = random.Random(1).sample(samples, len(samples))
+    assert difference(gradient(loaded, shuffled, 10_000, loss), whole) <= 1e-5
+    assert difference(gradient(loaded, shuffled, 1, loss), whole) <= 1e-5
+
+
+def siblings(count: int = 12) -> list[Sample]:
+    """Groups that share a prompt and part of their answers, with two temperatures."""
+    rng = random.Random(3)
+    made = []
+    for i in range(count):
+        prompt = [5 + i % 3] * 20 + [9] * (i % 2)
+        ids = [*prompt, *(rng.randrange(2) for _ in range(rng.randrange(1, 30)))]
+        mask = [t >= len(prompt) and rng.random() < 0.8 for t in range(len(ids))]
+        values = [[rng.uniform(low, high) if m else 0.0 for m in mask] for low, high in ((-8, -3), (-1, 1))]
+        made.append(Sample(ids, mask, *values, temperature=[1.0, 1.25][i % 2]))
+    return made
+
+
+@pytest.mark.parametrize("loss", first_quick([cispo(), grpo(), cross_entropy]))
+@pytest.mark.parametrize("family", first_quick(["llama", "smollm", "qwen2", "qwen3"]))
+@pytest.mark.parametrize("make", [siblings, ragged_samples])
+def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, loss: Any, monkeypatch: Any):
+    loaded = family_model(family)
+    samples = make()
+    one_by_one = gradient(loaded, samples, 1, loss)
+    assert one_by_one.norm() > 0
+    assert difference(gradient(loaded, samples, 10_000, loss), one_by_one) <= 1e-5
+    for budget in (1, 70, 10_000):
+        assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
+    monkeypatch.setattr(trainer_module, "LOGITS", 7 * 320)  # a few rows of logits at a time
+    assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
+
+
+def test_the_gradient_is_the_losses_sum_over_the_whole_steps_trained_tokens():
+    loaded = tiny_model()
+    samples = ragged_samples(4)
+    total = torch.zeros(())
+    for sample in samples:
+        logits = loaded.model(input_ids=torch.tensor([sample.ids]), use_cache=False).logits[0]
+        for t, trained in enumerate(sample.mask):
+            if trained:
+                logprob = logits[t - 1].log_softmax(-1)[sample.ids[t]]
+                weight = (logprob.detach() - sample.logprobs[t]).exp().clamp(max=5)
+                total = total - weight * sample.advantages[t] * logprob / sum(sum(s.mask) for s in samples)
+    wanted = torch.autograd.grad(total, list(loaded.model.parameters()))
+    got = gradient(loaded, samples, 50, entropy_bonus=0.0)
+    assert difference(got, torch.cat([g.flatten() for g in wanted])) <= 1e-5
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("temperature", [1.0, 1.25])
+def test_padding_never_changes_a_log_probability(arch: str, temperature: float):
+    model = tiny_model(arch).model
+    samples = ragged_samples(6, temperature)
+    with torch.inference_mode():
+        [together] = micro_batches(samples, 10_000)
+        packed, packed_entropy = token_logprobs(model, together)
+        ordered = sorted(samples, key=lambda s: -len(s.ids))
+        alone = [token_logprobs(model, micro_batches([sample], 1)[0]) for sample in ordered]
+    torch.testing.assert_close(packed, torch.cat([a[0] for a in alone]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(packed_entropy, torch.cat([a[1] for a in alone]), rtol=0, atol=2e-5)
+
+
+def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution():
+    model = tiny_model().model
+    sample = ragged_samples(1, temperature=1.25)[0]
+    with torch.inference_mode():
+        logprobs, entropy = token_logprobs(model, micro_batches([sample], 1)[0])
+        rows = (model(input_ids=torch.tensor([sample.ids])).logits[0] / 1.25).softmax(-1)
+    where = [t for t, m in enumerate(sample.mask) if m]
+    wanted = torch.stack([rows[t - 1, sample.ids[t]].log() for t in where])
+    torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        entropy, torch.stack([-(rows[t - 1] * rows[t - 1].log()).sum() for t in where]), rtol=0, atol=1e-5
+    )
+
+
+async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
+    """Two groups of tic-tac-toe, as training samples them."""
+    env = load_environment("tictactoe", num_examples=2, seed=1)
+    groups = list(plan(env.get_dataset(), 4, seed=3))
+    sampling = Sampling(temperature=temperature, max_tokens=12)
+    return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
+
+
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
+@pytest.mark.parametrize("temperature", [1.0, 1.25])
+async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, temperature: float):
+    loaded = tiny_model(arch, seed=2, context=2048)
+    records = await play(loaded, temperature)
+    assert all(record.error is None for record in records)
+    samples = [s for i, record in enumerate(records) for s in samples_from_record(record, (-1.0) ** i)]
+    assert len(samples) == len(records) == 8  # every game is one growing sequence
+    assert {s.temperature for s in samples} == {temperature}
+    assert trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
+    seen = Trainer(loaded.model, 0.0).step(micro_batches(samples, 2000), LOSS, trained_tokens(samples))
+    assert seen["tokens"] == trained_tokens(samples)
+    assert seen["logprob_diff/max"] <= 1e-4
+    assert abs(seen["ratio/mean"] - 1) <= 1e-5
+    assert seen["ratio/max"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.broad
+async def test_the_wrong_temperature_would_show():
+    loaded = tiny_model(seed=2)
+    records = await play(loaded, 1.25)
+    samples = [s for record in records for s in samples_from_record(record, 1.0)]
+    wrong = [Sample(s.ids, s.mask, s.logprobs, s.advantages, 1.0) for s in samples]
+    seen = Trainer(loaded.model, 0.0).step(micro_batches(wrong, 2000), LOSS, trained_tokens(wrong))
+    assert seen["logprob_diff/max"] > 0.1
+
+
+def test_a_step_moves_the_policy_the_way_of_the_advantage():
+    loaded = tiny_model()
+    samples = ragged_samples(4)
+    [batch] = micro_batches(samples, 10_000)
+    with torch.no_grad():
+        before = token_logprobs(loaded.model, batch)[0]
+    batch = batch._replace(logprobs=before)
+    seen = Trainer(loaded.model, 1e-3).step([batch], LOSS, trained_tokens(samples))
+    assert seen["ratio/mean"] == pytest.approx(1, abs=1e-5)
+    with torch.no_grad():
+        moved = token_logprobs(loaded.model, batch)[0] - before
+    assert (moved * batch.advantages).sum() > 0
+
+
+def test_metrics_of_a_step_do_not_depend_on_how_it_is_cut():
+    samples = ragged_samples()
+    seen = [
+        Trainer(tiny_model().model, 1e-3).step(micro_batches(samples, b), LOSS, trained_tokens(samples), lr_scale=0.5)
+        for b in (10_000, 70)
+    ]
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4)
+    assert seen[0]["optim/lr"] == 5e-4
+    assert seen[0]["ratio/max"] >= seen[0]["ratio/mean"] > 0
+
+
+def test_the_gradient_is_cut_to_the_norm_that_is_allowed():
+    samples = ragged_samples()
+    grads = []
+    for most in (1e-3, 1e9):
+        loaded = tiny_model()
+        trainer = Trainer(loaded.model, 0.0, max_grad_norm=most)
+        norm = trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))["optim/grad_norm"]
+        grads.append(torch.cat([p.grad.flatten() for p in loaded.model.parameters()]))
+        assert norm == pytest.approx(grads[-1].norm().item() if most > 1 else norm)
+    assert grads[0].norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert difference(grads[0] / grads[0].norm(), grads[1] / grads[1].norm()) < 1e-5
+
+
+def test_weight_decay_falls_on_matrices_only():
+    loaded = tiny_model()
+    trainer = Trainer(loaded.model, 0.1, weight_decay=0.5)
+    before = {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
+    nothing = [Sample([1, 2], [False, True], [0.0, -1.0], [0.0, 0.0])]
+    trainer.step(micro_batches(nothing, 10), LOSS, 1)
+    for name, p in loaded.model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (0.95 if p.ndim > 1 else 1.0))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_raises_and_leaves_the_weights(poison: float):
+    loaded = tiny_model()
+    trainer = Trainer(loaded.model, 1e-3)
+    samples = ragged_samples(4)
+    trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))
+    before = [p.detach().clone() for p in loaded.model.parameters()]
+    moments = [s["exp_avg"].clone() for s in trainer.optimizer.state.values()]
+    bad = [*samples, Sample([1, 2], [False, True], [0.0, -1.0], [0.0, poison])]
+    with pytest.raises(TrainingError, match="gradient"):
+        trainer.step(micro_batches(bad, 100), LOSS, trained_tokens(bad))
+    assert all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
+    assert all(torch.equal(s["exp_avg"], m) for s, m in zip(trainer.optimizer.state.values(), moments, strict=True))
+    trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))  # and the trainer can go on
+    assert not all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
+
+
+def test_validation_is_the_mean_over_tokens_and_trains_nothing():
+    loaded = tiny_model()
+    samples = [Sample(s.ids, s.mask, s.logprobs, [float(m) for m in s.mask]) for s in ragged_samples(6)]
+    trainer = Trainer(loaded.model, 1e-3)
+    losses = [trainer.mean_loss(micro_batches(samples, budget), cross_entropy) for budget in (10_000, 1)]
+    with torch.no_grad():
+        wanted = -token_logprobs(loaded.model, micro_batches(samples, 10_000)[0])[0].mean().item()
+    assert losses == pytest.approx([wanted, wanted], rel=1e-5)
+    assert all(p.grad is None for p in loaded.model.parameters())
+    assert trainer.mean_loss([], cross_entropy) == 0

@@ -1,0 +1,156 @@
+"""Files that are there whole or not at all: see also test_runs and test_kill, which stop writers halfway."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import RunError
+from rove.utils.files import (
+    check_tree,
+    create_folders,
+    heal,
+    open_regular,
+    put_in_place,
+    read_lines,
+    read_regular,
+    recover_folders,
+    remove,
+    write_whole,
+)
+
+
+@given(
+    lines=st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=4), torn=st.binary(max_size=9)
+)
+def test_only_a_torn_last_line_is_cut(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], torn: bytes):
+    file = tmp_path_factory.mktemp("heal") / "lines"
+    whole = b"".join(line + b"\n" for line in lines)
+    file.write_bytes(whole + torn.replace(b"\n", b""))
+    heal(file)
+    assert file.read_bytes() == whole
+
+
+def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path):
+    file = tmp_path / "lines"
+    file.write_bytes(b"ok\n" + b"x" * 200_000)
+    heal(file)
+    assert file.read_bytes() == b"ok\n"
+    heal(tmp_path / "nothing")
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path):
+    file = tmp_path / "summary.json"
+    write_whole(file, b"1")
+    write_whole(file, b"2")
+    assert file.read_bytes() == b"2"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def folder(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "x").write_text(content)
+    return path
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path):
+    target = folder(tmp_path / "final", "old")
+    put_in_place(folder(tmp_path / ".final.draft", "new"), target)
+    assert (target / "x").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_replacement_cut_short_is_undone_or_finished(tmp_path: Path, there: bool):
+    folder(tmp_path / ".final.old", "old")
+    if there:
+        folder(tmp_path / "final", "new")
+    recover_folders(tmp_path)
+    assert (tmp_path / "final" / "x").read_text() == ("new" if there else "old")
+    assert not (tmp_path / ".final.old").exists()
+
+
+def test_created_folders_are_those_that_did_not_exist(tmp_path: Path):
+    assert create_folders(tmp_path / "a" / "b") == [tmp_path / "a" / "b", tmp_path / "a"]
+    assert create_folders(tmp_path / "a" / "c") == [tmp_path / "a" / "c"]
+    assert create_folders(tmp_path / "a") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        create_folders(tmp_path / "file")
+
+
+# Files of strangers
+
+
+@pytest.mark.parametrize("mode", ["rb", "rb+", "ab", "wb"])
+@pytest.mark.parametrize("kind", ["a symbolic link", "a named pipe", "a folder", "a device"])
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str, mode: str):
+    file, target = tmp_path / "x", tmp_path / "target"
+    target.write_bytes(b"1")
+    if kind == "a named pipe":
+        os.mkfifo(file)
+    elif kind == "a folder":
+        file.mkdir()
+    elif kind == "a symbolic link":
+        file.symlink_to(target)
+    else:
+        file = Path("/dev/null")
+    with pytest.raises(RunError, match=f"{file} is {kind}; expected a regular file"):
+        open_regular(file, mode)
+    assert target.read_bytes() == b"1"
+
+
+def test_a_regular_file_is_opened(tmp_path: Path):
+    file = tmp_path / "x"
+    with pytest.raises(FileNotFoundError):
+        open_regular(file)
+    with open_regular(file, "ab") as stream:
+        stream.write(b"1\n2")
+    with open_regular(file) as stream:
+        assert list(read_lines(stream)) == [b"1\n", b"2"]
+    assert read_regular(file) == b"1\n2"
+
+
+def test_files_and_lines_have_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "x"
+    file.write_bytes(b"12345\n1\n")
+    monkeypatch.setattr("rove.utils.files.MAX_FILE_BYTES", 7)
+    monkeypatch.setattr("rove.utils.files.MAX_LINE_BYTES", 5)
+    with pytest.raises(RunError, match="x has more than 7 bytes"):
+        read_regular(file)
+    with open_regular(file) as stream, pytest.raises(RunError, match="a line of .*x has more than 5 bytes"):
+        list(read_lines(stream))
+
+
+@pytest.mark.parametrize("deep", ["", "a/b/c"])
+def test_a_tree_holds_regular_files_and_folders_alone(tmp_path: Path, deep: str):
+    inner = tmp_path / "tree" / deep
+    inner.mkdir(parents=True)
+    (inner / "x").write_bytes(b"")
+    check_tree(tmp_path / "tree")
+    (inner / "y").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="y is a symbolic link"):
+        check_tree(tmp_path / "tree")
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path):
+    target = folder(tmp_path / "target", "1")
+    (tmp_path / "link").symlink_to(target)
+    for name in ("link", "nothing"):
+        remove(tmp_path / name)
+    assert (target / "x").exists() and not (tmp_path / "link").is_symlink()
+    remove(target)
+    assert not target.exists()
+
+
+def test_a_draft_that_is_a_link_is_not_followed(tmp_path: Path):
+    target, file = tmp_path / "target", tmp_path / "x"
+    target.write_bytes(b"1")
+    (tmp_path / ".x.draft").symlink_to(target)
+    file.symlink_to(target)
+    write_whole(file, b"2")
+    assert (file.read_bytes(), target.read_bytes(), file.is_symlink()) == (b"2", b"1", False)

@@ -1,0 +1,70 @@
+"""Functions of users: names, and whether they are async, through partials and callable objects."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from rove.utils.functions import function_name, is_async, maybe_await, unwrapped
+
+
+def plain(a: int = 1) -> int:
+    return a
+
+
+async def later(a: int = 1) -> int:
+    return a
+
+
+class Caller:
+    def __call__(self) -> int:
+        return 1
+
+
+class LateCaller:
+    async def __call__(self) -> int:
+        return 1
+
+
+class Awaitable:
+    def __await__(self) -> Any:
+        return later().__await__()
+
+
+TWICE = functools.partial(functools.partial(plain, 1))
+NAMED = functools.partial(plain)
+NAMED.__name__ = "own"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("func", "name"),
+    [(plain, "plain"), (TWICE, "plain"), (NAMED, "own"), (Caller(), "Caller"), (functools.partial(Caller()), "Caller")],
+)
+def test_names(func: Any, name: str):
+    assert function_name(func) == name
+
+
+@pytest.mark.parametrize(
+    ("func", "wanted"),
+    [
+        (plain, False),
+        (later, True),
+        (TWICE, False),
+        (functools.partial(later, 1), True),
+        (Caller(), False),
+        (LateCaller(), True),
+    ],
+)
+def test_what_is_async(func: Any, wanted: bool):
+    assert is_async(func) == wanted
+
+
+def test_a_partial_is_unwrapped_to_its_function():
+    assert unwrapped(TWICE) is plain
+    assert unwrapped(plain) is plain
+
+
+async def test_what_can_be_awaited_is():
+    assert [await maybe_await(value) for value in (plain(3), later(4), Awaitable())] == [3, 4, 1]

@@ -1,0 +1,163 @@
+"""Blocking functions beside the loop: what they return or raise, how many at once, and what becomes of those that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from rove.core.errors import InfraError
+from rove.utils import threads
+from rove.utils.threads import Threads, UnderWay
+
+
+async def test_results_and_errors_come_back():
+    pool = Threads(2)
+    assert await pool.run(lambda: 7) == 7
+
+    def fail():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        await pool.run(fail)
+    assert await pool.run(lambda: threading.current_thread().daemon)
+
+
+async def test_context_variables_are_those_of_the_caller():
+    name = contextvars.ContextVar("name")
+    name.set("a")
+    assert await Threads(1).run(name.get) == "a"
+
+
+async def test_no_more_run_at_once_than_allowed_and_all_get_their_turn():
+    pool, lock = Threads(3), threading.Lock()
+    under_way = most = 0
+    meet = threading.Barrier(3)
+
+    def work(i: int) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        meet.wait(10)  # three at a time, or nobody gets on
+        with lock:
+            under_way -= 1
+        return i
+
+    assert await asyncio.gather(*(pool.run(lambda i=i: work(i)) for i in range(12))) == list(range(12))
+    assert most == 3
+
+
+async def test_one_caller_after_the_other_needs_one_thread():
+    pool = Threads(8)
+    names = {await pool.run(lambda: threading.current_thread().ident) for _ in range(50)}
+    assert len(names) == 1
+
+
+async def test_a_call_that_hangs_keeps_nobody_waiting_once_it_is_given_up():
+    pool, release = Threads(1), threading.Event()
+    hanging = asyncio.ensure_future(pool.run(release.wait))
+    await asyncio.sleep(0.05)
+    queued = asyncio.ensure_future(pool.run(lambda: "never"))
+    await asyncio.sleep(0)
+    for task in (hanging, queued):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await pool.run(lambda: "next") == "next"
+    release.set()
+    assert await pool.run(lambda: "and on") == "and on"
+
+
+async def test_threads_without_work_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    pool = Threads(4)
+    [thread] = {await pool.run(threading.current_thread)}
+    thread.join(10)
+    assert not thread.is_alive()
+    assert await pool.run(lambda: "again") == "again"
+
+
+def test_a_loop_that_is_gone_is_not_told():
+    pool, release, at_work = Threads(1), threading.Event(), []
+
+    def hang():
+        at_work.append(threading.current_thread())
+        release.wait()
+
+    async def leave():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await pool.run(hang)
+
+    asyncio.run(leave())
+    [thread] = at_work
+    release.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+async def test_a_call_is_under_way_until_it_has_ended_or_never_begins():
+    pool, release, under_way = Threads(1), threading.Event(), UnderWay()
+    hanging, queued = (asyncio.ensure_future(pool.run(release.wait, under_way)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    assert len(under_way) == 2
+    for task in (queued, hanging):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(under_way) == 1
+    release.set()
+    await asyncio.wait(under_way)
+    assert not under_way
+    assert await pool.run(lambda: len(under_way), under_way) == 1
+    assert not under_way
+
+
+class Scarce:
+    """A machine that starts so many threads more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, left: int):
+        self.left = left
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            if thread.name.startswith("rove-tool"):
+                if self.left == 0:
+                    raise RuntimeError("can't start new thread")
+                self.left -= 1
+            start(thread)
+
+        patch.setattr(threading.Thread, "start", start_if_any)
+
+
+async def test_without_a_thread_a_call_fails_and_the_next_may_not(monkeypatch: pytest.MonkeyPatch):
+    machine, pool, ran = Scarce(monkeypatch, 0), Threads(2), []
+    for _ in range(3):
+        with pytest.raises(InfraError, match=r"no thread can be started .*max_threads=0"):
+            await pool.run(lambda: ran.append(0))
+    machine.left = 2
+    assert await asyncio.wait_for(pool.run(lambda: ran), 10) == []
+
+
+async def test_calls_share_the_threads_there_are(monkeypatch: pytest.MonkeyPatch):
+    Scarce(monkeypatch, 1)
+    pool = Threads(4)
+    calls = asyncio.gather(*(pool.run(lambda i=i: i) for i in range(6)))
+    assert await asyncio.wait_for(calls, 10) == list(range(6))
+
+
+async def test_calls_that_will_get_no_thread_any_more_fail(monkeypatch: pytest.MonkeyPatch):
+    machine, pool, release = Scarce(monkeypatch, 1), Threads(1), threading.Event()
+    hanging = asyncio.ensure_future(pool.run(release.wait))
+    await asyncio.sleep(0.05)
+    queued = asyncio.ensure_future(pool.run(lambda: "never"))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(InfraError):
+        await asyncio.wait_for(queued, 10)
+    machine.left = 1
+    assert await asyncio.wait_for(pool.run(lambda: "next"), 10) == "next"
+    release.set()

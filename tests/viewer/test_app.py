@@ -1,0 +1,615 @@
+"""The viewer's server: who is let in, what it answers, and that nothing makes it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import ClientSession, CookieJar
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made import made_run, record, scores
+
+from rove.core.errors import ConfigError, RunError
+from rove.core.records import StepTokens, TrajectoryStep
+from rove.runs.run import Run
+from rove.runs.serialization import encode_record
+from rove.runs.token_stats import TrainedRollout, TrainedTurn, write_tokens
+from rove.viewer.api import ENDPOINTS
+from rove.viewer.app import make_viewer, serve_viewer
+from rove.viewer.jsonl_tail import GrowingLines
+from rove.viewer.rollouts import parting
+from rove.viewer.run_store import Shelf, status
+from rove.viewer.search import Query, found_in
+
+EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
+
+
+def many(wins: list[float | None], **fields: Any) -> list[Any]:
+    return [record(example, i, win, **fields) for example in range(3) for i, win in enumerate(wins)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two evaluations, an RL run with tokens, and what no viewer should trip over."""
+    runs = tmp_path / "runs"
+    better = made_run(runs / "better", many([1.0, 1.0, 0.5]), num_examples=3)
+    better.finish({"reward": {"mean": 1.03, "low": 0.93, "high": 1.13, "caveat": None}})
+    made_run(runs / "worse", many([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
+    turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
+    with made_run(runs / "deep/rl", many([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
+        run.append_metrics({"step": 1, "reward/mean": 0.7, "eval/held/reward/mean": 0.4})
+        run.append_alarm({"step": 1, "name": "x", "text": EVIL})
+    (runs / "torn").mkdir()
+    (runs / "torn/config.toml").write_text('kind = "eval"\n[config]\nenv = "quiz"\n[identity]\n')
+    (runs / "torn/rollouts.jsonl").write_bytes((runs / "worse/rollouts.jsonl").read_bytes()[:-30] + b"")
+    (runs / "broken").mkdir()
+    (runs / "broken/config.toml").write_bytes(b"\xff\xfe not toml")
+    (runs / "better/rollouts.jsonl").open("ab").write(b"\xff{garbage\n")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/config.toml").write_text('kind = "eval"\n[config]\n[identity]\n')
+    return runs
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(make_viewer(Shelf(folder)))) as client:
+        yield client
+
+
+async def asked(client: TestClient[Any, Any], path: str, **params: Any) -> Any:
+    answer = await client.get(path, params=params)
+    assert answer.status == 200, await answer.text()
+    return await answer.json()
+
+
+async def test_every_run_is_listed_also_those_that_cannot_be_read(client: TestClient[Any, Any]):
+    found = await asked(client, "/api/runs")
+    runs = {run["name"]: run for run in found["runs"]}
+    assert list(runs) == ["better", "broken", "deep/rl", "torn", "worse"]
+    assert (runs["better"]["status"], runs["better"]["reward"]["mean"], runs["better"]["bad"]) == ("complete", 1.03, 1)
+    assert (runs["worse"]["rollouts"], runs["worse"]["failed"], runs["worse"]["status"]) == (9, 3, "stopped")
+    assert runs["worse"]["reward"]["mean"] == pytest.approx(0.7)
+    assert runs["broken"]["kind"] == "unreadable"
+    assert (runs["deep/rl"]["held_out"], runs["deep/rl"]["curve"]) == ({"eval/held/reward/mean": 0.4}, [0.7])
+    assert runs["torn"]["rollouts"] == 8
+
+
+async def test_a_run_is_told_without_its_passwords(client: TestClient[Any, Any]):
+    answer = await client.get("/api/run", params={"run": "worse"})
+    assert "secret" not in await answer.text()
+    told = await answer.json()
+    assert told["scores"] == ["win", "format", "length"]
+    assert told["progress"] == {
+        "bytes": told["progress"]["size"],
+        "size": told["progress"]["size"],
+        "done": True,
+        "bad": 0,
+    }
+
+
+async def test_rows_facets_and_a_rollout(client: TestClient[Any, Any]):
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.error": ""}, sort="reward", order="down")
+    assert page["total"] == 6 and page["rows"][0]["scores"]["win"] == 1.0
+    facet = await asked(client, "/api/facet", run="worse", name="error")
+    assert facet["values"] == [[None, 6], ["model: InfraError", 3]]
+    told = await asked(client, "/api/rollout", run="worse", line=2)
+    assert (told["error"]["type"], told["reward"], len(told["siblings"])) == ("InfraError", None, 3)
+    raw = await asked(client, "/api/raw", run="worse", line=2)
+    assert msgspec.json.decode(raw["text"])["record"]["error"]["type"] == "InfraError"
+    bad = await asked(client, "/api/bad", run="better")
+    assert bad["bad"] == 1 and bad["lines"][0]["text"].startswith("\ufffd{garbage")
+
+
+async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClient[Any, Any]):
+    told = await asked(client, "/api/rollout", run="deep/rl", line=0)
+    [turn] = told["tokens"]
+    assert turn == {
+        "turn": 0,
+        "fresh": False,
+        "prompt": [[1, None], [2, None]],
+        "sampled": [[3, None], [4, None]],
+        "logprobs": [-0.1, -2.0],
+        "versions": [[0, 2]],
+        "left_out": 0,
+    }
+    assert told["advantage"] == pytest.approx(0.5)
+
+
+async def test_every_version_of_the_weights_that_sampled_a_turn_is_told(client: TestClient[Any, Any], folder: Path):
+    spans = [(3, 1), (5, 2)]
+    steps = [
+        TrajectoryStep([], [], tokens=StepTokens([1], [7, 8, 9], [-0.1] * 3, 3, spans)),
+        TrajectoryStep([], [], tokens=StepTokens([1, 7, 8, 9], [4], [-0.1], 5)),
+        TrajectoryStep([], []),
+    ]
+    made_run(folder / "async", [record(0, 0, step=6, steps=steps)], kind="rl")
+    told = await asked(client, "/api/rollout", run="async", line=0)
+    assert [step["versions"] for step in told["steps"]] == [[[3, 1], [5, 2]], [[5, 1]], []]
+    assert [turn["versions"] for turn in told["tokens"]] == [[[3, 1], [5, 2]], [[5, 1]]]
+
+
+async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(
+    client: TestClient[Any, Any], folder: Path
+):
+    write_tokens(folder / "deep/rl", 1, [TrainedRollout("key1", 0, [TrainedTurn(0, [-0.2, -2.5], [0.3, 1.0], 0.75)])])
+    rows = (await asked(client, "/api/rollouts", run="deep/rl"))["rows"]
+    places = {(row["example"], row["rollout"]): row["line"] for row in rows}
+    told = await asked(client, "/api/rollout", run="deep/rl", line=places[1, 0])
+    [turn] = told["tokens"]
+    assert turn["trained"] == {"logprobs": [-0.2, -2.5], "entropies": [0.3, 1.0], "advantage": 0.75}
+    other = await asked(client, "/api/rollout", run="deep/rl", line=places[2, 1])
+    assert "trained" not in other["tokens"][0]
+    assert [row["line"] for row in other["kept"]] == [places[1, 0]]
+    file = folder / "deep/rl/tokens/1.json"
+    for broken in (b"[1, 2]", b"\xff", b""):
+        file.write_bytes(broken)
+        assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+    file.unlink()
+    file.symlink_to("/etc/passwd")
+    assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+    assert "tokens" not in str((await asked(client, "/api/runs"))["runs"])
+
+
+async def test_training_is_followed_without_telling_anything_twice(client: TestClient[Any, Any], folder: Path):
+    first = await asked(client, "/api/metrics", run="deep/rl")
+    assert [row["step"] for row in first["rows"]] == [1] and first["alarms"][0]["text"] == EVIL
+    assert [step["step"] for step in first["steps"]] == [1]
+    with (folder / "deep/rl/metrics.jsonl").open("ab") as lines:
+        lines.write(b'{"step": 2}\n{"step": 3')
+    news = await asked(client, "/api/metrics", run="deep/rl", after=1, life=first["life"])
+    assert [row["step"] for row in news["rows"]] == [2]
+    (folder / "deep/rl/metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 0.5}\n')  # resumed from a checkpoint
+    again = await asked(client, "/api/metrics", run="deep/rl", after=2, life=first["life"])
+    assert again["life"] == first["life"] + 1 and [row["step"] for row in again["rows"]] == [1]
+
+
+async def test_siblings_are_shown_with_where_they_part(client: TestClient[Any, Any]):
+    told = await asked(client, "/api/group", run="better", line=1)
+    assert [one["parts"] for one in told["rollouts"]] == [None, [0, 7], [0, 7]]
+    assert told["left_out"] == 0
+
+
+async def test_two_runs_are_compared_and_movers_have_their_rollouts(client: TestClient[Any, Any]):
+    told = await asked(client, "/api/compare", a="worse", b="better")
+    assert told["main"]["difference"] == pytest.approx(1 / 3)
+    assert {one["name"]: one["weight"] for one in told["others"]} == {"win": 1.0, "format": 0.2, "length": 0.0}
+    assert told["up"][0]["lines"] == [0, 2]
+    answer = await client.get("/api/compare", params={"a": "worse", "b": "better", "value": "wins"})
+    assert answer.status == 400 and "did you mean 'win'" in (await answer.json())["error"]
+
+
+async def test_a_search_streams_what_it_finds(client: TestClient[Any, Any]):
+    answer = await client.get("/api/search", params={"run": "worse", "text": "QUESTION 1"})
+    lines = [msgspec.json.decode(line) for line in (await answer.read()).splitlines()]
+    assert [line["line"] for line in lines[:-1]] == [3, 4, 5]
+    assert lines[0]["found"] == "question 1" and lines[-1]["done"] and lines[-1]["hits"] == 3
+    refused = await client.get("/api/search", params={"run": "worse", "text": "(", "regex": "1"})
+    assert refused.status == 400 and "not a regular expression" in (await refused.json())["error"]
+
+
+def searches(folder: Path) -> list[str]:
+    """The processes that look through a run of this folder."""
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [command.decode() for command in commands if b"rove.viewer.search" in command and bytes(folder) in command]
+
+
+async def test_a_search_ends_when_nobody_listens(client: TestClient[Any, Any], folder: Path):
+    line = (folder / "worse/rollouts.jsonl").read_bytes().splitlines(keepends=True)[0]
+    evil = line.replace(b"question 0", b"a" * 40 + b"!")
+    (folder / "worse/rollouts.jsonl").write_bytes(line + evil)
+    answer = await client.get("/api/search", params={"run": "worse", "text": "(a+)+$", "regex": "1"})
+    assert (await asked(client, "/api/rollouts", run="worse"))["total"] == 1  # the pattern keeps nobody waiting
+    assert searches(folder)
+    answer.close()
+    for _ in range(200):
+        if not searches(folder):
+            break
+        await asyncio.sleep(0.05)
+    assert not searches(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "..", ".", "", "/etc", "better/../better", "better\0", "a" * 5000, "deep", "link"],
+)
+async def test_nothing_outside_of_the_folder_is_read(client: TestClient[Any, Any], folder: Path, name: str):
+    (folder / "link").symlink_to(folder.parent / "secret")
+    for path in ("/api/run", "/api/rollouts", "/api/bad", "/api/metrics", "/api/search"):
+        answer = await client.get(path, params={"run": name, "text": "x"})
+        assert answer.status == 400, (path, await answer.text())
+        assert "no run" in (await answer.json())["error"]
+    assert "link" not in {run["name"] for run in (await asked(client, "/api/runs"))["runs"]}
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e%2fapp.py", "/static/", "/static/nothing.js", "/api/nothing", "/x"]
+)
+async def test_only_the_pages_own_files_are_served(client: TestClient[Any, Any], path: str):
+    answer = await client.session.get(f"http://{client.host}:{client.port}{path}")
+    assert answer.status == 404 and "error" in await answer.json()
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),
+        ({"Host": "localhost:8123"}, True),
+        ({"Host": "[::1]:8123"}, True),
+        ({"Host": "evil.example"}, False),
+        ({"Host": "127.0.0.1.evil.example"}, False),
+        ({"Host": "192.168.0.9"}, False),
+        ({"Host": "["}, False),
+        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, True),
+        ({"Origin": "https://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+    ],
+)
+async def test_requests_of_other_sites_are_refused(
+    client: TestClient[Any, Any], headers: dict[str, str], allowed: bool
+):
+    for path in ("/api/runs", "/static/main.js"):
+        answer = await client.get(path, headers=headers)
+        assert answer.status == (200 if allowed else 403)
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+async def test_it_answers_questions_only(client: TestClient[Any, Any]):
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        answer = await client.request(method, "/api/runs")
+        assert answer.status == 405 and answer.headers["Allow"] == "GET,HEAD"
+
+
+async def annotating(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(make_viewer(Shelf(folder, annotate=True)))) as client:
+        yield client
+
+
+annotating_client = pytest.fixture(annotating)
+
+
+async def test_rollouts_are_tagged_noted_chosen_by_it_and_counted(
+    annotating_client: TestClient[Any, Any], folder: Path
+):
+    client = annotating_client
+
+    async def say(**wish: Any) -> Any:
+        answer = await client.post("/api/annotate", json={"run": "worse", **wish})
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+    assert (await asked(client, "/api/facet", run="worse", name="tag"))["values"] == []
+    assert await say(line=0, add=["good", "odd"]) == {
+        "tags": ["good", "odd"],
+        "note": "",
+        "known_tags": ["good", "odd"],
+    }
+    assert (await say(line=4, add=["odd"], note=EVIL))["note"] == EVIL
+    assert (await say(line=0, remove=["good"], add=["bad"]))["tags"] == ["odd", "bad"]
+    assert (await say(add=["keep"]))["tags"] == ["keep"]
+    [card] = [run for run in (await asked(client, "/api/runs"))["runs"] if run["name"] == "worse"]
+    assert card["tags"] == ["keep"]
+    about = await asked(client, "/api/run", run="worse")
+    assert (about["tags"], about["known_tags"], about["annotated"], about["annotate"]) == (
+        ["keep"],
+        ["bad", "odd"],
+        True,
+        True,
+    )
+    facet = await asked(client, "/api/facet", run="worse", name="tag")
+    assert facet["values"] == [["odd", 2], ["bad", 1], [None, 7]]
+    for wanted, lines in {"odd": [0, 4], "bad": [0], "": [1, 2, 3, 5, 6, 7, 8], "nobody's": []}.items():
+        page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": wanted})
+        assert [row["line"] for row in page["rows"]] == lines
+    either = await client.get(
+        "/api/rollouts", params=[("run", "worse"), ("is.tag", "bad"), ("is.tag", ""), ("limit", 3)]
+    )
+    assert [row["line"] for row in (await either.json())["rows"]] == [0, 1, 2]
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.noted": 1, "sort": "noted"})
+    assert [(row["line"], row["tags"], row["note"]) for row in page["rows"]] == [(4, ["odd"], EVIL)]
+    assert (await asked(client, "/api/facet", run="worse", name="noted"))["values"] == [[0, 8], [1, 1]]
+    shown = await asked(client, "/api/rollout", run="worse", line=4)
+    assert (shown["tags"], shown["note"]) == (["odd"], EVIL)
+    again = record(0, 0, 1.0)  # the rollout of line 0 is repeated: what was said of it is said of the new try
+    with (folder / "worse/rollouts.jsonl").open("ab") as lines:
+        lines.write(encode_record(again) + b"\n")
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "bad"})
+    assert [row["line"] for row in page["rows"]] == [9]
+
+
+async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
+    client: TestClient[Any, Any], annotating_client: TestClient[Any, Any], folder: Path
+):
+    wish = {"run": "worse", "line": 0, "add": ["good"]}
+    refused = await client.post("/api/annotate", json=wish)
+    assert refused.status == 403 and "rove view --annotate" in (await refused.json())["error"]
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "evil.example"},
+    ):
+        assert (await annotating_client.post("/api/annotate", json=wish, headers=headers)).status == 403
+    form = await annotating_client.post(
+        "/api/annotate", data=msgspec.json.encode(wish), headers={"Content-Type": "text/plain"}
+    )
+    assert form.status == 415
+    assert (await annotating_client.get("/api/annotate", params={"run": "worse"})).status == 404
+    assert not (folder / "worse/annotations.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "not an annotation"),
+        (b"[]", "not an annotation"),
+        (b'{"run": "worse"}', "nothing to change"),
+        (b'{"run": "worse", "line": 99, "add": ["x"]}', "no rollout in line 99"),
+        (b'{"run": "worse", "line": 1e99, "add": ["x"]}', "not an annotation"),
+        (b'{"run": "worse", "line": -1, "add": ["x"]}', "not an annotation"),
+        (b'{"run": "../secret", "add": ["x"]}', "no run"),
+        (b'{"run": "worse", "add": [" "]}', "a tag is"),
+        (b'{"run": "worse", "add": ["\\ud800"]}', "not an annotation"),
+        (b'{"run": "worse", "line": 0, "note": "\xff"}', "not an annotation"),
+        (b'{"run": "worse", "note": "of a run"}', "on a rollout"),
+        (b"[" * 5000, "not an annotation"),
+    ],
+)
+async def test_what_is_no_annotation_is_refused(
+    annotating_client: TestClient[Any, Any], folder: Path, body: bytes, why: str
+):
+    answer = await annotating_client.post("/api/annotate", data=body, headers={"Content-Type": "application/json"})
+    assert answer.status == 400 and why in (await answer.json())["error"]
+    assert not (folder / "worse/annotations.jsonl").exists()
+
+
+async def test_damaged_annotations_hide_nothing_else(client: TestClient[Any, Any], folder: Path):
+    good = b'{"add":["good"],"rollout":{"example_key":"key0","rollout_index":1}}\n'
+    (folder / "worse/annotations.jsonl").write_bytes(b"\xff\n" + good + b'{"add":["torn"],"roll')
+    about = await asked(client, "/api/run", run="worse")
+    assert (about["bad_annotations"], about["known_tags"]) == (1, ["good"])
+    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "good"})
+    assert [row["line"] for row in page["rows"]] == [1]
+
+
+async def test_beyond_this_machine_it_takes_a_token(folder: Path):
+    async with TestClient(TestServer(make_viewer(Shelf(folder), host="0.0.0.0", token="right"))) as client:
+        assert (await client.get("/", allow_redirects=False)).status == 401
+        assert (await client.get("/api/runs?token=wrong")).status == 401
+        welcome = await client.get("/?token=right", allow_redirects=False)
+        assert (welcome.status, welcome.headers["Location"]) == (303, "/")
+        assert "HttpOnly" in welcome.headers["Set-Cookie"] and "SameSite=Strict" in welcome.headers["Set-Cookie"]
+        cookie = {"Cookie": f"rove_view={welcome.cookies['rove_view'].value}"}
+        assert (await client.get("/api/runs", headers=cookie)).status == 200
+        assert (await client.get("/api/runs", headers={**cookie, "Host": "10.0.0.5:80"})).status == 200
+        assert (await client.get("/api/runs", headers={**cookie, "Host": "evil.example"})).status == 403
+
+
+async def test_the_pages_hold_no_inline_scripts_and_name_no_other_place(client: TestClient[Any, Any]):
+    page = await (await client.get("/")).text()
+    scripts = sorted(path.name for path in (Path(__file__).parents[2] / "rove/viewer/static").glob("*.js"))
+    assert re.findall(r"<script.*?>", page) == ['<script type="module" src="/static/main.js">']
+    for name in scripts:
+        answer = await client.get(f"/static/{name}")
+        text = await answer.text()
+        assert answer.content_type == "text/javascript"
+        assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text), name
+        assert text.count("\n") < 260, name
+
+
+# What people and crashes leave behind
+
+texts = st.one_of(
+    st.sampled_from(
+        [
+            "better",
+            "worse",
+            "deep/rl",
+            "torn",
+            "broken",
+            "0",
+            "1",
+            "-1",
+            "1e400",
+            "nan",
+            "reward",
+            "score.win",
+            "stop",
+            "",
+        ]
+    ),
+    st.text(max_size=20),
+)
+names = st.one_of(
+    st.sampled_from(
+        [
+            "run",
+            "line",
+            "name",
+            "sort",
+            "order",
+            "offset",
+            "limit",
+            "is.stop",
+            "is.reward",
+            "from.reward",
+            "to.score.win",
+            "is.tag",
+            "is.noted",
+        ]
+    ),
+    st.sampled_from(
+        ["a", "b", "value", "after", "life", "first", "last", "text", "regex", "whole", "is.", "is.step", "to.example"]
+    ),
+    st.text(max_size=12),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(ENDPOINTS)),
+    st.sampled_from(["better", "deep/rl", "torn", "broken"]),
+    st.lists(st.tuples(names, texts), max_size=5),
+)
+async def test_no_question_makes_it_fail(
+    client: TestClient[Any, Any], endpoint: str, run: str, params: list[tuple[str, str]]
+):
+    answer = await client.get(f"/api/{endpoint}", params=[("run", run), *params])
+    assert answer.status in (200, 400, 404), (endpoint, params, await answer.text())
+    if answer.status != 200:
+        assert (await answer.json())["error"]
+
+
+json = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@pytest.mark.broad
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+async def test_no_record_makes_it_fail(client: TestClient[Any, Any], folder: Path, data: st.DataObject):
+    lines = (folder / "deep/rl/rollouts.jsonl").read_bytes().splitlines(keepends=True)[:2]
+    record = msgspec.json.decode(lines[0])
+    where = data.draw(st.sampled_from([record, record["record"], record["record"]["scores"], record["steps"][0]]))
+    where[data.draw(st.sampled_from(sorted(where)))] = data.draw(json)
+    if isinstance(record["record"], dict) and data.draw(st.booleans()):
+        record["record"]["completion"] = [data.draw(json), {"role": data.draw(json), "content": data.draw(json)}]
+    (folder / "torn/rollouts.jsonl").write_bytes(msgspec.json.encode(record) + b"\n" + lines[1])
+    for endpoint in ENDPOINTS:
+        answer = await client.get(
+            f"/api/{endpoint}", params={"run": "torn", "line": 0, "name": "reward", "a": "torn", "b": "better"}
+        )
+        assert answer.status in (200, 400, 404), (endpoint, await answer.text())
+
+
+async def test_hostile_text_arrives_as_text(client: TestClient[Any, Any], folder: Path):
+    said = [{"role": "assistant", "content": EVIL + "x" * 5_000_000}]
+    evil = record(0, 0, completion=said, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
+    with Run(folder / "torn") as run:
+        (run.path / "rollouts.jsonl").unlink()
+        run.append_rollout(evil)
+    told = await asked(client, "/api/rollout", run="torn", line=0)
+    assert (
+        told["completion"][0]["content"].startswith(EVIL)
+        and len(told["completion"][0]["content"]) < 25_000
+        and told["cut"]
+    )
+    whole = await asked(client, "/api/rollout", run="torn", line=0, whole=1)
+    assert len(whole["completion"][0]["content"]) > 5_000_000
+    assert (await asked(client, "/api/facet", run="torn", name="stop"))["values"] == [[EVIL, 1]]
+
+
+async def test_what_stopped_a_run_is_told_without_passwords(client: TestClient[Any, Any], folder: Path):
+    with pytest.raises(RunError), Run(folder / "worse") as run:
+        run._acquire()
+        raise RunError("http://me:secret@here:1/v1 does not answer " + "x" * 9000)
+    [listed] = [one for one in (await asked(client, "/api/runs"))["runs"] if one["name"] == "worse"]
+    about, trained = [await asked(client, path, run="worse") for path in ("/api/run", "/api/metrics")]
+    for told in (listed, about, trained):
+        assert told["why"].startswith("http://…@here:1/v1 does not answer")
+        assert len(told["why"]) < 1000
+    assert (await asked(client, "/api/run", run="better"))["why"] == ""
+
+
+def test_a_run_is_running_while_somebody_holds_its_lock(tmp_path: Path):
+    run = made_run(tmp_path / "run", [record()])
+    assert status(run) == "stopped"
+    with (run.path / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status(run) == "running"
+    run.finish({})
+    assert status(run) == "complete"
+
+
+def test_a_single_run_is_a_shelf_of_one(tmp_path: Path):
+    made_run(tmp_path / "one", [record()])
+    made_run(tmp_path / "other", [record()])
+    shelf = Shelf(tmp_path / "one")
+    assert shelf.names() == ["one"]
+    with pytest.raises(ConfigError, match="no run 'other'"):
+        shelf.run("other")
+    with pytest.raises(ConfigError, match="no folder"):
+        Shelf(tmp_path / "nowhere")
+
+
+async def test_it_listens_until_it_is_told_to_stop(folder: Path):
+    urls: asyncio.Queue[str] = asyncio.Queue()
+    task = asyncio.create_task(serve_viewer(Shelf(folder), "127.0.0.1", 0, "secret", urls.put_nowait))
+    url = await urls.get()
+    async with ClientSession(
+        cookie_jar=CookieJar(unsafe=True)
+    ) as session:  # aiohttp keeps none of an address in numbers
+        answer = await session.get(url)
+        assert (answer.status, url.endswith("/?token=secret")) == (200, True)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_lines_of_a_growing_file_are_read_once(tmp_path: Path):
+    lines = GrowingLines(tmp_path / "metrics.jsonl")
+    lines.catch_up()
+    assert (lines.rows, lines.life) == ([], 0)
+    lines.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2')
+    lines.catch_up()
+    assert (lines.rows, lines.bad) == ([{"a": 1}], 2)
+    lines.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2}\n')
+    lines.catch_up()
+    assert lines.rows == [{"a": 1}, {"a": 2}]
+    lines.file.unlink()
+    lines.catch_up()
+    assert (lines.rows, lines.life) == ([], 1)
+
+
+messages = st.lists(
+    st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from("ab"), st.text("xy", max_size=6)),
+    max_size=4,
+)
+
+
+@given(messages, messages)
+def test_conversations_part_where_they_first_differ(one: list[dict[str, str]], other: list[dict[str, str]]):
+    found = parting(one, other)
+    if found is None:
+        assert one == other
+        return
+    place, letter = found
+    assert one[:place] == other[:place]
+    if place < min(len(one), len(other)):
+        a, b = one[place]["content"], other[place]["content"]
+        assert one[place] != other[place] and a[:letter] == b[:letter] and (a[letter:][:1] != b[letter:][:1] or a == b)
+
+
+@given(
+    st.lists(st.text('aBcé"\\\n', max_size=8), max_size=6), st.text('aBcé"\\\n', min_size=1, max_size=2), st.booleans()
+)
+def test_a_search_finds_what_is_there(
+    tmp_path_factory: pytest.TempPathFactory, said: list[str], wanted: str, case: bool
+):
+    run = made_run(
+        tmp_path_factory.mktemp("run"),
+        [
+            record(0, i, prompt=[], answer="", completion=[{"role": "user", "content": text}])
+            for i, text in enumerate(said)
+        ],
+    )
+    (run.path / "rollouts.jsonl").touch()
+    with (run.path / "rollouts.jsonl").open("rb") as lines:
+        found = [hit["line"] for hit in found_in(lines, Query(wanted, case=case)) if "line" in hit]
+    kept = [i for i, text in enumerate(said) if (wanted in text if case else wanted.lower() in text.lower())]
+    assert found == kept

@@ -1,0 +1,499 @@
+"""The viewer's pages in a real browser: finished, live, killed and damaged runs; keyboard, contrast, hostile content."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import NARROW, WIDE, Tab, chromium, serving, viewing, violations
+from commands import environment
+from made import made_run, record, scores
+
+from rove.core.records import StepTokens, TrajectoryStep
+from rove.rollouts.export_rows import RunRows
+from rove.runs.run import Run
+from rove.runs.serialization import encode_record
+from tests.cli.test_play_roles import HAGGLE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIL = '<script>window.pwned = 1</script><img src="https://evil.example/x" onerror="window.pwned = 2">\x1b[31m\u202egnp'
+WATCH = """
+window.told = [];
+const note = () => window.told.push(document.querySelector(".hits").innerText);
+new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+"""
+PAGES = {
+    "runs": "",
+    "rollouts": "rollouts?run=rl",
+    "rollout": "rollout?run=rl&line=1",
+    "group": "rollout?run=rl&line=1&tab=group",
+    "tokens": "rollout?run=rl&line=1&tab=tokens",
+    "raw": "rollout?run=rl&line=1&tab=raw",
+    "training": "training?run=rl",
+    "overlay": "training?run=rl&run=sft",
+    "compare": "compare?a=teacher&b=trained",
+    "pair": "compare?a=teacher&b=trained&left=0&right=0",
+    "nothing": "nothing",
+}
+
+
+def step(number: int, wins: list[float]) -> tuple[list[Any], dict[str, float]]:
+    """The rollouts and the metrics of a training step."""
+    made = []
+    for i, win in enumerate(wins):
+        said = [
+            {"role": "assistant", "content": f"<think>so</think>{i}"},
+            {"role": "user", "content": " X O 2\n 3 4 5\n 6 7 8"},
+        ]
+        call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 3}'}}
+        said += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "3", "tool_call_id": "1"},
+        ]
+        turn = TrajectoryStep([], said[:1], seconds=0.2, tokens=StepTokens([5, 6, 7], [8, 9], [-0.02, -3.0]))
+        made.append(record(i // 4, i % 4, win, step=number, completion=said, steps=[turn]))
+    rewards = [one.reward for one in made]
+    metrics = {
+        "reward/mean": sum(rewards) / len(rewards),
+        "entropy/all/mean": 1.0 / number,
+        "optim/grad_norm": 0.1,
+        "length/mean": 2.0,
+    }
+    metrics |= {"groups/all": 2.0, "groups/zero_spread": 0.0, "ratio/mean": 1.0, "tokens": 16.0, "time/sampling": 0.5}
+    return made, {"step": number, **metrics, "eval/held/reward/mean": 0.1 * number}
+
+
+def train(run: Run, number: int) -> None:
+    made, metrics = step(number, [1.0, 0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0])
+    for one in made:
+        run.append_rollout(one)
+    run.append_metrics(metrics)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished evaluations of Tic-Tac-Toe, a finished RL run and one of SFT."""
+    runs = tmp_path_factory.mktemp("folder") / "runs"
+    shutil.copytree(ROOT / "docs/example_runs/teacher", runs / "teacher")
+    shutil.copytree(ROOT / "docs/example_runs/rl", runs / "trained")
+    with made_run(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
+        for number in (1, 2, 3):
+            train(run, number)
+        run.append_alarm({"step": 2, "name": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
+        run.finish({})
+    with made_run(runs / "sft", [], kind="sft", data="runs/teacher") as run:
+        for number in (1, 2, 3):
+            run.append_metrics({"step": number, "loss": 1.0 / number, "entropy/all/mean": 2.0 / number})
+    return runs
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url(runs: Path) -> Iterator[str]:
+    with viewing(runs) as url:
+        yield url
+
+
+@pytest.fixture
+def tab(browser: Any, url: str) -> Iterator[Tab]:
+    tab = Tab(browser, url)
+    yield tab
+    tab.context.close()
+    assert tab.trouble == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_every_page_is_whole_readable_and_asks_nobody_else(browser: Any, url: str, size: tuple[int, int], scheme: str):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
+    )
+    tab = Tab(browser, url, size, scheme)
+    found = {}
+    for name, place in PAGES.items():
+        page = tab.open(place)
+        assert tab.overflow <= 0, f"{name} is {tab.overflow} pixels too wide"
+        assert "Error" not in page.locator("main").inner_text(), name
+        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+        found[name] = [
+            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
+            for one in axe.Axe().run(page, options=options).response["violations"]
+        ]
+    assert not any(found.values()), found
+    assert tab.trouble == []
+    tab.context.close()
+
+
+def test_bars_and_values_choose_rollouts(tab: Tab):
+    page = tab.open("rollouts?run=trained")
+    tab.wait("1 to 50 of 120 rollouts")
+    page.get_by_role("button", name="lost 1: 4").click()
+    tab.wait("1 to 4 of 4 rollouts")
+    assert "is.score.lost=1" in page.url
+    page.get_by_role("button", name="take back lost = 1").click()
+    tab.wait("1 to 50 of 120 rollouts")
+    page.get_by_role("button", name="Next").first.click()
+    tab.wait("51 to 100 of 120 rollouts")
+    page.get_by_role("button", name="reward", exact=True).first.click()
+    tab.wait("1 to 50 of 120 rollouts")
+    assert page.locator("tbody tr").first.locator("td").nth(2).inner_text() == "0.2"
+
+
+def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
+    page = tab.open("rollout?run=trained&line=0")
+    assert page.get_by_role("heading", name="Example 0, rollout 0").is_visible()
+    assert page.get_by_role("img", name="board: X, O, O; O, X, X; O, X, O").is_visible()
+    assert "the environment had the last word" in page.locator("aside").inner_text()
+    assert [cell.inner_text() for cell in page.locator("table.scores tr").nth(1).locator("td").all()] == [
+        "win",
+        "0.5",
+        "× 1",
+        "0.5",
+    ]
+    assert "model 449 ms" in page.locator("aside").inner_text()
+    page = tab.open("rollout?run=rl&line=0")
+    assert page.locator("details.call pre").inner_text() == '{\n  "at": 3\n}' or not page.locator(
+        "details.call"
+    ).get_attribute("open")
+    page.locator("details.call summary").click()
+    assert '"at": 3' in page.locator("details.call").inner_text()
+
+
+def test_siblings_stand_side_by_side_with_the_place_where_they_part(tab: Tab):
+    page = tab.open("rollout?run=rl&line=1&tab=group")
+    assert page.locator("section.sibling").count() == 4
+    assert page.locator("section.sibling").nth(1).locator("mark").inner_text() == "1"
+    assert "the others are held against this one" in page.locator("section.sibling").first.inner_text()
+
+
+def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
+    page = tab.open("rollout?run=rl&line=0&tab=tokens")
+    tokens = page.locator("pre.tokens .token")
+    assert [token.get_attribute("class") for token in tokens.all()] == ["token given"] * 3 + ["token p0", "token p4"]
+    assert "probability 0.9802" in tokens.nth(3).get_attribute("title")
+    page.get_by_label("Colour by").select_option("loss mask")
+    page.locator("pre.tokens .token.trained").first.wait_for()
+    assert page.locator("pre.tokens .token.trained").count() == 2
+
+
+def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp_path: Path):
+    spans = [(3, 1), (4, 1), (5, 1)]
+    turns = [StepTokens([5], [8, 9, 7], [-0.1] * 3, 3, spans), StepTokens([5, 8, 9, 7, 6], [4], [-0.1], 5)]
+    steps = [TrajectoryStep([], [{"role": "assistant", "content": "x"}], seconds=0.1, tokens=one) for one in turns]
+    made_run(tmp_path / "runs/async", [record(0, 0, step=6, steps=steps), record(0, 1, step=6)], kind="rl")
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=async&line=0&tab=tokens&colour=version")
+        assert page.get_by_role("heading", name="Turn 1 versions 3–5").is_visible()
+        assert page.get_by_role("heading", name="Turn 2 version 5").is_visible()
+        sampled = page.locator("pre.tokens .token:not(.given)")
+        assert [one.get_attribute("class") for one in sampled.all()] == ["token p2", "token p1", "token p0", "token p0"]
+        told = [str(one.get_attribute("title")).rpartition("; ")[2] for one in sampled.all()]
+        assert told == [f"version {version} of the weights" for version in (3, 4, 5, 5)]
+        assert page.locator(".tokenkey .token").all_inner_texts() == ["version 3", "version 4", "version 5"]
+        assert page.locator(".title").inner_text().count("versions 3–5 of the weights") == 1
+        page = tab.open("rollout?run=async&line=0")
+        page.locator("summary", has_text="2 turns in").click()
+        assert "versions 3–5" in page.locator("aside").inner_text()
+        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&colour=version")) == []
+        assert tab.trouble == [] and tab.overflow <= 0
+
+
+def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path):
+    for number, name in enumerate(("one", "two")):
+        with made_run(tmp_path / f"runs/{name}", [], kind="rl") as run:
+            for step in (1, 2, 3):
+                metrics = {"metrics/won": 0.1 * step, "metrics/lost": 0.2, "metrics/num_turns": 4.0 + number}
+                late = {"eval/held/reward/mean": 0.5} if step == 3 else {}
+                run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **late})
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("training?run=one&run=two")
+        page.locator('svg[data-key="metrics: won"]').wait_for()
+        charts = [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()]
+        held = "held-out reward: held"
+        assert charts == ["reward", held, "metrics: lost", "metrics: won", "metrics above 1: num_turns"]
+        for chart in page.locator("figure", has=page.locator("svg.curves")).all():
+            assert chart.locator(".legend li").all_inner_texts() == ["one", "two"]
+            assert [line.get_attribute("class") for line in chart.locator("polyline").all()] == ["line c0", "line c1"]
+        assert page.locator(f'svg[data-key="{held}"] circle.dot').count() == 2  # a point is seen without its neighbours
+        page = tab.open("training?run=one")
+        page.locator('svg[data-key="metrics"]').wait_for()
+        assert [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()] == [
+            "reward",
+            "held-out reward",
+            "metrics",
+            "metrics above 1",
+        ]
+        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
+
+
+def test_everything_can_be_done_with_the_keyboard(tab: Tab):
+    page = tab.open("rollouts?run=trained")
+    page.locator('[data-key="row 0"]').focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Example 0, rollout 0").wait_for()
+    page.keyboard.press("j")
+    page.get_by_role("heading", name="Example 1, rollout 0").wait_for()
+    page.keyboard.press("k")
+    page.get_by_role("heading", name="Example 0, rollout 0").wait_for()
+    page.keyboard.press("Escape")
+    tab.wait("1 to 50 of 120 rollouts")
+    page = tab.open("training?run=rl")
+    page.locator('svg[data-key="reward"]').focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert "step 2" in page.locator("figure", has=page.locator('svg[data-key="reward"]')).locator("output").inner_text()
+    page.keyboard.press("Enter")
+    tab.wait("1 to 8 of 8 rollouts")
+    assert "is.step=2" in page.url
+
+
+def test_the_focus_stays_where_it_is_when_a_page_is_drawn_anew(tab: Tab):
+    page = tab.open("")
+    page.get_by_label("Filter").press_sequentially("train", delay=30)
+    page.locator("tbody tr").nth(1).wait_for(state="detached")
+    assert page.evaluate("document.activeElement.dataset.key") == "filter"
+    assert page.locator("tbody tr").count() == 1 and "trained" in page.locator("tbody").inner_text()
+
+
+def test_picked_runs_are_compared_down_to_two_rollouts(tab: Tab):
+    page = tab.open("")
+    page.get_by_label("pick teacher").check()
+    page.get_by_label("pick trained").check()
+    page.get_by_role("link", name="Compare").click()
+    tab.wait("trained is better than teacher")
+    page.locator("table.movers a").first.click()
+    page.locator("#pair section.sibling").nth(1).wait_for()
+    assert page.locator("#pair .board").count() > 4
+
+
+def test_a_search_shows_what_it_finds(tab: Tab):
+    page = tab.open("rollouts?run=trained")
+    page.get_by_label("Text").fill("you LOSE")
+    page.get_by_role("button", name="Search").click()
+    page.locator(".hits li").nth(3).wait_for()
+    assert page.locator(".hits mark").first.inner_text() == "You lose"
+    tab.wait("4 rollouts in")
+    page.locator(".hits a").first.click()
+    page.get_by_role("heading", name="Example").wait_for()
+
+
+def test_new_points_appear_while_a_run_goes_on(browser: Any, tmp_path: Path):
+    with made_run(tmp_path / "runs/live", [], kind="rl", steps=9) as run, viewing(tmp_path / "runs") as url:
+        run.start("rl", {"env": "quiz", "model": "m", "steps": 9}, {})
+        train(run, 1)
+        tab = Tab(browser, url)
+        page = tab.open("training?run=live")
+        assert page.locator("#steps").inner_text() == "1 step" and page.locator(".status").inner_text() == "running"
+        page.evaluate("window.stays = 1")
+        train(run, 2)
+        train(run, 3)
+        page.locator("#steps", has_text="3 steps").wait_for()
+        points = page.locator('svg[data-key="reward"] polyline').get_attribute("points")
+        assert points is not None and len(points.split()) == 3
+        assert page.evaluate("window.stays") == 1
+        rows = Tab(browser, url)
+        rows.open("rollouts?run=live")
+        rows.wait("of 24 rollouts")
+        train(run, 4)
+        rows.wait("of 32 rollouts")
+        run.close()
+        page.locator(".status", has_text="stopped").wait_for()
+        assert tab.trouble == rows.trouble == []
+
+
+def test_a_run_that_was_killed_in_the_middle_of_a_line(browser: Any, tmp_path: Path):
+    run = made_run(tmp_path / "runs/killed", [record(0, i) for i in range(3)])
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(encode_record(record(0, 3))[:100])
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollouts?run=killed")
+        tab.wait("1 to 3 of 3 rollouts")
+        tab.wait("the last line is not whole yet (100 B)")
+        assert page.locator(".status").first.inner_text() == "stopped"
+        assert tab.trouble == []
+
+
+def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Path):
+    run = made_run(tmp_path / "runs/odd", [record(0, i) for i in range(3)])
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(
+            b'{"record": garbage\xff\n'
+            + encode_record(record()).replace(b'"schema_version":1', b'"schema_version":8')
+            + b"\n"
+        )
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollouts?run=odd")
+        page.locator(".unreadable summary", has_text="2 lines of rollouts.jsonl cannot be read").click()
+        told = page.locator(".unreadable").inner_text()
+        assert "line 4" in told and "garbage" in told
+        assert "this rollout has schema 8, this rove reads up to 1: upgrade rove" in told
+        page = tab.open("")
+        assert "2 unreadable lines" in page.locator("tbody").inner_text()
+        assert tab.trouble == []
+
+
+def test_hostile_content_is_shown_and_nothing_else(browser: Any, tmp_path: Path):
+    call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}
+    said = [
+        {
+            "role": "assistant",
+            "content": f"<think>{EVIL}</think>{EVIL}",
+            "tool_calls": [call, EVIL],
+            "reasoning_content": EVIL,
+        },
+        {"role": EVIL, "content": [{"type": "text", "text": EVIL}, {"type": EVIL}, EVIL], "name": EVIL},
+        {"role": "user", "content": "x" * 5_000_000},
+    ]
+    evil = record(
+        0,
+        0,
+        completion=said,
+        stop_condition=EVIL,
+        scores=scores(1.0, **{EVIL: 1.0}),
+        example_key=EVIL,
+        info={EVIL: EVIL},
+    )
+    with made_run(
+        tmp_path / "runs/evil", [evil, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
+    ) as run:
+        run.append_metrics({"step": 1, "reward/mean": 0.5, f"metrics/{EVIL}": 1.0, f"eval/{EVIL}/reward/mean": 1.0})
+        run.append_alarm({"step": 1, "name": EVIL, "text": EVIL})
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        rollout = "rollout?run=evil&line=0"
+        for place in (
+            "",
+            "rollouts?run=evil",
+            rollout,
+            f"{rollout}&tab=group",
+            f"{rollout}&tab=raw",
+            "training?run=evil",
+            "compare?a=evil&b=evil",
+        ):
+            page = tab.open(place)
+            assert page.evaluate("window.pwned") is None
+            assert page.evaluate("document.querySelectorAll('script, img, iframe').length") == 1, place
+            assert tab.overflow <= 0, place
+        shown = tab.open(rollout).locator("main").inner_text()
+        assert shown.count("window.pwned = 1") >= 8
+        assert tab.trouble == []
+
+
+def test_a_rollout_of_two_hundred_turns(browser: Any, tmp_path: Path):
+    said = [{"role": role, "content": f"turn {i} of {role}"} for i in range(200) for role in ("assistant", "user")]
+    steps = [TrajectoryStep([], [], seconds=0.01) for _ in range(200)]
+    made_run(tmp_path / "runs/long", [record(0, 0, completion=said, steps=steps)])
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=long&line=0")
+        assert page.locator("article.message").count() == 401
+        assert "After 200 turns" in page.locator("aside").inner_text()
+        assert tab.trouble == [] and tab.overflow <= 0
+
+
+def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path: Path):
+    run = made_run(tmp_path / "runs/large", [])
+    line = encode_record(record(77777, 6, 0.5)) + b"\n"
+    with (run.path / "rollouts.jsonl").open("wb") as file:
+        for i in range(100_000):
+            file.write(
+                line.replace(b"77777", b"%d" % (i // 8)).replace(b'"rollout_index":6', b'"rollout_index":%d' % (i % 8))
+            )
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollouts?run=large")
+        tab.wait("1 to 50 of 100,000 rollouts")
+        assert page.locator("table.rollouts tbody tr").count() == 50
+        page = tab.open("rollouts?run=large&offset=99950")
+        tab.wait("99,951 to 100,000 of 100,000 rollouts")
+        page.evaluate(WATCH)
+        page.get_by_label("Text").fill("question 0")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_function(
+            "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"
+        )
+        parts = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
+        assert parts >= 1, page.evaluate(
+            "window.told"
+        )  # what was found is shown while the rest is read, and how far that is
+        assert tab.trouble == []
+
+
+def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_path: Path):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
+    )
+    with serving(
+        tmp_path, "play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1", "--run-dir", "kept"
+    ) as url:
+        tab = Tab(browser, url, NARROW)
+        page = tab.page
+        page.goto(url)
+        squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Keep this game")
+        squares.first.wait_for()
+        assert (
+            axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).violations_count == 0 and tab.overflow <= 0
+        )
+        for turn in range(5):
+            squares.or_(over).first.wait_for()
+            if over.is_visible():
+                break
+            free = squares.count()
+            if turn % 2:
+                page.locator('[data-key^="move "]').first.press("Enter")
+            else:
+                squares.last.click()
+            squares.nth(free - 1).wait_for(state="detached")
+        over.click()
+        tab.wait("kept in kept")
+        assert (
+            "the model is told: You win." in page.locator(".verdict").inner_text()
+            or "Draw." in page.locator(".verdict").inner_text()
+        )
+        page.get_by_role("button", name="Play again").click()
+        squares.or_(page.get_by_text("is thinking")).first.wait_for()
+        assert tab.trouble == []
+    [row] = RunRows(Run(tmp_path / "kept"))
+    assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"
+
+
+def test_a_person_sits_where_the_environment_asks_by_name(browser: Any, tmp_path: Path):
+    environment(tmp_path / "mine", "haggle", HAGGLE)
+    words = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
+    with serving(tmp_path, *words, "--seat", "seller") as url:
+        tab = Tab(browser, url, NARROW)
+        page = tab.page
+        page.goto(url)
+        for offer, answer in (("10?", "Never."), ("20?", "Sold.")):
+            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for()
+            assert page.locator(".verdict").inner_text() == "Your turn as seller"
+            assert page.evaluate("document.activeElement.dataset.key") == "answer seat"  # ready to be typed into
+            assert violations(page) == [] and tab.overflow <= 0
+            page.keyboard.type(answer)
+            page.get_by_role("button", name="Answer").press("Enter")
+            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
+        page.get_by_role("button", name="Keep this game").click()
+        tab.wait("kept in kept")
+        assert page.locator('[data-key="seat"] option').all_inner_texts()[0] == "you as seller, scripted:buyer plays"
+        assert tab.trouble == []
+    [game] = Run(tmp_path / "kept").rollouts()
+    assert game.reward == 1.0
+    with viewing(tmp_path) as url:
+        tab = Tab(browser, url)
+        tab.open("rollout?run=kept&line=0").locator("summary", has_text="seat seller").click()
+        tab.wait("Never.")
+        assert tab.trouble == []

@@ -1,0 +1,101 @@
+"""Tags and notes in a real browser: given with the keyboard, shown and chosen by, inert, and only where it is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import NARROW, WIDE, Tab, chromium, viewing, violations
+from made import made_run, record
+
+from rove.runs.annotations import Annotations, Change, Subject, annotate
+
+pytestmark = pytest.mark.slow
+
+EVIL = '<script>window.pwned=1</script>"><img>'
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name in ("one", "other"):
+        made_run(tmp_path / "runs" / name, [record(example, i) for example in range(2) for i in range(2)])
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path, size: tuple[int, int]):
+    with viewing(runs, "--annotate") as url:
+        tab = Tab(browser, url, size, "dark" if size == NARROW else "light")
+        page = tab.open("rollout?run=one&line=2")
+        page.keyboard.press("t")
+        page.keyboard.type("good")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="take the tag good away").wait_for()
+        assert page.evaluate("document.activeElement.list.id") == "tags-Add-a-tag"  # the next one can be typed at once
+        page.keyboard.type(EVIL)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name=f"take the tag {EVIL} away").wait_for()
+        page.get_by_role("textbox", name="Note").fill(f"{EVIL}\nsecond line")
+        page.get_by_role("button", name="Keep the note").click()
+        page.locator("#said", has_text="the note is kept").wait_for(state="attached")
+        assert violations(page) == [] and tab.overflow <= 0
+        page.keyboard.press("Tab")
+        page.locator("h1").click()
+        page.keyboard.press("Escape")
+        tab.wait("1 to 4 of 4 rollouts")
+        if size == NARROW:
+            page.get_by_text("Choose by").click()
+        page.get_by_role("button", name=f"{EVIL} 1").click()
+        tab.wait("1 to 1 of 1 rollout")
+        shown = page.locator("table.rollouts tbody tr")
+        assert "good" in shown.inner_text() and "second line" in shown.inner_text()
+        assert page.evaluate("window.pwned") is None and page.locator("main img").count() == 0
+        assert violations(page) == [] and tab.overflow <= 0
+        page = tab.open("rollout?run=one&line=2")
+        page.get_by_role("button", name="take the tag good away").click()
+        page.get_by_role("button", name="take the tag good away").wait_for(state="detached")
+        assert tab.trouble == []
+    said = Annotations(runs / "one").rollouts[(None, "key1", 0)]
+    assert said == ((EVIL,), f"{EVIL}\nsecond line")
+
+
+def test_picked_runs_are_tagged_and_the_table_is_filtered_by_it(browser: Any, runs: Path):
+    with viewing(runs, "--annotate") as url:
+        tab = Tab(browser, url)
+        page = tab.open("?pick=one&pick=other")
+        page.get_by_label("Tag picked runs").fill("keep")
+        page.wait_for_timeout(4500)  # the table is drawn anew meanwhile
+        assert page.get_by_label("Tag picked runs").input_value() == "keep"
+        page.get_by_role("button", name="Add").click()
+        page.locator("tbody .tag").nth(1).wait_for()
+        assert violations(page) == [] and tab.overflow <= 0
+        page = tab.open("?pick=other")
+        page.get_by_role("button", name="take the tag keep away").click()
+        page.locator("tbody .tag").nth(1).wait_for(state="detached")
+        page.locator('select[data-key="tag"]').select_option("keep")
+        page.locator("tbody tr").nth(1).wait_for(state="detached")
+        assert "one" in page.locator("tbody").inner_text() and tab.trouble == []
+
+
+def test_without_leave_everything_is_shown_and_nothing_can_be_changed(browser: Any, runs: Path):
+    annotate(runs / "one", Change(["good"], note="see this", rollout=Subject("key0", 1)))
+    annotate(runs / "one", Change(["keep"]))
+    with viewing(runs) as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=one&line=1")
+        assert page.locator("aside .tag").inner_text() == "good"
+        assert page.locator("aside .remark").inner_text() == "see this"
+        assert page.locator("textarea, .tagging").count() == 0 and violations(page) == []
+        page = tab.open("?pick=one")
+        assert page.locator("tbody .tag").inner_text() == "keep" and page.locator(".tagging").count() == 0
+        asked = "{method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}"
+        status = page.evaluate(f"fetch('/api/annotate', {asked}).then((answer) => answer.status)")
+        assert status == 403

@@ -1,0 +1,382 @@
+"""Run folders that a stranger made: nothing outside of them is read or changed, nothing waits forever, errors are rove's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from made import made_run, record
+from tiers import some_quick
+
+from rove.cli.compare import read_run
+from rove.core.errors import Error, RunError
+from rove.envs.single_turn import SingleTurnEnv
+from rove.rollouts.export import write_rows
+from rove.rollouts.export_rows import RunRows
+from rove.rollouts.rescore import rescore, settings_of
+from rove.runs.annotations import Change, annotate
+from rove.runs.run import Run
+from rove.runs.token_stats import read_tokens, write_tokens
+from rove.viewer.api import ENDPOINTS, Asked
+from rove.viewer.app import make_viewer
+from rove.viewer.index import Index
+from rove.viewer.report import markdown, write_report
+from rove.viewer.run_store import Shelf
+
+FILES = (
+    "config.toml",
+    "versions.json",
+    "summary.json",
+    "stopped.json",
+    "rollouts.jsonl",
+    "metrics.jsonl",
+    "alarms.jsonl",
+    "annotations.jsonl",
+)
+GARBAGE: dict[str, bytes] = {
+    "bytes that are no text": b"\xff\xfe\x00",
+    "half of an object": b'{"reward": \n{"step": 1,',
+    "a list": b"[[1], 2]\n[3]\n",
+    "nested 3,000 deep": b"a = " + b"[" * 3000,
+    "dotted names 400 deep": b".".join([b"a"] * 400) + b" = 1\n",
+    "an integer of 5,000 digits": b"a = " + b"9" * 5000,
+    "JSON nested 3,000 deep": b"[" * 3000 + b"\n",
+    "values of other types": b'{"reward": 3, "functions": [], "scored": "x", "why": 5, "step": "one", "stops": {"a": "b"}}\n',
+    "integers that are too large": b'{"step": 1' + b"0" * 30 + b', "scored": 1' + b"0" * 30 + b"}\n",
+    "nothing": b"",
+}
+CONFIGS: dict[str, str] = {
+    "kind is a number": "kind = 3\n[identity]\n[config]",
+    "identity is a text": 'kind = "eval"\nidentity = "x"\n[config]',
+    "config is a list": 'kind = "eval"\nconfig = []\n[identity]',
+    "numbers are texts": 'kind = "eval"\n[identity]\n[config]\nnum_examples = "a"\nrollouts_per_example = 9999999999',
+    "threshold is a table": 'kind = "eval"\n[identity]\n[config.pass_threshold]\nx = 1',
+    "price is negative": 'kind = "eval"\n[identity]\n[config]\nseed = 0\nprice = {input = -1.0, output = 1.0}',
+    "price is a list": 'kind = "eval"\n[identity]\n[config]\nprice = [1, 2]',
+    "price has other names": 'kind = "eval"\n[identity]\n[config.price]\nx = 1.0',
+    "steps is a list": 'kind = "rl"\n[identity]\n[config]\nsteps = [1]',
+    "env is nested": f'kind = "rl"\n[identity]\n[config]\nenv = {"[" * 90}{"]" * 90}',
+    "model has a zero byte": 'kind = "rl"\n[identity]\n[config]\nmodel = "a\\u0000b"\nenv = ["x"]',
+    "an unknown kind": 'kind = "\\u001b[31m"\n[identity]\n[config]\nenv = 5',
+}
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    """End a test that waits for a named pipe."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError("waited for a file that never ends")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of the user, outside of all run folders."""
+    file = tmp_path / "victim"
+    file.write_bytes(b"years of work")
+    return file
+
+
+def received(path: Path, kind: str = "eval") -> Run:
+    """A complete run folder with a file of every kind."""
+    run = made_run(path, [record(0, 0), record(1, 0, 0.0), record(1, 1, None)], kind=kind, seed=0)
+    run.append_metrics({"step": 1, "reward/mean": 0.5})
+    run.append_alarm({"step": 1, "name": "x", "text": "y"})
+    run.write_json("stopped.json", {"why": "interrupted"})
+    annotate(path, Change(["good"]))
+    run.close()
+    return run
+
+
+def look(path: Path, output: Path) -> list[str]:
+    """Use a run folder in every way that only reads it; returns the errors."""
+    shelf, errors = Shelf(path.parent), []
+
+    def attempt(use: Callable[[], object]) -> None:
+        try:
+            use()
+        except Error as error:
+            errors.append(str(error))
+
+    def ask(name: str) -> None:
+        params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good"}
+        msgspec.json.encode(ENDPOINTS[name](shelf, Asked(list(params.items()))))
+
+    run = Run(path)
+    for name in ENDPOINTS:
+        attempt(lambda name=name: ask(name))
+    attempt(lambda: write_report(run, output / "report.html"))
+    attempt(lambda: markdown(run))
+    attempt(lambda: read_run(str(path)))
+    attempt(lambda: write_rows(RunRows(run), output / "rows.jsonl", "jsonl"))
+    attempt(lambda: settings_of(run))
+    attempt(lambda: asyncio.run(rescore(SingleTurnEnv(dataset=[{"question": "?"}]), run, into=output / "rescored")))
+    shelf.close()
+    return errors
+
+
+def check_listed(path: Path) -> dict[str, Any]:
+    """The row of a run in the viewer's list, beside a good one."""
+    shelf = Shelf(path.parent)
+    rows = {one["name"]: one for one in ENDPOINTS["runs"](shelf, Asked([]))["runs"]}
+    shelf.close()
+    assert rows["good"]["status"] == "stopped" and "trouble" not in rows["good"]
+    return rows[path.name]
+
+
+def put(path: Path, kind: str, victim: Path) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("made", ["eval", "rl"])
+def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
+    received(tmp_path / "runs/good")
+    run = received(tmp_path / "runs/bad", made)
+    put(run.path / name, kind, victim)
+    assert any(name in error for error in look(run.path, tmp_path))
+    if (name, kind) != ("config.toml", "folder"):  # without a config.toml it is no run
+        row = check_listed(run.path)
+        assert row["status"] == "unreadable" and name in row["trouble"]
+    assert victim.read_bytes() == b"years of work"
+
+
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "metrics.jsonl"])
+def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str):
+    received(tmp_path / "runs/good")
+    run = received(tmp_path / "runs/bad")
+    put(run.path / name, "pipe", victim)
+    with pytest.raises(RunError, match=rf"{name} is a named pipe; expected a regular file. Remove it"):
+        list(run.outcomes() if name == "rollouts.jsonl" else run.metrics())
+    assert check_listed(run.path)["status"] == "unreadable"
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("made", ["eval", "rl"])
+def test_what_a_file_holds_is_checked(tmp_path: Path, name: str, garbage: str, made: str):
+    received(tmp_path / "runs/good")
+    run = received(tmp_path / "runs/bad", made)
+    (run.path / name).write_bytes(GARBAGE[garbage])
+    look(run.path, tmp_path)
+    check_listed(run.path)
+
+
+@pytest.mark.parametrize("name", some_quick(CONFIGS, 4))
+def test_settings_of_other_types_are_errors_that_name_the_file(tmp_path: Path, name: str):
+    received(tmp_path / "runs/good")
+    run = received(tmp_path / "runs/bad")
+    (run.path / "config.toml").write_text(CONFIGS[name])
+    errors = look(run.path, tmp_path)
+    assert not [error for error in errors if "config.toml" not in error and "not the run of an evaluation" not in error]
+    check_listed(run.path)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"reward": 3},
+        {"reward": {"mean": "high"}},
+        {"functions": {"win": 1}},
+        {"stops": ["a"]},
+        {"scored": "many"},
+        {"latency": {"answer": 3}},
+        {"cost": {"total": []}},
+        {"pass@k": {"1": None}},
+    ],
+    ids=str,
+)
+def test_a_summary_of_other_types_is_an_error_that_names_the_file(tmp_path: Path, summary: dict[str, Any]):
+    received(tmp_path / "runs/good")
+    run = received(tmp_path / "runs/bad")
+    run.finish(summary)
+    with pytest.raises(RunError, match=r"summary\.json is damaged, or not a file that rove wrote: .*Expected"):
+        markdown(run)
+    assert "summary.json" in check_listed(run.path)["trouble"]
+
+
+def super_journal(victim: Path) -> bytes:
+    """A journal that makes SQLite delete a file, its super-journal, when it opens the database."""
+    header = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 0, 1, 512, 4096).ljust(512, b"\0")
+    name = os.fsencode(victim)
+    tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+    return header + struct.pack(">I", 0x40000000 // 4096 + 1) + name + tail
+
+
+def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, victim: Path):
+    run = received(tmp_path / "runs/bad")
+    database = tmp_path / "contacts.sqlite"
+    with sqlite3.connect(database) as theirs:
+        theirs.execute("CREATE TABLE people (name)")
+    theirs.close()
+    before = database.read_bytes()
+    (run.path / "index.sqlite").symlink_to(database)
+    (run.path / "index.sqlite-journal").write_bytes(super_journal(victim))
+    received(tmp_path / "runs/good")
+    look(run.path, tmp_path)
+    assert check_listed(run.path)["rollouts"] == 3
+    assert database.read_bytes() == before
+    assert victim.exists() and (run.path / "index.sqlite-journal").exists()
+
+
+def test_a_forged_index_is_not_believed(tmp_path: Path):
+    run = received(tmp_path / "runs/bad")
+    index = Index(run.path / "rollouts.jsonl")
+    index.catch_up()
+    index.ask("UPDATE rollouts SET reward = 99")
+    index.close()
+    assert index.store is not None
+    os.replace(index.store, run.path / "index.sqlite")
+    write_report(run, tmp_path / "report.html")
+    assert "99" not in markdown(run)
+    shelf = Shelf(run.path)
+    rows = ENDPOINTS["rollouts"](shelf, Asked([("run", "bad")]))["rows"]
+    shelf.close()
+    assert [row["reward"] for row in rows] == [pytest.approx(1.2), pytest.approx(0.2), None]
+
+
+@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("wins", some_quick([[1e308, 1e308], [1e308, -1e308], [-1e308, -1e308]], 3), ids=str)
+def test_rewards_too_large_for_a_mean_hide_no_other_run(tmp_path: Path, wins: list[float], made: str):
+    received(tmp_path / "runs/good")
+    step = 1 if made == "rl" else None
+    records = [record(i // 2, i % 2, win, step=step) for i, win in enumerate(wins * 4)]
+    made_run(tmp_path / "runs/bad", records, kind=made, seed=0)
+    for error in look(tmp_path / "runs/bad", tmp_path):
+        assert "too large" in error or "metrics" in error or "evaluation" in error
+    row = check_listed(tmp_path / "runs/bad")
+    assert "too large" in row.get("trouble", "too large")
+
+
+async def test_names_that_are_not_utf8_hide_no_other_run(tmp_path: Path):
+    received(tmp_path / "runs/good")
+    odd = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/\xff\xfe"))
+    received(odd)
+    deep = received(tmp_path / "runs/deep")
+    (deep.path / "config.toml").write_text(f"a = {'[' * 90}{']' * 90}")
+    os.close(os.open(os.fsencode(deep.path) + b"/\xff", os.O_CREAT))
+    async with TestClient(TestServer(make_viewer(Shelf(tmp_path / "runs")))) as client:
+        answer = await client.get("/api/runs")
+        assert answer.status == 200
+        rows = {one["name"]: one for one in (await answer.json())["runs"]}
+        assert rows["??"]["status"] == "unreadable" and "rename the folder" in rows["??"]["trouble"]
+        assert rows["deep"]["status"] == "unreadable" and rows["good"]["status"] == "stopped"
+        answer = await client.get("/api/run", params={"run": "nothing"})
+        assert answer.status == 400 and "known: deep, good, ??" in (await answer.json())["error"]
+    async with TestClient(TestServer(make_viewer(Shelf(odd)))) as client:
+        assert (await client.get("/api/runs")).status == 200
+    assert "report" in write_report(Run(odd), tmp_path / "report.html").name
+    markdown(Run(odd)).encode()
+
+
+def test_markdown_shows_versions_and_paths_as_text(tmp_path: Path):
+    run = received(tmp_path / "a`b``c\n# d")
+    evil = "1 | <img src=x> [a](b) `c`\n# Title \x1b[31m &lt;"
+    (run.path / "versions.json").write_bytes(msgspec.json.encode([{"rove": evil, "python": "3"}]))
+    last = markdown(run).splitlines()[-1]
+    assert last.startswith("Repeat: ``` rove eval @ ") and " ``` (rove 1 " in last
+    assert r"1 \| \<img src=x\> \[a\](b) \`c\` # Title \[31m \&lt;" in last
+    assert "\x1b" not in last and "# Title" not in markdown(run).splitlines()
+
+
+@pytest.mark.parametrize("content", ['{"rove": "1"}', "[3]", '[{"rove": 1}]', "[]", "{"])
+def test_versions_of_other_types_are_shown_as_missing(tmp_path: Path, content: str):
+    run = received(tmp_path / "run")
+    (run.path / "versions.json").write_text(content)
+    assert "rove 0" not in markdown(run)
+    assert write_report(run, tmp_path / "report.html").exists()
+
+
+# Writing into a run folder: by resuming it, annotating it, or with a report
+
+
+def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, victim: Path):
+    run = received(tmp_path / "run")
+    for name in (".report.html.draft", "report.html", ".data.jsonl.draft"):
+        (run.path / name).symlink_to(victim)
+    write_report(run, run.path / "report.html")
+    write_rows(RunRows(run), run.path / "data.jsonl", "jsonl")
+    assert victim.read_bytes() == b"years of work"
+    assert not (run.path / "report.html").is_symlink()
+
+
+WRITTEN = (
+    "rollouts.jsonl",
+    "metrics.jsonl",
+    "alarms.jsonl",
+    "limits.jsonl",
+    "versions.json",
+    ".config.toml.draft",
+    ".lock",
+    "tokens",
+    "checkpoints",
+    "checkpoints/1",
+    "checkpoints/.1.draft",
+    "evaluations",
+    "final",
+    ".final.old",
+)
+
+
+@pytest.mark.parametrize("name", some_quick(WRITTEN, 3))
+@pytest.mark.parametrize("kind", ["link", "link to a folder", "pipe"])
+def test_a_run_is_not_continued_through_a_link_or_pipe(tmp_path: Path, victim: Path, name: str, kind: str):
+    run = received(tmp_path / "run", "rl")
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / "1.json").write_bytes(b"{}")
+    file = run.path / name
+    file.parent.mkdir(exist_ok=True)
+    put(file, kind.split()[0], target if kind == "link to a folder" else victim)
+    config = run.config()
+    with pytest.raises(RunError, match=r"is a (symbolic link|named pipe); expected a regular file"):
+        run.start("rl", config["config"], config["identity"])
+    run.close()
+    with suppress(RunError):  # what is replaced is not followed either
+        run.start("rl", config["config"], config["identity"], fresh=True)
+    run.close()
+    assert victim.read_bytes() == b"years of work" and (target / "1.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_annotations_are_not_written_through_a_link_or_pipe(tmp_path: Path, victim: Path, kind: str):
+    run = received(tmp_path / "run")
+    put(run.path / "annotations.jsonl", kind, victim)
+    with pytest.raises(RunError, match=r"annotations\.jsonl is a"):
+        annotate(run.path, Change(["bad"]))
+    assert victim.read_bytes() == b"years of work"
+
+
+def test_tokens_are_not_read_through_a_linked_folder(tmp_path: Path):
+    write_tokens(tmp_path, 1, [])
+    run = received(tmp_path / "run")
+    (run.path / "tokens").symlink_to(tmp_path / "tokens")
+    with pytest.raises(RunError, match="tokens is a symbolic link"):
+        read_tokens(run.path, 1)

@@ -1,0 +1,220 @@
+"""Pages on what really goes on: games against a model that was trained here, and a `rove rl` under way."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+from commands import in_its_own
+
+from rove.envs.loading import load_environment
+from rove.rollouts.export_rows import RunRows
+from rove.runs.run import Run
+from rove.runs.token_stats import read_tokens
+
+pytestmark = pytest.mark.slow
+
+
+def rove(folder: Path, *words: str) -> str:
+    """What `rove WORDS…` prints, in a process of its own: the browser's driver keeps this one's event loop."""
+    command = [str(Path(sys.executable).with_name("rove")), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows nothing of Tic-Tac-Toe but its words."""
+    folder = tmp_path_factory.mktemp("new")
+    rove(folder, "model", "new", "--env", "tictactoe", "-o", "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def trained(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same after SFT on the teacher's games that were not lost: it knows the rules, about one game in a hundred excepted."""
+    folder = tmp_path_factory.mktemp("trained")
+    games = '{"num_examples": 3000, "num_groups": 32}'
+    data = "eval tictactoe -m scripted:teacher -n 3000 -r 1 --train --run-dir games -a"
+    rove(folder, *data.split(), games)
+    sft = f"sft --data games -m {new} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --run-dir sft"
+    rove(folder, *sft.split(), *["--micro_batch_tokens", "2048", "--bf16_backward", "true", "--threads", "1"])
+    return folder / "sft/final"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+def table(browser: Any, url: str, size: tuple[int, int] = WIDE) -> Tab:
+    tab = Tab(browser, url, size)
+    tab.page.set_default_timeout(60_000)
+    tab.page.goto(url)
+    return tab
+
+
+def play_to_the_end(tab: Tab, pick: int) -> None:
+    """Click free squares, from the front (0) or the back (-1), until the game is over."""
+    page = tab.page
+    squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Keep this game")
+    for _ in range(9):
+        squares.or_(over).first.wait_for()
+        if over.is_visible():
+            return
+        free = squares.count()
+        squares.nth(pick).click()
+        squares.nth(free - 1).wait_for(state="detached")
+    over.wait_for()
+
+
+def moves_of(record: Any) -> tuple[str, bool]:
+    """The last board of a game that was kept, from what both sides did, and whether every move was legal."""
+    env = load_environment("tictactoe")
+    rules = sys.modules[type(env).__module__]
+    said = [m["content"] for m in record.completion if m["role"] == "assistant"]
+    model = [int(found[1]) if (found := re.search(r"<move>([0-8])</move>", text)) else -1 for text in said]
+    person = [int(step.completion[0]["content"]) for step in record.seats["opponent"]]
+    board, legal = rules.EMPTY, True
+    starts = "X" if "O" not in record.prompt[-1]["content"] else "O"
+    while rules.result(board) is None and (model or person):
+        player = starts if board.count("X") == board.count("O") else "XO"[starts == "X"]
+        square = (model if player == "X" else person).pop(0)
+        if not (0 <= square <= 8 and board[square] == "."):
+            return board, False
+        board = rules.place(board, square, player)
+    return board, legal and not model and not person
+
+
+def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_from(
+    browser: Any, trained: Path, new: Path, tmp_path: Path
+):
+    words = ("play", "tictactoe", "-m", str(trained), "--web", "--seed", "4", "--run-dir", "kept", "-t", "32")
+    with serving(tmp_path, *words) as url:
+        tab = table(browser, url)
+        page = tab.page
+        verdicts = []
+        for pick in (-1, 0):
+            play_to_the_end(tab, pick)
+            verdicts.append(page.locator(".verdict").inner_text())
+            assert page.locator(".thought").count() > 0  # what it thought is shown
+            page.get_by_role("button", name="Keep this game").click()
+            tab.wait("kept in kept")
+            if pick:
+                page.get_by_role("button", name="Play again").click()
+                page.get_by_text("kept in kept").wait_for(state="detached")
+
+        page.locator('[data-key="seat"]').select_option("model")  # now in the model's own seat
+        page.get_by_role("button", name="Play again").click()
+        page.get_by_label("think").fill("the middle")
+        play_to_the_end(tab, 0)
+        page.get_by_role("button", name="Keep this game").click()
+        tab.wait("kept in kept-by-person")
+
+        page.locator('[data-key="seat"]').select_option("none")  # and only watching
+        page.get_by_role("button", name="Play again").click()
+        page.get_by_text("plays, you watch").wait_for()
+        page.get_by_role("button", name="Keep this game").wait_for()
+        assert tab.trouble == [] and tab.overflow <= 0
+
+    rules = sys.modules[type(load_environment("tictactoe")).__module__]
+    for game, verdict in zip(Run(tmp_path / "kept").rollouts(), verdicts, strict=True):
+        board, legal = moves_of(game)
+        assert legal and game.scores is not None
+        assert (game.scores.rewards["invalid_move"], game.scores.rewards["format"]) == (0.0, 1.0)
+        assert rules.RESULTS[rules.result(board)] in verdict
+        won, drawn, lost = (game.scores.metrics[name] for name in ("won", "drawn", "lost"))
+        assert {"X": won, "draw": drawn, "O": lost}[rules.result(board)] == 1.0
+    [row] = RunRows(Run(tmp_path / "kept-by-person"))
+    assert row["completion"][0]["content"].startswith("<think>the middle</think><move>")
+    sft = f"sft --data kept -m {new} --epochs 1 --batch-size 1 --run-dir sft"
+    assert "1 conversations, 1 steps" in rove(tmp_path, *sft.split())  # the other game is validated on
+
+
+def test_the_word_game_is_played_on_a_board(browser: Any, tmp_path: Path):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
+    )
+    with serving(tmp_path, "play", "word_game", "--web", "--seed", "3", "--run-dir", "kept") as url:
+        tab = table(browser, url, NARROW)
+        page = tab.page
+        guess = page.get_by_label("guess")
+        for number in range(6):
+            guess.wait_for()
+            assert page.evaluate("document.activeElement.dataset.key") == "answer guess"  # ready to be typed into
+            page.keyboard.type("crane" if number else "tiger")
+            page.keyboard.press("Enter")
+            page.locator("article.assistant").nth(number).wait_for()
+            page.locator(".large .cell.wrong, .large .cell.near, .large .cell.right").nth(5 * number + 4).wait_for()
+        page.get_by_role("button", name="Keep this game").wait_for()
+        assert "No guess left. The word was" in page.locator(".verdict").inner_text()
+        options = {"runOnly": ["wcag2a", "wcag2aa"]}
+        assert axe.Axe().run(page, options=options).violations_count == 0 and tab.overflow <= 0
+        assert tab.trouble == []
+        page.get_by_role("button", name="Keep this game").click()
+        tab.wait("kept in kept")
+    [game] = Run(tmp_path / "kept").rollouts()
+    assert [[text for text, _ in row] for row in game.boards[max(game.boards)].rows][1] == list("CRANE")
+    with viewing(tmp_path) as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=kept&line=0")
+        assert page.locator(".board").count() == 7
+        name = page.locator(".board").last.get_attribute("aria-label")
+        assert name is not None and re.match(r"board: T \w+, I \w+, G \w+, E \w+, R \w+; C ", name)
+        assert tab.trouble == []
+
+
+def test_a_real_run_of_rl_is_followed_while_it_goes_on(browser: Any, new: Path, tmp_path: Path):
+    run = tmp_path / "runs/live"
+    words = f"rl tictactoe -m {new} --steps 500 --batch-size 16 -r 4 -t 12 --threads 1 --run-dir {run}"
+    with in_its_own(tmp_path, *words.split()) as training:
+        try:
+            (tmp_path / "runs").mkdir(exist_ok=True)
+            with viewing(tmp_path / "runs") as url:
+                tab = Tab(browser, url)
+                page = tab.page
+                page.set_default_timeout(120_000)
+                tab.open("")
+                page.get_by_role("link", name="live").first.wait_for()  # the row appears by itself
+                page.locator(".status", has_text="running").wait_for()
+                page = tab.open("training?run=live")
+                page.evaluate("window.stays = 1")
+                curve = 'svg[data-key="reward"] polyline'
+                points = f"(document.querySelector('{curve}')?.getAttribute('points') ?? '').split(' ').length"
+                page.wait_for_function(f"() => {points} >= 2")
+                first = page.evaluate(points)
+                page.wait_for_function(f"() => {points} >= {first + 2}")
+                assert page.evaluate("window.stays") == 1  # nobody has loaded the page again
+                assert int(page.locator("#steps").inner_text().split()[0]) >= first + 2
+                assert page.locator(".status").first.inner_text() == "running"
+                training.send_signal(signal.SIGINT)
+                page.locator(".status", has_text="stopped").wait_for()
+                tokens_tell_what_the_trainer_knew(tab, run)
+                assert tab.trouble == []
+        finally:
+            training.kill()
+
+
+def tokens_tell_what_the_trainer_knew(tab: Tab, run: Path) -> None:
+    step = next(step for step in range(1, 500) if read_tokens(run, step))
+    kept = {(step, one.example_key, one.rollout_index) for one in read_tokens(run, step)}
+    lines = {key: line.number for key, line in Run(run).ledger()[0].items() if key[0] == step}
+    page = tab.open(f"rollout?run=live&line={lines[next(iter(kept))]}&tab=tokens&colour=ratio")
+    told = page.locator(".token[title*=ratio]").first.get_attribute("title")
+    assert told is not None and "trainer's log-probability" in told and "entropy" in told
+    assert page.locator(".token.p0[title*=ratio]").count() > 0  # the embedded engine agrees with the trainer
+    page.get_by_label("Colour by").select_option("entropy")
+    page.get_by_text("nats").first.wait_for()
+    others = [number for key, number in lines.items() if key not in kept]
+    page = tab.open(f"rollout?run=live&line={others[0]}&tab=tokens&colour=entropy")
+    page.get_by_text("this is none of them").locator("a").first.click()
+    page.get_by_text("mean entropy").wait_for()

@@ -1,0 +1,221 @@
+"""Tables and plots say what the numbers say."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from rove.cli.plots import panels, plot_run
+from rove.cli.tables import comparison_table, counts_line, curves_table, movers_table, summary_table
+from rove.core.records import Outcome, Scores, Timing, Usage
+from rove.statistics import Comparison, Difference, Mover, Price, Tally
+from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
+
+SUMMARY = {
+    "rollouts": 10,
+    "scored": 8,
+    "failed": 2,
+    "truncated": 1,
+    "reward": {"mean": 0.75, "half_width": 0.1},
+    "functions": {
+        "right": {"mean": 0.5, "half_width": 0.2, "weight": 1.0},
+        "num_turns": {"mean": 3.25, "half_width": math.nan, "weight": 0.0},
+    },
+    "stops": {"answered": 8},
+    "errors": {"model: InfraError": 2},
+}
+
+
+def rendered(thing: object) -> str:
+    console = Console(width=100, record=True, file=None, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        console.print(thing)
+    return capture.get()
+
+
+def test_summary_table_shows_every_function_with_weight_or_as_metric() -> None:
+    text = rendered(summary_table(SUMMARY, "title"))
+    assert "0.750" in text
+    assert "right" in text
+    assert "metric" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_intervals_of_older_summaries_are_shown() -> None:
+    text = rendered(summary_table(SUMMARY, "title"))
+    assert "[0.650, 0.850]" in text
+    assert "*" not in text
+    assert [limits({}), limits({"mean": None, "half_width": 0.1}), limits({"low": "x", "high": 1.0})] == [None] * 3
+
+
+def test_a_caveat_is_an_asterisk_and_a_line_below_the_table() -> None:
+    tally = Tally()
+    for key in range(3):
+        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 4, {"right": 1.0}, {"right": 1.0}), None))
+    text = rendered(summary_table(tally.summary(), "title"))
+    assert "[-0.371, 0.871]*" in text
+    assert "[0.292, 1.000]" in text
+    assert "* interval may be too narrow: fewer than 30 examples" in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 72
+
+
+def test_counts_keep_failures_apart() -> None:
+    line = counts_line(SUMMARY)
+    assert "8 of 10 rollouts scored" in line
+    assert "2 × model: InfraError" in line
+    assert "1 truncated" in line
+
+
+def summary_of(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
+    """Of groups of rollouts that take a quarter and half a second, as it is read from summary.json."""
+    tally = Tally(**options)
+    for key, group in enumerate(rewards):
+        for index, reward in enumerate(group):
+            scores, times = Scores(reward, {"right": reward}, {"right": 1.0}), [0.25, 0.25]
+            usage, timing = Usage(1500, 200), Timing(0.5)
+            tally.add(Outcome(str(key), key, index, "answered", index == 1, scores, None, usage, timing, None, times))
+    return msgspec.json.decode(msgspec.json.encode(tally.summary()))
+
+
+def test_chances_to_pass_are_shown_of_groups_some_of_which_pass() -> None:
+    text = rendered(summary_table(summary_of([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), "title"))
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert list(rows) == ["reward", "pass@1 (reward ≥ 1)", "pass@3 (one of 3)", "pass^3 (all of 3)", "right"]
+    assert "0.667" in rows["pass@1 (reward ≥ 1)"]
+    assert "1.000" in rows["pass@3 (one of 3)"]
+    assert "0.500" in rows["pass^3 (all of 3)"]
+
+
+@pytest.mark.parametrize("rewards", [[[1.0], [0.0]], [[1.0, 1.0], [1.0, 1.0]], [[0.5, 0.2], [0.0, 0.1]]])
+def test_chances_to_pass_that_say_nothing_new_are_not_shown(rewards: list[list[float]]) -> None:
+    assert "pass" not in rendered(summary_table(summary_of(rewards), "title"))
+
+
+def test_counts_are_followed_by_what_a_rollout_takes() -> None:
+    summary = summary_of([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
+    assert counts_line(summary).splitlines() == [
+        "40 of 40 rollouts scored; 20 truncated, 50.0 %; ended by answered (40)",
+        "tokens per rollout: 1,500 prompt, 200 completion; an answer: 0.25 s (p90 0.25 s, p99 0.25 s)",
+        "a rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
+        "[dim]20 scored examples, about 150 are needed to tell two such runs 0.02 apart (unpaired)[/dim]",
+    ]
+
+
+def test_counts_fit_the_line() -> None:
+    stops = {f"some_condition_of_an_environment_{i}": i for i in range(2)}
+    summary = {**SUMMARY, **summary_of([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
+    errors = {"model: InfraError": 1, "reward right: KeyError": 1}
+    lines = Text.from_markup(counts_line({**summary, "errors": errors})).plain.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0 %" in line for line in lines)
+
+
+@pytest.mark.parametrize("rewards", [[], [[1.0]]])
+def test_what_json_could_not_hold_is_shown_as_nothing(rewards: list[list[float]]) -> None:
+    summary = summary_of(rewards)
+    assert summary["reward"]["low"] is summary["reward"]["high"] is None
+    assert "–" in rendered(summary_table(summary, "title"))
+    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
+
+
+def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
+    return Comparison(
+        names=names,
+        verdict="B is better",
+        main=Difference("reward", 0.5, 0.75, 0.25, 0.15, 0.35, None, 4 * paired, 1, None),
+        paired=paired,
+        only_a=0,
+        only_b=0,
+        wins=3,
+        ties=0,
+        losses=1,
+        up=[Mover("0123456789abcdef", 12345, 0.0, 1.0), Mover("f" * 16, 3, 0.25, 0.5)],
+        down=[Mover("0" * 16, 7, 1.0, -0.125)],
+        needed_examples=10,
+        others=[
+            Difference("right", 0.5, 0.5, 0.0, math.nan, math.nan, "no interval: x", 1, 0, 1.0),
+            Difference("num_turns", 3.0, 2.5, -0.5, -0.75, -0.25, "interval [x]", 4, -1, 0.0),
+        ],
+        notes=[],
+    )
+
+
+def test_a_comparison_says_which_way_each_value_went() -> None:
+    text = rendered(comparison_table(comparison(("old", "new"))))
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [
+        ["reward", "0.500", "0.750", "+0.250", "[0.150, 0.350]", "higher"],
+        ["right", "0.500", "0.500", "0", "–*", ""],
+        ["num_turns", "3.000", "2.500", "-0.500", "[-0.750, -0.250]*", "lower"],
+    ]
+    assert "* no interval: x; interval [x]" in text
+    assert "over the examples of both" in text
+    assert "over different examples" in rendered(comparison_table(comparison(("old", "new"), paired=False)))
+
+
+def test_movers_are_named_by_their_place_in_the_dataset() -> None:
+    text = rendered(movers_table(comparison(("old", "new"))))
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [
+        ["12345", "0", "1.000", "+1.000", "0123456789abcdef"],
+        ["3", "0.250", "0.500", "+0.250", "f" * 16],
+        ["7", "1.000", "-0.125", "-1.125", "0" * 16],
+    ]
+
+
+def test_comparisons_of_runs_with_long_names_fit() -> None:
+    long = comparison(("tictactoe--scripted-teacher--0a1b2c" * 2, "tictactoe--runs-rl-final--0a1b2c" * 2))
+    for table in (comparison_table(long), movers_table(long)):
+        text = rendered(table)
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+        assert "0.250" in text
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 60))
+def test_sparkline_fits_and_uses_the_whole_scale(values: list[float], width: int) -> None:
+    line = sparkline(values, width)
+    assert 1 <= len(line) <= width
+    assert set(line) <= set(SPARKS)
+
+
+def test_sparkline_rises_with_the_values() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == SPARKS
+    assert sparkline([]) == ""
+
+
+def test_numbers_for_people() -> None:
+    assert [percent(0.123), percent(None), percent(math.nan)] == ["12.3", "–", "–"]
+    assert [number(0), number(0.12345), number(math.nan), number(None)] == ["0", "0.123", "–", "–"]
+    assert [signed(0), signed(0.5), signed(-0.5), signed(math.nan), signed(None)] == ["0", "+0.500", "-0.500", "–", "–"]
+    assert [seconds(0.0123), seconds(1.25), seconds(9.9), seconds(340.4)] == ["0.012 s", "1.2 s", "9.9 s", "340 s"]
+
+
+METRICS = [
+    {"step": i, "reward/mean": i / 10, "reward/win": 0.5, "entropy/all/mean": 1.0 / (i + 1)} for i in range(1, 6)
+]
+
+
+def test_curves_table_leaves_out_what_was_not_measured() -> None:
+    text = rendered(curves_table(METRICS, ["reward/mean", "nothing"], "RL"))
+    assert "reward/mean" in text
+    assert "nothing" not in text
+
+
+def test_plot_has_a_panel_per_measured_group(tmp_path: Path) -> None:
+    assert [title for title, _ in panels(METRICS)] == ["reward", "reward functions", "entropy/all/mean"]
+    file = plot_run(METRICS, tmp_path / "curves.png", "run")
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("metrics", [METRICS[:1]])
+def test_one_step_is_enough_for_a_plot(tmp_path: Path, metrics: list[dict[str, float]]) -> None:
+    assert plot_run(metrics, tmp_path / "c.png", "run").exists()

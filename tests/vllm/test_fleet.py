@@ -1,0 +1,95 @@
+"""Servers of vLLM that have the same weights; what they do with them is in test_vllm_engine and test_train_samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import tiny_model
+from vllm_server import FakeVLLM
+
+from rove.core.errors import RunError
+from rove.models.adapter import add_adapter
+from rove.train.backends import probe_of
+from rove.vllm.fleet import AdapterRefusedError, Fleet, Weights
+from rove.vllm.server import AdapterShape, VLLMConfig
+from rove.vllm.weights import write_adapter, write_served
+
+LOADED = tiny_model()
+IDS = LOADED.renderer.encode("hello world, you say 4")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Weights:
+    """A base and an adapter beside it."""
+    loaded = tiny_model()
+    adapter = add_adapter(loaded.model, 3, 8.0, 0.0, ["up_proj", "k_proj"], 0, "somewhere")
+    write_served(loaded, tmp_path / "model", merged=False)
+    write_adapter(adapter, tmp_path / "adapter")
+    return Weights(4, tmp_path / "model", tmp_path / "adapter")
+
+
+@pytest.fixture
+def fake(weights: Weights) -> Iterator[FakeVLLM]:
+    with FakeVLLM(weights.model) as server:
+        yield server
+
+
+def fleet_of(fake: FakeVLLM, path: Path) -> Fleet:
+    return Fleet(VLLMConfig(urls=[fake.url]), path, 1024)
+
+
+def test_an_adapter_tells_its_shape(weights: Weights):
+    assert weights.shape == AdapterShape(3, ["k_proj", "up_proj"])
+    assert weights._replace(adapter=None).shape is None
+
+
+def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+    fleet = fleet_of(fake, tmp_path)
+    assert "model" not in fleet.body(IDS, {})
+    fleet.update(weights)
+    body = fleet.body(IDS, {"max_tokens": 2})
+    assert (body["token_ids"], body["sampling_params"]) == (IDS, {"max_tokens": 2})
+    assert body["model"] in fake.adapters
+    assert body["cache_salt"].endswith("-4")
+    fleet.check(probe_of(LOADED.model, IDS))  # the adapter changes nothing yet
+    assert fleet.difference <= 1e-4
+    fleet.update(weights._replace(adapter=None))
+    assert "model" not in fleet.body(IDS, {})
+
+
+def test_probes_go_before_what_waits_where_the_server_is_ours(tmp_path: Path):
+    theirs = Fleet(VLLMConfig(urls=["http://127.0.0.1:9"]), tmp_path, 1024)  # nobody knows how it orders its requests
+    assert "priority" not in theirs.probing(IDS, 1.0)
+    ours = Fleet(VLLMConfig(command="true"), tmp_path, 1024)
+    assert ours.probing(IDS, 1.0)["priority"] < 0
+    assert "priority" not in ours.body(IDS, {})
+
+
+def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+    fleet = fleet_of(fake, tmp_path)
+    for version in range(3):
+        fleet.update(weights._replace(version=version))
+    methods = [body["method"] for path, body in fake.asked if path == "/collective_rpc"]
+    assert methods == [
+        "reload_weights",
+        "list_loras",
+        "remove_lora",
+        "list_loras",
+    ]  # nobody has asked for the adapter since
+
+
+def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+    fake.faults.append("refuses_lora")
+    fleet = fleet_of(fake, tmp_path)
+    with pytest.raises(AdapterRefusedError, match="does not yet support DoRA"):
+        fleet.update(weights)
+    fleet.update(weights._replace(adapter=None))
+
+
+def test_a_server_that_computed_something_else_takes_no_more_weights(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+    fleet = fleet_of(fake, tmp_path)
+    fleet.wrong = RunError("it was wrong")
+    with pytest.raises(RunError, match="it was wrong"):
+        fleet.update(weights)

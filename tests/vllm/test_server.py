@@ -1,0 +1,242 @@
+"""Settings of servers of vLLM, and starting one: here a small program in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rove.core.errors import ConfigError, InfraError
+from rove.vllm.server import HINTS, PLAIN, AdapterShape, Server, VLLMConfig
+
+PROGRAM = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        status, said = {"/health": (200, ""), "/words": (200, json.dumps(sys.argv[1:])), "/odd": (200, "{"),
+                        "/env": (200, json.dumps(dict(os.environ)))}.get(self.path, (404, "no such path"))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(said.encode())
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+print("I am", os.getpid(), flush=True)
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A command that starts a server."""
+    (tmp_path / "serve.py").write_text(PROGRAM)
+    return f"{sys.executable} -S {tmp_path / 'serve.py'}"
+
+
+@pytest.fixture
+def server(tmp_path: Path, program: str) -> Iterator[Server]:
+    server = Server(None, VLLMConfig(command=program), 0, tmp_path / "logs")
+    yield server
+    server.stop()
+
+
+def words_of(command: str, **settings: Any) -> list[str]:
+    """The words that a server is started with; no process."""
+    return Server(None, VLLMConfig(command=command, **settings), 0, Path())._words(Path("/m"), 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"servers": 0}, "servers is 0; expected more than 0"),
+        ({"tolerance": 0.0}, "tolerance is 0.0; expected more than 0"),
+        ({"start_seconds": -1.0}, "start_seconds is -1.0"),
+        ({"hang_seconds": 0.0}, "hang_seconds is 0.0"),
+        ({"urls": ["localhost:8000"]}, 'vllm.urls has "localhost:8000"; expected addresses like'),
+        ({"urls": ["http://a"], "args": ["-x"]}, "vllm.args is for servers that rove starts"),
+        ({"urls": ["http://a"], "servers": 2}, "vllm.servers is for servers that rove starts"),
+        ({"gpus": ["0", "1"]}, "vllm.gpus is for 2 servers, vllm.servers is 1"),
+        (
+            {"command": "no/such/vllm serve"},
+            "vllm.command is 'no/such/vllm serve', and there is no such program: install",
+        ),
+        ({"command": ""}, "there is no such program"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        VLLMConfig(
+            **{"command": sys.executable, **({"command": "vllm serve"} if "urls" in settings else {}), **settings}
+        ).check()
+
+
+def test_servers_that_run_need_no_program():
+    VLLMConfig(urls=["http://node7:8000/"]).check()
+
+
+def test_the_words_of_the_command():
+    served, module = (
+        words_of("vllm serve"),
+        words_of("python -m vllm.entrypoints.openai.api_server", args=["--dtype=half"]),
+    )
+    assert served[:3] == ["vllm", "serve", "/m"]
+    assert module[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/m"]
+    for words in (served, module):
+        assert words[words.index("--logprobs-mode") + 1] == "processed_logprobs"
+        assert words[words.index("--scheduling-policy") + 1] == "priority"
+        assert words[words.index("--port") + 1] == "7"
+    assert served[served.index("--dtype") + 1] == "float32"
+    assert [word for word in module if "dtype" in word] == ["--dtype=half"]
+    assert words_of("vllm serve", args=["-tp", "2"])[-2:] == ["-tp", "2"]
+
+
+def test_one_for_adapters_is_told_of_the_largest(tmp_path: Path):
+    server = Server(None, VLLMConfig(command="vllm serve", args=["--max-lora-rank", "64"]), 0, tmp_path)
+    shape = AdapterShape(9, ["q_proj", "up_proj"])
+    words = server._words(Path("/m"), 7, shape)
+    assert words[words.index("--max-lora-rank") + 1] == "16"  # what vLLM takes
+    assert words[-2:] == ["--max-lora-rank", "64"]  # ours are the last
+    assert "--enable-lora" in words
+    assert words[words.index("--lora-target-modules") + 1 :][:2] == shape.targets
+    assert server._environment(shape)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "--enable-lora" not in server._words(Path("/m"), 7)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server._environment()
+
+
+def test_every_setting_changes_something():
+    assert set(VLLMConfig.__struct_fields__) == {
+        "urls",  # below: nothing is started
+        "command",  # above
+        "args",  # above
+        "servers",  # test_vllm_engine
+        "gpus",  # below
+        "start_seconds",  # below
+        "hang_seconds",  # test_vllm_watch
+        "merge_adapter",  # test_train_samplers
+        "tolerance",  # test_vllm_engine
+    }
+
+
+def test_one_is_started_and_ends(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    server.start(Path("/some/model"))
+    assert server.ask("GET", "/words")[:2] == ["--model", "/some/model"]
+    seen = server.ask("GET", "/env")
+    assert seen["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "WORLD_SIZE" not in seen
+    assert not server.has_ended
+    assert (server.starts, server.tries) == (1, 1)
+    pid = int(server.log.read_text().split()[2])
+    server.stop()
+    assert server.has_ended
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_each_sees_its_gpus(tmp_path: Path):
+    config = VLLMConfig(servers=2, gpus=["1", "2,3"])
+    seen = [Server(None, config, number, tmp_path)._environment()["CUDA_VISIBLE_DEVICES"] for number in (0, 1)]
+    assert seen == ["1", "2,3"]
+
+
+def test_one_that_runs_is_never_started_or_ended(tmp_path: Path, server: Server):
+    server.start(Path("/m"))
+    theirs = Server(server.url + "/", VLLMConfig(urls=[server.url]), 0, tmp_path)
+    assert theirs.is_ready()
+    theirs.stop()
+    assert not theirs.has_ended
+    assert server.is_ready()
+
+
+def test_a_kill_is_seen(server: Server):
+    server.start(Path("/m"))
+    os.kill(int(server.log.read_text().split()[2]), signal.SIGKILL)
+    until = time.monotonic() + 10
+    while not server.has_ended and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.has_ended
+    with pytest.raises(InfraError, match=r"does not answer GET /words: .*refused.*the end of its log:\nI am"):
+        server.ask("GET", "/words")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rove.vllm.server import Server, VLLMConfig
+
+server = Server(None, VLLMConfig(command=sys.argv[1]), 0, Path(sys.argv[2]))
+server.start(Path("/m"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_ends_with_whoever_started_it(tmp_path: Path, program: str):
+    """However that ends: here by kill -9."""
+    done = subprocess.run([sys.executable, "-c", KILLED, program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int((tmp_path / "server-0.log").read_text().split()[2])
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_errors_have_its_last_lines(tmp_path: Path):
+    for said, told in {"boom": "$", "No module named vllm": "install vLLM in an environment of its own"}.items():
+        command = f"{sys.executable} -S -c \"print('{said}'); raise SystemExit(3)\""
+        server = Server(None, VLLMConfig(command=command), 0, tmp_path / said)
+        with pytest.raises(InfraError, match=rf"(?s)ended with exit code 3; the end of its log:\n{said}.*{told}"):
+            server.start(Path("/m"))
+
+
+def test_what_went_wrong_is_told_when_a_lot_follows(tmp_path: Path):
+    program = tmp_path / "fails.py"
+    program.write_text("print('ValueError: heads of 8')\nfor n in range(99): print('later', n)\nraise SystemExit(1)")
+    server = Server(None, VLLMConfig(command=f"{sys.executable} -S {program}"), 0, tmp_path)
+    with pytest.raises(InfraError, match=r"its log:\nValueError: heads of 8\nlater 87\n"):
+        server.start(Path("/m"))
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path):
+    server = Server(None, PLAIN, 0, tmp_path)
+    with server.log.open("wb") as log:
+        log.truncate(1 << 40)  # a sparse one: all of it would not fit into memory
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nthe last line\n")
+    assert server.last_words().endswith("\nthe last line")
+
+
+@pytest.mark.parametrize("said", HINTS)
+def test_what_a_log_says_is_answered_with_what_to_do(tmp_path: Path, said: str):
+    server = Server(None, VLLMConfig(), 0, tmp_path)
+    server.log.write_text("x" * 500 + f"Error: {said} (20.5/23.5 GiB)\n" + "at a line\n" * 50)
+    assert server.last_words().endswith(f"\n{HINTS[said]}")
+
+
+def test_one_that_is_never_ready(tmp_path: Path):
+    command = f"{sys.executable} -S -c \"import time; print('loading', flush=True); time.sleep(60)\""
+    server = Server(None, VLLMConfig(command=command, start_seconds=0.5), 0, tmp_path)
+    with pytest.raises(InfraError, match=r"was not ready after vllm.start_seconds \(0.5\)"):
+        server.start(Path("/m"))
+    assert server.has_ended
+
+
+def test_answers_that_are_none(server: Server):
+    server.start(Path("/m"))
+    with pytest.raises(InfraError, match="answers GET /nothing with HTTP 404: no such path"):
+        server.ask("GET", "/nothing")
+    with pytest.raises(InfraError, match="with what is no JSON: b'{'"):
+        server.ask("GET", "/odd")
+
+
+def test_the_defaults_are_those_of_the_page():
+    assert msgspec.to_builtins(PLAIN)["command"] == "vllm serve"

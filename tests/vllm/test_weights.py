@@ -1,0 +1,94 @@
+"""Weights as servers of vLLM are to find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from fakes import tiny_model
+from safetensors.torch import load_file
+
+from rove.models.adapter import add_adapter, merge
+from rove.models.load import load_model
+from rove.train.backends import probe_of
+from rove.vllm.weights import BODY_FILE, HEAD_FILE, merged_weights, size_of, write_adapter, write_served
+
+PROMPT = [7, 30, 31, 40, 9, 100]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
+def test_the_folder_computes_the_same_with_a_head_of_its_own(tmp_path: Path, arch: str):
+    loaded = tiny_model(arch)
+    write_served(loaded, tmp_path)
+    assert list(load_file(tmp_path / HEAD_FILE)) == ["lm_head.weight"]
+    again = load_model(tmp_path, "cpu")
+    assert not again.model.config.tie_word_embeddings
+    if arch == "lfm2":
+        assert (again.model.config.conv_dim, again.model.config.block_dim) == (32, 32)
+    assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
+    one, other = (probe_of(model, PROMPT) for model in (loaded.model, again.model))
+    assert other.logprobs == pytest.approx(one.logprobs, abs=1e-6)
+    assert other.after == pytest.approx(one.after, abs=1e-5)
+
+
+def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
+    loaded = tiny_model()
+    plain = probe_of(loaded.model, PROMPT).logprobs
+    adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)  # more of it, and rounding is more than 1e-5, too
+    expected = probe_of(loaded.model, PROMPT).logprobs
+    assert expected != pytest.approx(plain, abs=0.1)
+    write_served(loaded._replace(adapter=adapter), tmp_path)
+    again = load_model(tmp_path, "cpu")
+    assert probe_of(again.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
+    assert merged_weights(loaded.model).keys() == tiny_model().model.state_dict().keys()
+
+
+def test_an_adapter_goes_beside_its_base(tmp_path: Path):
+    loaded = tiny_model()
+    plain = probe_of(loaded.model, PROMPT).logprobs
+    adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
+    for seed in (1, 2):  # the second over the first
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in loaded.model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_()
+        write_adapter(adapter, tmp_path / "adapter")
+    write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
+    base = load_model(tmp_path / "base", "cpu")
+    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
+    merge(base.model, tmp_path / "adapter")
+    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-5)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
+    assert size_of(tmp_path / "adapter") < size_of(tmp_path / "base") / 2
+
+
+def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loaded = tiny_model()
+    save = type(loaded.model).save_pretrained
+    monkeypatch.setattr(
+        type(loaded.model), "save_pretrained", lambda self, *a, **k: save(self, *a, **k, max_shard_size="40KB")
+    )
+    write_served(loaded, tmp_path)
+    assert len(list(tmp_path.glob("model-0*.safetensors"))) > 1
+    assert not (tmp_path / BODY_FILE).exists()
+    again = load_model(tmp_path, "cpu")
+    assert probe_of(again.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-6)
+
+
+def test_a_head_of_its_own_stays_as_it_is(tmp_path: Path):
+    loaded = tiny_model()
+    config = loaded.model.config
+    config.tie_word_embeddings = False
+    loaded.model.lm_head.weight = torch.nn.Parameter(loaded.model.lm_head.weight.detach() * 2)
+    write_served(loaded, tmp_path)
+    assert not (tmp_path / HEAD_FILE).exists()
+    assert not msgspec.json.decode((tmp_path / "config.json").read_bytes())["tie_word_embeddings"]
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["lm_head.weight"], loaded.model.lm_head.weight)

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fault_endpoint import completion
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
+from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.records import StepTokens, Usage
+from rove.core.state import State
+from rove.wire.chat import excerpt, read_response, request_body
+from tests.wire.test_common import JSON, TEXT
+
+OWN_NAMES = {
+    *Sampling.__struct_fields__,
+    *("model", "messages", "tools", "max_completion_tokens", "extra_body", "top_logprobs"),
+}
+COUNT = st.none() | st.integers(0, 20)
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.none() | st.floats(0, 2),
+    max_tokens=st.none() | st.integers(1, 10**6),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True).filter(lambda p: p > 1e-300),
+    seed=st.none() | st.integers(0, 2**31),
+    stop=st.none() | st.lists(TEXT.filter(bool), max_size=3),
+    top_k=st.none() | st.integers(-1, 100),
+    min_p=st.none() | st.floats(0, 1),
+    repetition_penalty=st.none() | st.floats(0.5, 2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 50_000), st.floats(-100, 100), max_size=3),
+    stop_token_ids=st.none() | st.lists(st.integers(0, 50_000), max_size=3),
+    min_tokens=st.none() | st.integers(0, 1),
+    ignore_eos=st.none() | st.booleans(),
+    logprobs=COUNT,
+    prompt_logprobs=COUNT,
+    response_format=st.none() | st.just({"type": "json_object"}),
+    structured_outputs=st.none() | st.just({"regex": "a+"}),
+    extra=st.dictionaries(TEXT.filter(lambda name: name not in OWN_NAMES), JSON.filter(lambda v: v is not None)),
+)
+MESSAGES = st.lists(
+    st.builds(SystemMessage, TEXT)
+    | st.builds(UserMessage, TEXT)
+    | st.builds(AssistantMessage, st.none() | TEXT, reasoning_content=st.none() | TEXT)
+    | st.builds(ToolMessage, TEXT, TEXT),
+    max_size=4,
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_request_body_uses_openai_names():
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"default": None}}}
+    sampling = Sampling(temperature=0.0, max_tokens=7, top_p=0.9, seed=3, stop=["\n"], extra={"top_k": 20})
+    request = Request([UserMessage("hi")], sampling, "tiny", [tool])
+    assert request_body(request) == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool],  # the null in the schema stays
+        "temperature": 0.0,
+        "max_tokens": 7,
+        "top_p": 0.9,
+        "seed": 3,
+        "stop": ["\n"],
+        "top_k": 20,
+    }
+
+
+def test_what_goes_beyond_openai_is_sent_under_the_names_of_its_servers():
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    told = {
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"17": -100.0},
+        "stop_token_ids": [5],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "prompt_logprobs": 1,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "response_format": schema,
+        "structured_outputs": {"regex": "a+"},
+        "guided_regex": "a+",
+    }
+    assert request_body(Request([], Sampling.from_args(told))) == {"messages": [], **told}
+    assert request_body(Request([], Sampling.from_args({"logprobs": True}))) == {"messages": [], "logprobs": True}
+
+
+def test_request_body_leaves_out_what_is_not_set():
+    assert request_body(Request([UserMessage("hi")], tools=[])) == {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_request_body_keeps_our_own_things_at_home():
+    tokens = StepTokens([1], [2], [-0.5])
+    request = Request([], previous=tokens, seed=5, state=State(secret=1))
+    assert request_body(request) == {"messages": []}
+
+
+def test_extra_is_merged_in_last():
+    sampling = Sampling(temperature=0.5, extra={"temperature": 0.7, "max_completion_tokens": 9, "n": None})
+    assert request_body(Request([], sampling)) == {"messages": [], "temperature": 0.7, "max_completion_tokens": 9}
+
+
+def test_messages_are_plain_dicts_without_none():
+    message = AssistantMessage(None, tool_calls=[CALL], refusal=None)
+    (sent,) = request_body(Request([message]))["messages"]
+    assert type(sent) is dict
+    assert sent == {"role": "assistant", "tool_calls": [CALL]}
+    assert message == {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
+
+
+def test_parts_calls_and_reasoning_pass_untouched():
+    messages = [
+        UserMessage(
+            [
+                {"type": "text", "text": "Look, listen, read.", "cache_control": {"type": "ephemeral"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+                {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                {"type": "file", "file": {"file_id": "file-1", "filename": None}},
+            ]
+        ),
+        AssistantMessage(
+            "Adding.", reasoning_content="2 + 2", tool_calls=[{**CALL, "extra_content": {"signature": None}}]
+        ),
+        ToolMessage([{"type": "text", "text": "4"}], "call_1", name="add"),
+    ]
+    assert request_body(Request([*messages]))["messages"] == messages
+
+
+@given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)
+def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: Sampling, model: str):
+    body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
+    assert None not in body.values()
+    told = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    assert body["messages"] == told
+    assert not {"state", "previous"} & (body.keys() - sampling.extra.keys())
+    assert msgspec.json.decode(msgspec.json.encode(body)) == body
+    assert Sampling.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
+
+
+def test_read_response():
+    response = read_response(completion("Grüße 🌍", finish_reason="length"))
+    assert response.message == {"role": "assistant", "content": "Grüße 🌍"}
+    assert isinstance(response.message, Message)
+    assert response.usage == Usage(3, 2)
+    assert response.finish_reason == "length"
+    assert response.tokens is None
+
+
+@given(text=TEXT.filter(bool))
+def test_text_survives_the_wire(text: str):
+    body = msgspec.json.decode(msgspec.json.encode(completion(text)))
+    message = read_response(body).message
+    assert message.content == text
+    assert request_body(Request([message]))["messages"] == [{"role": "assistant", "content": text}]
+
+
+def test_tool_calls_are_kept_whole():
+    call = {**CALL, "extra_content": {"thought_signature": "abc"}}
+    response = read_response(completion(None, "tool_calls", tool_calls=[call]))
+    assert response.message == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert response.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_is_kept_under_one_name(name: str):
+    message = read_response(completion("4", **{name: "2 + 2"})).message
+    assert message == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish_reason"), [({"reasoning": "hm"}, "stop"), ({"refusal": "no"}, "stop"), ({}, "length")]
+)
+def test_an_answer_without_text_need_not_be_empty(fields: dict[str, Any], finish_reason: str):
+    assert read_response(completion(None, finish_reason, **fields)).message.content == ""
+
+
+def test_text_parts_become_one_text():
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
+    assert read_response(completion(parts)).message.content == "ab"
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": None, "completion_tokens": "2"}])
+def test_usage_may_be_missing_or_odd(usage: Any):
+    assert read_response({**completion("hi"), "usage": usage}).usage == Usage(0, 0)
+
+
+def test_missing_finish_reason_is_stop():
+    body = completion("hi", finish_reason=None)
+    assert read_response(body).finish_reason == "stop"
+    del body["choices"][0]["finish_reason"]
+    del body["usage"]
+    assert read_response(body).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_empty_answer(content: Any):
+    with pytest.raises(EmptyModelResponseError, match="chatcmpl-1"):
+        read_response(completion(content, tool_calls=[]))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, "Expected `object`, got `null`"),
+        ([], "Expected `object`, got `array`"),
+        ({"error": {"message": "overloaded"}}, "missing required field `choices`.*overloaded"),
+        ({"choices": []}, "length >= 1"),
+        ({"choices": [{}]}, "missing required field `message`"),
+        (completion(7), "got `int`"),
+        (completion(None, tool_calls=[{"id": "1", "function": {"name": None}}]), "got `null`"),
+        (
+            completion(None, tool_calls=[{"function": {"name": "add", "arguments": "{}"}}]),
+            "missing required field `id`",
+        ),
+    ],
+)
+def test_what_is_no_completion_is_invalid(body: Any, expected: str):
+    with pytest.raises(InvalidModelResponseError, match=expected) as caught:
+        read_response(body)
+    assert not isinstance(caught.value, EmptyModelResponseError)
+
+
+@given(body=JSON | st.builds(completion, JSON, JSON, tool_calls=JSON, reasoning=JSON, refusal=JSON))
+def test_any_json_is_read_or_called_invalid(body: Any):
+    try:
+        response = read_response(body)
+    except InvalidModelResponseError as error:
+        assert len(str(error)) < 600
+    else:
+        assert isinstance(text_of(response.message), str)
+
+
+def test_excerpt_is_short_and_on_one_line():
+    assert excerpt(b"a\n  b\xff") == "a b\ufffd"
+    assert excerpt("x" * 300) == "x" * 200 + "…"
+    assert excerpt(" ") == "(nothing)"
+
+
+def test_a_forced_tool_call_is_sent():
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
+
+    def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
+        given = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+
+    assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
+    named = body(("f",), False)
+    assert (named["tool_choice"], named["parallel_tool_calls"]) == (
+        {"type": "function", "function": {"name": "f"}},
+        False,
+    )
+    with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
+        request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+def test_arguments_of_the_chat_template_are_sent():
+    request = Request([UserMessage("a")], chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False)
+    body = request_body(request)
+    assert (body["chat_template_kwargs"], body["add_generation_prompt"]) == ({"enable_thinking": False}, False)
+    assert request_body(Request([UserMessage("a")])).keys() == {"messages"}

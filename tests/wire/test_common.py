@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
+from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
+from rove.core.records import Usage
+from rove.wire.common import (
+    answer,
+    count,
+    finish_reason,
+    function_of,
+    parts_of,
+    said,
+    still_says,
+    text_in,
+    tool_call,
+    tool_calls_of,
+    without_none,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NAMES = st.text("abc_1", min_size=1, max_size=5)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
+
+
+def garbage(**fields: Any) -> st.SearchStrategy[Any]:
+    """JSON that is anything, or that starts well: these values or JSON in these fields."""
+    return JSON | st.fixed_dictionaries({}, optional={name: JSON | good for name, good in fields.items()})
+
+
+def blocks(types: list[str], **fields: Any) -> st.SearchStrategy[Any]:
+    """A list of typed objects, each with some of these fields, holding anything or what they should."""
+    block = garbage(type=st.sampled_from(types), **fields)
+    return st.lists(block, max_size=3)
+
+
+@given(content=JSON)
+def test_content_is_parts_or_a_config_error(content: Any):
+    try:
+        parts = parts_of({"content": content})
+    except ConfigError as error:
+        assert "expected a text or a list of content parts" in str(error)
+    else:
+        assert all(isinstance(part, dict) for part in parts)
+
+
+def test_parts():
+    image = {"type": "image_url", "image_url": {"url": "https://a"}}
+    assert parts_of(UserMessage(["a", image])) == [{"type": "text", "text": "a"}, image]
+    assert parts_of(AssistantMessage(None)) == []
+    assert said({"type": "text", "text": "a"}) == "a"
+    assert said({"type": "refusal", "refusal": "no"}) == "no"
+    assert said(image) is None
+    assert text_in(image, "image_url", "url") == "https://a"
+    with pytest.raises(ConfigError, match=r"has no image_url\.detail"):
+        text_in(image, "image_url", "detail")
+    with pytest.raises(ConfigError, match="has no text"):
+        said({"type": "text", "text": None})
+
+
+def test_tool_calls():
+    call = tool_call("1", "add", "{")
+    (read,) = tool_calls_of(AssistantMessage(None, tool_calls=[call]))
+    assert (read.id, read.function.name, read.function.arguments) == ("1", "add", "{")
+    assert tool_calls_of(AssistantMessage("hi")) == []
+    with pytest.raises(ConfigError, match="missing required field `id`.*expected a list like"):
+        tool_calls_of(AssistantMessage(None, tool_calls=[{"name": "add"}]))
+
+
+def test_functions():
+    function = {"name": "add"}
+    assert function_of({"type": "function", "function": function}) is function
+    assert function_of({"function": function}) is function
+    assert function_of({"type": "web_search"}) is None
+    for wrong in ({}, {"type": "function", "name": "add"}, {"function": {"description": "adds"}}):
+        with pytest.raises(ConfigError, match="describes no function"):
+            function_of(wrong)
+
+
+def test_an_answer_says_something():
+    assert answer({}, "hi", Usage(), "stop", tool_calls=[], refusal=None).message == {
+        "role": "assistant",
+        "content": "hi",
+    }
+    assert answer({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
+    assert answer({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
+    assert answer({}, "", Usage(), "length").message.content == ""
+    with pytest.raises(EmptyModelResponseError, match='neither text nor tool calls: {"id": 1}'):
+        answer({"id": 1}, "", Usage(), "stop", tool_calls=[])
+
+
+def test_two_tool_calls_with_one_id_are_no_answer():
+    calls = [tool_call("call_1", "f", "{}"), tool_call("call_1", "g", "{}")]
+    with pytest.raises(InvalidModelResponseError, match="two tool calls have the same id"):
+        answer({}, "", Usage(), "tool_calls", tool_calls=calls)
+
+
+def test_small_things():
+    assert [finish_reason(*given) for given in ((True, [1]), (False, [1]), (False, []))] == [
+        "length",
+        "tool_calls",
+        "stop",
+    ]
+    assert without_none({"a": None, "b": 0}) == {"b": 0}
+    assert [count(usage, "n") for usage in (None, [], {"n": "1"}, {"n": 1})] == [0, 0, 0, 1]
+    impossible = [-5, 10**9 + 1, 10**30, 1.5, math.nan, math.inf, True, None, [7]]
+    assert [count({"n": value}, "n") for value in impossible] == [0] * len(impossible)
+    assert count({"n": 10**9}, "n") == 10**9
+    assert still_says(AssistantMessage(None, tool_calls=[1]), "", [1])
+    assert not still_says(AssistantMessage("b"), "a", [])
+    assert not still_says(ToolMessage("a", tool_calls=[1]), "a", [])

@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import FunctionToolParam
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from pydantic import TypeAdapter
+
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, ModelError
+from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.records import Usage
+from rove.wire.common import tool_call
+from rove.wire.responses import OUTPUT, read_response, request_body
+from tests.wire.test_common import JSON, NAMES, TEXT, blocks, garbage
+
+BODY = TypeAdapter(ResponseCreateParamsNonStreaming)
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "low"}}
+THOUGHT = {
+    "id": "rs_1",
+    "type": "reasoning",
+    "summary": [{"type": "summary_text", "text": "Adding."}, {"type": "summary_text", "text": "Done."}],
+    "encrypted_content": "gAAA",
+}
+USE = {
+    "id": "fc_1",
+    "type": "function_call",
+    "status": "completed",
+    "call_id": "call_1",
+    "name": "add",
+    "arguments": '{"a": 2}',
+}
+CALL = tool_call("call_1", "add", '{"a": 2}')
+
+
+def words(text: Any, kind: str = "output_text", **fields: Any) -> dict[str, Any]:
+    part = {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, kind: text}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    return message | fields
+
+
+def said(*output: Any, status: Any = "completed", **fields: Any) -> dict[str, Any]:
+    usage = {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 1},
+        "total_tokens": 5,
+    }
+    body = {"id": "resp_1", "object": "response", "created_at": 0, "model": "m", "status": status, "output": [*output]}
+    defaults = {
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "error": None,
+        "incomplete_details": None,
+    }
+    return body | defaults | {"usage": usage} | fields
+
+
+def read(body: dict[str, Any]):
+    """`read_response` of what OpenAI's own types call a response."""
+    OpenAIResponse.model_validate(body, strict=True)
+    return read_response(body)
+
+
+def sent(*messages: Message) -> list[dict[str, Any]]:
+    body = request_body(Request([*messages]))
+    BODY.validate_python(body)
+    return body["input"]
+
+
+def test_a_whole_request():
+    add = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "default": None}, "strict": True}
+    tools = [
+        {"type": "function", "function": add},
+        {"type": "function", "function": {"name": "now"}},
+        {"type": "web_search"},
+    ]
+    sampling = Sampling(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, extra={"reasoning": {"effort": "low"}})
+    messages = [
+        SystemMessage("Be brief."),
+        UserMessage(["What is this?", IMAGE], name="Ann"),
+        AssistantMessage("Sums.", tool_calls=[CALL, tool_call("call_2", "now", "{")], reasoning_content="hm"),
+        ToolMessage("4", "call_1"),
+        ToolMessage([{"type": "text", "text": "noon"}, IMAGE], "call_2"),
+        Message(role="developer", content="Hurry."),
+    ]
+    image = {"type": "input_image", "image_url": "https://a/b.png", "detail": "low"}
+    body = request_body(Request(messages, sampling, "gpt", tools, seed=9))
+    assert body == {
+        "model": "gpt",
+        "input": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, image]},
+            {"role": "assistant", "content": "Sums."},
+            {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 2}'},
+            {"type": "function_call", "call_id": "call_2", "name": "now", "arguments": "{"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "4"},
+            {
+                "type": "function_call_output",
+                "call_id": "call_2",
+                "output": [{"type": "input_text", "text": "noon"}, image],
+            },
+            {"role": "developer", "content": "Hurry."},
+        ],
+        "tools": [
+            {"type": "function", **add},
+            # Not strict, as chat completions takes it; this API would default to strict.
+            {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}, "strict": False},
+            {"type": "web_search"},
+        ],
+        "temperature": 0.5,
+        "max_output_tokens": 7,
+        "top_p": 0.9,
+        "store": False,
+        "reasoning": {"effort": "low"},
+    }
+    BODY.validate_python(body)
+    for tool in body["tools"][:2]:
+        TypeAdapter(FunctionToolParam).validate_python(tool)
+
+
+def test_what_is_not_set_is_left_out():
+    body = request_body(Request([UserMessage("hi")], Sampling(seed=1, stop=[]), tools=[]))
+    assert body == {"input": [{"role": "user", "content": "hi"}], "store": False}
+
+
+def test_extra_is_merged_in_last():
+    sampling = Sampling(temperature=0.5, extra={"temperature": None, "store": True})
+    assert request_body(Request([], sampling)) == {"input": [], "store": True}
+
+
+def test_a_format_and_log_probabilities_have_names_of_their_own():
+    schema = {"name": "move", "schema": {"type": "object"}, "strict": True}
+    sampling = Sampling(response_format={"type": "json_schema", "json_schema": schema}, logprobs=3)
+    assert request_body(Request([], sampling)) == {
+        "input": [],
+        "store": False,
+        "text": {"format": {"type": "json_schema", **schema}},
+        "top_logprobs": 3,
+        "include": ["message.output_text.logprobs"],
+    }
+    plain = request_body(Request([], Sampling(response_format={"type": "json_object"}, logprobs=0)))
+    assert plain["text"] == {"format": {"type": "json_object"}}
+    assert "top_logprobs" not in plain
+
+
+@pytest.mark.parametrize(
+    "given", [{"top_k": 5}, {"logit_bias": {1: 2.0}}, {"ignore_eos": True}, {"structured_outputs": {"regex": "a"}}]
+)
+def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, OpenAI's Responses API"):
+        request_body(Request([], Sampling(**given)))
+
+
+def test_what_is_off_is_not_refused():
+    off = Sampling(top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False)
+    assert request_body(Request([], off)) == {"input": [], "store": False}
+    assert request_body(Request([], Sampling(extra={"top_k": 5})))["top_k"] == 5
+
+
+def test_stop_sequences_are_refused():
+    with pytest.raises(ConfigError, match=r"stop is \['END'\]; expected none"):
+        request_body(Request([], Sampling(stop=["END"])))
+
+
+def test_sound_and_files():
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    file = {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}
+    (message,) = request_body(Request([UserMessage([sound, {"type": "file", "file": file}])]))["input"]
+    assert message["content"] == [sound, {"type": "input_file", **file}]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (ToolMessage([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]), "not from a tool"),
+        (UserMessage([{"type": "input_audio", "input_audio": {"data": ""}}]), "has no input_audio.format"),
+        (UserMessage([{"type": "image_url", "image_url": "https://a"}]), "has no image_url.url"),
+        (UserMessage([{"type": "video_url"}]), "cannot take the content part.*video_url.*expected text"),
+        (UserMessage([{"type": "file", "file": "a.pdf"}]), "cannot take the content part"),
+        (AssistantMessage([IMAGE]), "expected text or refusal in an assistant message"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(message: Message, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        sent(message)
+
+
+def test_what_an_assistant_did_not_say_is_left_out():
+    assert sent(AssistantMessage(""), UserMessage("")) == [{"role": "user", "content": ""}]
+    assert sent(AssistantMessage("", refusal="No.")) == [{"role": "assistant", "content": "No."}]
+
+
+def test_read_response():
+    response = read(said(words("Hello "), words("there.")))
+    assert response.message == {"role": "assistant", "content": "Hello there."}
+    assert isinstance(response.message, Message)
+    assert response.usage == Usage(3, 2)
+    assert response.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("reason", "ours"), [("max_output_tokens", "length"), ("content_filter", "stop"), ("steered", "stop")]
+)
+def test_an_incomplete_answer(reason: str, ours: str):
+    body = said(words("hi"), USE, status="incomplete", incomplete_details={"reason": reason})
+    assert read(body).finish_reason == (ours if ours == "length" else "tool_calls")
+    assert read({**body, "output": [words("hi")]}).finish_reason == ours
+
+
+def test_an_answer_cut_before_its_first_word():
+    body = said(THOUGHT, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
+    message = read(body).message
+    assert message == {"role": "assistant", "content": "", "reasoning_content": "Adding.\n\nDone."}
+    assert sent(message) == []
+
+
+def test_function_calls_become_tool_calls():
+    response = read(said(USE))
+    assert response.message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert response.finish_reason == "tool_calls"
+
+
+def test_reasoning_is_read_and_goes_back_as_it_came():
+    output = [THOUGHT, words("Let me add."), USE]
+    message = read(said(*output)).message
+    assert message == {
+        "role": "assistant",
+        "content": "Let me add.",
+        "tool_calls": [CALL],
+        "reasoning_content": "Adding.\n\nDone.",
+        OUTPUT: output,
+    }
+    assert sent(msgspec.json.decode(msgspec.json.encode(message))) == output
+
+
+def test_open_reasoning_is_preferred_to_its_summary():
+    item = {**THOUGHT, "encrypted_content": None, "content": [{"type": "reasoning_text", "text": "2 + 2"}]}
+    message = read(said(item, words("4"))).message
+    assert message.reasoning_content == "2 + 2"
+    assert sent(message) == [item, words("4")]
+
+
+def test_reasoning_that_only_has_an_id_does_not_go_back():
+    message = read(said({"id": "rs_1", "type": "reasoning", "summary": []}, words("4"), USE)).message
+    assert message == {"role": "assistant", "content": "4", "tool_calls": [CALL]}
+    assert all("id" not in item for item in sent(message))
+
+
+def test_the_phase_of_a_message_goes_back():
+    output = [words("Hm.", phase="commentary"), words("4", phase="final_answer")]
+    assert sent(read(said(*output)).message) == output
+
+
+def test_an_edited_message_is_sent_as_edited():
+    message = read(said(THOUGHT, words("secret"), USE)).message
+    edited = sent(Message(message, content="***"))
+    assert edited[0] == {"role": "assistant", "content": "***"}
+    assert [item["type"] for item in edited[1:]] == ["function_call"]
+    assert sent(Message(message, tool_calls=None)) == [{"role": "assistant", "content": "secret"}]
+
+
+def test_refusals_are_kept():
+    response = read(said(words("I will not.", "refusal")))
+    assert response.message == {"role": "assistant", "content": "", "refusal": "I will not."}
+    assert response.finish_reason == "stop"
+
+
+def test_a_failure_of_the_server():
+    error = {"code": "server_error", "message": "The model crashed."}
+    with pytest.raises(ModelError, match="failed to answer.*The model crashed") as caught:
+        read(said(status="failed", error=error))
+    assert not isinstance(caught.value, InvalidModelResponseError)
+    with pytest.raises(ModelError, match="failed to answer.*resp_1"):
+        read_response(said(status="failed"))
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many", {"input_tokens": None, "output_tokens": "2"}])
+def test_usage_may_be_missing_or_odd(usage: Any):
+    assert read_response(said(words("hi"), usage=usage)).usage == Usage(0, 0)
+
+
+@pytest.mark.parametrize("output", [[], [words("")], [{"id": "rs_1", "type": "reasoning", "summary": []}]])
+def test_empty_answer(output: list[Any]):
+    with pytest.raises(EmptyModelResponseError, match="resp_1"):
+        read(said(*output))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, "got `null`"),
+        ({"error": {"message": "overloaded"}}, "not a finished OpenAI response.*overloaded"),
+        (said(words("hi"), status="in_progress"), "not a finished"),
+        (said(words("hi"), status="cancelled"), "not a finished"),
+        (said(words(7)), "got `int`"),
+        (said({**USE, "call_id": None}), "got `null`"),
+        (said({"type": "message"}), "missing required field `content`"),
+        (said({**THOUGHT, "summary": "hm"}), "got `str`"),
+    ],
+)
+def test_what_is_no_response_is_invalid(body: Any, expected: str):
+    with pytest.raises(InvalidModelResponseError, match=expected) as caught:
+        read_response(body)
+    assert not isinstance(caught.value, EmptyModelResponseError)
+
+
+ITEMS = blocks(
+    ["message", "function_call", "reasoning", "web_search_call"],
+    content=blocks(["output_text", "refusal", "reasoning_text"], text=TEXT, refusal=TEXT),
+    summary=blocks(["summary_text"], text=TEXT),
+    encrypted_content=TEXT,
+    call_id=TEXT,
+    name=TEXT,
+    arguments=TEXT,
+    phase=TEXT,
+)
+STATUSES = st.sampled_from(["completed", "incomplete", "failed"])
+DETAILS = st.just({"reason": "max_output_tokens"})
+
+
+@given(body=garbage(output=ITEMS, status=STATUSES, incomplete_details=DETAILS, usage=JSON, error=JSON))
+def test_any_json_is_read_and_sent_back_or_called_invalid(body: Any):
+    try:
+        response = read_response(body)
+    except ModelError as error:
+        assert len(str(error)) < 600
+        assert isinstance(error, InvalidModelResponseError) or body["status"] == "failed"
+    else:
+        assert response.finish_reason in ("stop", "length", "tool_calls")
+        assert msgspec.json.encode(request_body(Request([response.message])))
+
+
+GOOD_ITEMS = st.lists(
+    st.builds(words, TEXT)
+    | st.builds(lambda text: words(text, phase="commentary"), TEXT)
+    | st.builds(lambda secret: {**THOUGHT, "encrypted_content": secret}, st.none() | TEXT)
+    | st.builds(lambda id, name, text: {**USE, "call_id": id, "name": name, "arguments": text}, NAMES, NAMES, TEXT),
+    max_size=5,
+).filter(lambda items: len({i["call_id"] for i in items if "call_id" in i}) == sum("call_id" in i for i in items))
+
+
+@given(output=GOOD_ITEMS)
+def test_what_came_goes_back(output: list[dict[str, Any]]):
+    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    message = read(said(*output, **cut)).message
+    items = sent(msgspec.json.decode(msgspec.json.encode(message)))
+    if OUTPUT in message:
+        assert items == output
+    else:
+        uses = [item for item in output if item["type"] == "function_call"]
+        text = [{"role": "assistant", "content": message.content}] if message.content else []
+        assert items == text + [{k: v for k, v in use.items() if k not in ("id", "status")} for use in uses]
+
+
+MESSAGES = st.lists(
+    st.builds(SystemMessage, TEXT)
+    | st.builds(UserMessage, TEXT)
+    | st.builds(
+        lambda text, calls: AssistantMessage(text, tool_calls=calls),
+        st.none() | TEXT,
+        st.lists(st.builds(tool_call, NAMES, NAMES, TEXT), max_size=3),
+    )
+    | st.builds(ToolMessage, TEXT, NAMES),
+    max_size=6,
+)
+
+
+@given(messages=MESSAGES)
+def test_a_conversation_survives(messages: list[Message]):
+    heard: list[dict[str, Any]] = []
+    for item in sent(*messages):
+        match item.get("type"):
+            case "function_call":
+                heard.append(tool_call(item["call_id"], item["name"], item["arguments"]))
+            case "function_call_output":
+                heard.append(ToolMessage(item["output"], item["call_id"]))
+            case _:
+                heard.append(item)
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role != "assistant":
+            told.append(message)
+        elif text_of(message):
+            told.append({"role": "assistant", "content": message.content})
+        told += message.tool_calls or []
+    assert heard == told
+
+
+def test_a_forced_tool_call_is_sent():
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
+
+    def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
+        given = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+
+    assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
+    named = body(("f",), False)
+    assert (named["tool_choice"], named["parallel_tool_calls"]) == ({"type": "function", "name": "f"}, False)
+    with pytest.raises(ConfigError, match="tool_choice allows f, g of 3 tools; expected one, or all"):
+        request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
+
+
+@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_arguments_of_a_chat_template_are_refused(given: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **given))

@@ -1,0 +1,53 @@
+"""Token ids in and out as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage
+from rove.core.protocols import Response, Sampling
+from rove.core.records import StepTokens, Usage
+from rove.wire.serving import TokenLogprob, new_head
+from rove.wire.tokens import last_chunks, read_request, response_body, text_chunks, usage_chunk
+
+HEAD = new_head("gen", "toy")
+TOKENS = [TokenLogprob("a", -1.0, [TokenLogprob("b", -0.5, id=6)], 5), TokenLogprob("b", -2.0, [], 6, 1)]
+RESPONSE = Response(AssistantMessage("ab"), Usage(3, 2), "length", StepTokens([1, 2, 3], [5, 6], [-1.0, -2.0], 4))
+
+
+def test_what_a_body_asks_for():
+    asked = read_request({"prompt_ids": [1, 2], "n": 2, "seed": 7, "top_k": 3, "logprobs": 2, "stream": True, "own": 1})
+    assert [(one.prompt_ids, one.request.seed) for one in asked.questions] == [([1, 2], 7), ([1, 2], 8)]
+    assert asked.questions[0].request.sampling == Sampling(seed=7, top_k=3, logprobs=2, extra={"own": 1})
+    assert (asked.n, asked.stream, asked.logprobs, asked.by_token) == (2, True, 2, True)
+    assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always told
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"prompt_ids": []}, {"prompt_ids": [-1]}, {"prompt_ids": "a"}, {"prompt_ids": [1], "logprobs": 101}, [], None],
+)
+def test_what_is_no_such_body(body: Any):
+    with pytest.raises(ConfigError):
+        read_request(body)
+
+
+def test_an_answer_and_its_stream_say_the_same():
+    (whole,) = response_body(HEAD, [RESPONSE], RESPONSE.usage, [TOKENS])["choices"]
+    assert whole == {
+        "index": 0,
+        "ids": [5, 6],
+        "logprobs": [-1.0, -2.0],
+        "top_logprobs": [[(6, -0.5)], []],
+        "text": "ab",
+        "finish_reason": "length",
+        "policy_version": 4,
+    }
+    first, last = text_chunks(HEAD, 0, "", "", TOKENS[:1])[0], last_chunks(HEAD, 0, RESPONSE, "", TOKENS[1:])[0]
+    parts = [chunk["choices"][0] for chunk in (first, last)]
+    assert [one for part in parts for one in part["ids"]] == whole["ids"]
+    assert {name: parts[1][name] for name in ("text", "finish_reason", "policy_version")}.items() <= whole.items()
+    assert usage_chunk(HEAD, RESPONSE.usage)["usage"]["total_tokens"] == 5

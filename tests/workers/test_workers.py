@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rove.core.errors import Error, InfraError, RemoteError, WorkerError
+from rove.workers import Worker, Workers
+
+MODULE = Path(__file__).parents[1].joinpath("support", "worker_module.py")
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers(MODULE, most=2)
+    yield workers
+    workers.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def ends(pid: int, seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
+def test_a_worker_remembers_and_another_knows_nothing_of_it(workers: Workers) -> None:
+    async def go() -> list[int]:
+        first, second = await workers.open(), await workers.open()
+        said = [
+            await first.call("add", number=2),
+            await first.call("add", number=3),
+            await second.call("add", number=1),
+        ]
+        assert await first.call("pid") != await second.call("pid")
+        return said
+
+    assert asyncio.run(go()) == [2, 5, 1]
+
+
+def test_what_is_printed_is_kept_off_the_conversation(workers: Workers) -> None:
+    value = {"text": "é" * 300_000, "none": None, "list": [1, 2.5, True]}
+
+    async def go() -> object:
+        return await (await workers.open()).call("echo", value=value)
+
+    assert asyncio.run(go()) == value
+
+
+def test_what_a_function_raises_is_told_and_the_worker_goes_on(workers: Workers) -> None:
+    async def go() -> list[str]:
+        worker, said = await workers.open(), []
+        for name, args in (
+            ("divide", {"by": 0}),
+            ("quit", {}),
+            ("unspeakable", {}),
+            ("nothing", {}),
+            ("add", {"n": 1}),
+        ):
+            with pytest.raises(RemoteError) as raised:
+                await worker.call(name, **args)
+            said.append(raised.value)
+        assert await worker.call("add", number=1) == 1
+        assert "in divide" in said[0].traceback
+        return [error.type for error in said]
+
+    types = ["ZeroDivisionError", "SystemExit", "TypeError", "AttributeError", "TypeError"]
+    assert asyncio.run(go()) == types
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "told"),
+    [("die", {}, "SIGSEGV"), ("leave", {"status": 4}, "exit code 4"), ("leave", {"status": 0}, "exit code 0")],
+)
+def test_a_worker_that_ends_is_an_error_of_its_own_call(workers: Workers, name: str, args: dict, told: str) -> None:
+    async def go() -> None:
+        worker, other = await workers.open(), await workers.open()
+        assert await other.call("add", number=1) == 1
+        with pytest.raises(WorkerError, match=told) as raised:
+            await worker.call(name, **args)
+        assert name != "die" or "the last thing I say" in str(raised.value)
+        with pytest.raises(WorkerError, match="its process ended"):
+            await worker.call("add", number=1)
+        assert await other.call("add", number=1) == 2
+
+    asyncio.run(go())
+
+
+def test_time_limits_kill(workers: Workers) -> None:
+    async def go() -> int:
+        worker = await workers.open()
+        pid = await worker.call("pid")
+        with pytest.raises(WorkerError, match=r"spin\({}\) did not end within 0.2 s"):
+            await worker.call("spin", timeout=0.2)
+        return pid
+
+    assert ends(asyncio.run(go()))
+
+
+def test_a_call_that_is_cancelled_kills_too(workers: Workers) -> None:
+    async def go() -> int:
+        worker = await workers.open()
+        pid = await worker.call("pid")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(worker.call("spin"), 0.2)
+        assert worker.is_gone
+        return pid
+
+    assert ends(asyncio.run(go()))
+
+
+def test_what_a_worker_has_started_ends_with_it(workers: Workers) -> None:
+    async def go() -> list[int]:
+        closed, left = await workers.open(), await workers.open()
+        children = [await closed.call("child"), await left.call("child")]
+        assert all(map(is_running, children))
+        closed.close()
+        with pytest.raises(WorkerError):
+            await left.call("leave", status=0)
+        return children
+
+    assert all(map(ends, asyncio.run(go())))
+
+
+def test_borrowed_workers_are_few_used_again_and_replaced(workers: Workers) -> None:
+    async def one(number: int) -> int | None:
+        async with workers.borrowed() as worker:
+            if number == 5:
+                with pytest.raises(WorkerError):
+                    await worker.call("die")
+                return None
+            return await worker.call("pid")
+
+    async def go() -> list[int | None]:
+        return await asyncio.gather(*map(one, range(12)))
+
+    pids = asyncio.run(go())
+    assert len(set(pids) - {None}) <= 3 and pids[5] is None
+    assert asyncio.run(go())[5] is None  # in another event loop
+
+
+def test_closing_ends_all_and_the_next_call_starts_anew(workers: Workers) -> None:
+    async def go() -> int:
+        worker = await workers.open()
+        pid = await worker.call("pid")
+        under_way = asyncio.create_task(worker.call("spin"))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(workers.close)
+        with pytest.raises(WorkerError):
+            await under_way
+        return pid
+
+    assert ends(asyncio.run(go()))
+    assert ends(asyncio.run(go()))
+
+
+def test_a_host_that_is_killed_takes_its_workers_with_it_and_is_replaced(workers: Workers) -> None:
+    async def go() -> tuple[int, int]:
+        worker = await workers.open()
+        pid = await worker.call("pid")
+        host = workers._host
+        assert host is not None
+        os.kill(host.process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError):
+            await worker.call("spin")
+        await asyncio.to_thread(host.process.wait)
+        while not host.is_gone:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        again = await workers.open()
+        return pid, await again.call("pid")
+
+    before, after = asyncio.run(go())
+    assert ends(before) and before != after
+
+
+def test_workers_whose_owner_is_gone_end_by_themselves() -> None:
+    program = (
+        "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
+        "from rove.workers import Workers\n"
+        "async def go():\n"
+        "    workers = Workers(Path(sys.argv[1]))\n"
+        "    worker = await workers.open()\n"
+        "    pid = await worker.call('pid')\n"
+        "    task = asyncio.create_task(worker.call('spin'))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print(pid, workers._host.process.pid, flush=True)\n"
+        "    os._exit(0)\n"
+        "asyncio.run(go())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(MODULE)], capture_output=True, text=True, check=True)
+    assert all(ends(int(pid)) for pid in done.stdout.split())
+
+
+@pytest.mark.broad
+def test_workers_that_nobody_holds_any_more_are_ended() -> None:
+    async def go() -> tuple[int, int]:
+        workers = Workers(MODULE)
+        worker = await workers.open()
+        assert workers._host is not None
+        return await worker.call("pid"), workers._host.process.pid
+
+    pids = asyncio.run(go())
+    gc.collect()
+    assert all(map(ends, pids))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "told"),
+    [
+        ("raise", RemoteError, "ValueError: no such data"),
+        ("exit", RemoteError, "SystemExit: 3"),
+        ("crash", WorkerError, "ended by SIGSEGV; its last lines:\n  not for"),
+        ("hang", WorkerError, "did not load within 0.5 s"),
+    ],
+)
+def test_a_module_that_does_not_load(trouble: str, kind: type[Error], told: str) -> None:
+    workers = Workers(MODULE, {"trouble": trouble}, start_seconds=60.0 if trouble != "hang" else 0.5)
+    before = children()
+    with pytest.raises(kind, match=told):
+        workers.start()
+    assert children() == before
+
+
+def test_an_interpreter_that_is_none() -> None:
+    with pytest.raises(WorkerError, match="cannot start /no/python"):
+        Workers(MODULE, python="/no/python").start()
+    assert issubclass(WorkerError, InfraError)
+
+
+def test_another_interpreter_has_its_own_path(tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").write_text("")
+    module = tmp_path / "module.py"
+    module.write_text("import sys, only_there\ndef setup(): return [sys.executable, sys.path]\n")
+    workers = Workers(module, python=sys.executable, paths=[str(tmp_path)])
+    workers.start()
+    executable, path = workers.told
+    assert executable == sys.executable and path[0] == str(tmp_path)
+    workers.close()
+
+
+def test_randomness_variables_and_memory_are_its_own(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    before = random.getstate()
+
+    async def go(workers: Workers) -> tuple[float, dict[str, str]]:
+        worker = await workers.open()
+        return await worker.call("draw", seed=3), await worker.call("variables")
+
+    drawn, variables = asyncio.run(go(workers))
+    assert drawn == random.Random(3).random() and random.getstate() == before
+    assert "PATH" in variables and "OPENAI_API_KEY" not in variables and variables["PYTHONHASHSEED"] == "0"
+
+    async def hoard() -> int:
+        small = Workers(MODULE, memory=256 << 20)
+        try:
+            return await (await small.open()).call("hoard")
+        finally:
+            small.close()
+
+    with pytest.raises(RemoteError, match="MemoryError"):
+        asyncio.run(hoard())
+
+
+def test_workers_may_ask_back_and_answer_many_at_once(tmp_path: Path) -> None:
+    """A module that serves its own way: every call asks back before it is answered, the first one last."""
+    module = tmp_path / "asking.py"
+    module.write_text(
+        "import json, struct\n"
+        "def serve(connection, module):\n"
+        "    file, held = connection.makefile('rwb'), []\n"
+        "    def send(frame):\n"
+        "        body = json.dumps(frame).encode()\n"
+        "        file.write(struct.pack('<I', len(body)) + body); file.flush()\n"
+        "    while head := file.read(4):\n"
+        "        frame = json.loads(file.read(struct.unpack('<I', head)[0]))\n"
+        "        if 'call' in frame:\n"
+        "            send({'id': frame['id'], 'call': 'double', 'args': {'value': frame['args']['value']}})\n"
+        "        else:\n"
+        "            held.append(frame)\n"
+        "        if len(held) == 3:\n"
+        "            for one in reversed(held):\n"
+        "                send({'id': one['id'], 'result': one.get('result', one.get('error'))})\n"
+    )
+
+    async def double(name: str, args: dict) -> int:
+        if args["value"] < 0:
+            raise ValueError("negative")
+        return args["value"] * 2
+
+    async def go(answer: Callable[[str, dict], Awaitable[object]] | None) -> list[object]:
+        workers = Workers(module)
+        worker: Worker = await workers.open(answer)
+        try:
+            return await asyncio.gather(*(worker.ask("any", value=value) for value in (1, -1, 3)))
+        finally:
+            workers.close()
+
+    said = asyncio.run(go(double))
+    assert said[0] == 2 and said[2] == 6
+    assert said[1] == {"type": "ValueError", "message": "negative", "traceback": ""}
+    assert "may not ask for 'double'" in str(asyncio.run(go(None)))
+
+
+def test_many_may_ask_before_it_has_started(workers: Workers) -> None:
+    async def one() -> int:
+        return await (await workers.open()).call("add", number=1)
+
+    async def go() -> list[int]:
+        return await asyncio.gather(*(one() for _ in range(8)))
+
+    assert asyncio.run(go()) == [1] * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans find their parent's parent on Linux alone")
+def test_a_daemon_ends_with_the_worker_that_started_it_and_with_no_other(workers: Workers) -> None:
+    async def go() -> None:
+        first, second = await workers.open(), await workers.open()
+        daemon = await first.call("daemon")
+        gone = await second.call("pid")
+        second.close()
+        assert ends(gone)
+        third = await workers.open()  # made after the host has seen the end of the second
+        assert await third.call("add", number=1) == 1
+        assert is_running(daemon)
+        first.close()
+        assert ends(daemon)
+
+    asyncio.run(go())

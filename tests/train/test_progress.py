@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_train_sft as sft
 from fakes import tiny_model
 
 import tests.train.test_rl as rl
+import tests.train.test_sft as sft
 from rove.runs.run import Run
 from rove.train.progress import counted
 from rove.train.rl import train_rl

@@ -66,7 +66,7 @@ def run(ahead: int, seed: int, steps: int, folder: Path) -> Result:
         max_off_policy_steps=ahead,
         checkpoint_every=steps,
         threads=1,
-        token_stats=0,
+        log_token_stats=0,
         seed=seed,
     )
     with Run(folder) as kept:

@@ -149,7 +149,7 @@ def _cpu(what: Callable[[], object]) -> float:
 async def _played(rollouts: int) -> tuple[list[Any], float]:
     """Token-exact rollouts of a model that answers at once; and the CPU seconds that they took."""
     import rove
-    from rove.core.protocols import Generation, Sampling
+    from rove.core.protocols import Generation, SamplingParams
     from rove.engine.client import EngineClient
     from rove.models.new import new_model
     from rove.rollouts.groups import run_groups
@@ -182,7 +182,7 @@ async def _played(rollouts: int) -> tuple[list[Any], float]:
     client = EngineClient(Instant(), loaded.renderer)  # pyright: ignore[reportArgumentType]  what of it is asked
     jobs = plan(env.get_dataset(1), rollouts)
     before = time.process_time()
-    records = [record async for record in run_groups(env, client, jobs, sampling=Sampling(max_tokens=ANSWER))]
+    records = [record async for record in run_groups(env, client, jobs, sampling=SamplingParams(max_tokens=ANSWER))]
     spent = time.process_time() - before
     assert all(record.error is None and len(record.steps) == TURNS for record in records), records[0].error
     return records, spent

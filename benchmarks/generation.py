@@ -103,7 +103,7 @@ def play(case: str, say: Say, seed: int) -> tuple[int, float]:
 
 def with_rove(model: Any) -> Say:
     """The embedded engine, every continuation a request of its own."""
-    from rove.core.protocols import Sampling
+    from rove.core.protocols import SamplingParams
     from rove.engine.engine import Engine
     from rove.models.load import prepare
 
@@ -115,7 +115,7 @@ def with_rove(model: Any) -> Say:
 
     def say(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
         async def every() -> list[Any]:
-            sampling = Sampling(temperature=1.0, max_tokens=count)
+            sampling = SamplingParams(temperature=1.0, max_tokens=count)
             asked = (engine.generate(p, sampling, seed=seed * 1000 + i) for i, p in enumerate(prompts))
             return await asyncio.gather(*asked)
 

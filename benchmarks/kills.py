@@ -5,7 +5,7 @@
 A run is started, killed at a random instant and started again, until it comes to its end; then the next one begins, until there
 have been so many kills. Some of them hit the start, some the end; a run that was killed often is given more time, or a machine
 that has become slower would never see its end. Printed is also how many kills hit a run that had begun its work in that session
-or earlier. "eval" is an evaluation by a seeded scripted player: after
+or earlier. "eval" is an evaluation by a seeded scripted policy: after
 each run its rollouts must be those of a run that nobody disturbed, none missing, none twice, every reward and every word the
 same. "rl" and "sft" train a tiny model: after each run every weight must be the same to the bit.
 """

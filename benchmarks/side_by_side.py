@@ -4,7 +4,7 @@ them two whose pins clash, and two whose modules have one name.
     PYTHONPATH=.:tests python benchmarks/side_by_side.py [OWNER/NAME…]
 
 Every package is built, pushed to `rove hub serve`, looked up, checked, and installed into a virtual environment of its own. Then
-all are there at once, and each is played: an example by one of its scripted players, a package of v0 by the scripted server of
+all are there at once, and each is played: an example by one of its scripted policies, a package of v0 by the scripted server of
 the tests. What comes of it has to be what comes of the same folder loaded here: every reward, every metric, every request.
 """
 
@@ -45,7 +45,7 @@ def load_environment(num_examples: int = 3):
         return {reward}
 
     rows = [{{"question": str(n), "answer": ""}} for n in range(num_examples)]
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), players={{"anybody": lambda *_: "x"}})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), policies={{"anybody": lambda *_: "x"}})
 """
 PROJECT = """[project]
 name = "{name}"
@@ -156,9 +156,9 @@ def ended(env: rove.Environment) -> None:
 
 
 def played(env: rove.Environment) -> Any:
-    """Rewards and metrics of a scripted player, which draws from the rollout's own generator."""
-    player = sorted(env.players)[0]
-    client = rove.ScriptedClient(env.players[player], player)
+    """Rewards and metrics of a scripted policy, which draws from the rollout's own generator."""
+    player = sorted(env.policies)[0]
+    client = rove.ScriptedClient(env.policies[player], player)
     records = env.generate_sync(client, rollouts_per_example=1)
     ended(env)
     assert all(record.error is None for record in records), next(record.error for record in records if record.error)

@@ -45,7 +45,7 @@ def outcome(game: str, python: str | None) -> tuple[bool, str, int]:
     """Whether a game can be played, how it ended, and with how many players."""
     env = TextArenaEnv(game, 1, max_turns=TURNS, call_seconds=SECONDS, python=python)
     [record] = env.generate_sync(vf.ScriptedClient(mover), limits={"timeout_seconds": 120.0})
-    players = 1 + len(record.seats)
+    players = 1 + len(record.model_roles)
     if record.error is not None:
         return False, reason(record.error), players
     assert record.scores is not None
@@ -82,7 +82,7 @@ def main() -> None:
         rows.append((played, game, players, told))
         print(f"{'yes' if played else 'NO '} {game}: {told}", flush=True)
     count = sum(played for played, *_ in rows)
-    lines = [f"{count} of {len(rows)} base games are played offline.", "", "| game | seats | got to |", "|---|---|---|"]
+    lines = [f"{count} of {len(rows)} base games are played offline.", "", "| game | roles | got to |", "|---|---|---|"]
     lines += [f"| {game} | {players} | {told} |" for played, game, players, told in rows if played]
     lines += ["", "| game that cannot be played | why |", "|---|---|"]
     lines += [f"| {game} | `{told}` |" for played, game, _, told in rows if not played]

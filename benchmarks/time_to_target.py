@@ -153,7 +153,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     from rove import load_environment
-    from rove.core.protocols import Sampling
+    from rove.core.protocols import SamplingParams
     from rove.engine.client import EngineClient
     from rove.rendering.renderer import Renderer
     from rove.rollouts.groups import run_groups
@@ -176,7 +176,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
     async def play(step: int) -> list[Any]:
         chosen = [examples[(step * config.groups + i) % len(examples)] for i in range(config.groups)]
         engine: Any = Batched(say, model.config.max_position_embeddings, config.batch_size)
-        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         groups = step_groups(config, step, chosen)
         rollouts = run_groups(
             env, EngineClient(engine, renderer), groups, sampling=sampling, max_concurrent=config.batch_size

@@ -68,7 +68,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
 
     import torch
 
-    from rove.core.protocols import Sampling
+    from rove.core.protocols import SamplingParams
     from rove.engine.engine import Engine
     from rove.models.linear import use_fast_linear
     from rove.models.load import prepare
@@ -86,7 +86,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     trainer = Trainer(loaded.model, 1e-5)
     sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
     engine = Engine(sampled, [])
-    sampling = Sampling(temperature=1.0, max_tokens=NEW)
+    sampling = SamplingParams(temperature=1.0, max_tokens=NEW)
 
     async def sample(prompts: list[list[int]], seed: int) -> list[Any]:
         asked = [engine.generate(p, sampling, seed=seed * 10_000 + i) for i, p in enumerate(prompts)]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel
 from rove.models.new import new_model
@@ -64,7 +64,7 @@ def change(loaded: LoadedModel, seed: int) -> None:
 async def answers(sampler: Served) -> float:
     """Seconds that 32 answers take."""
     started = time.perf_counter()
-    sampling = Sampling(max_tokens=64, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True)
     await asyncio.gather(*(sampler.engine.generate([7, 8, n], sampling) for n in range(10, 42)))
     return time.perf_counter() - started
 

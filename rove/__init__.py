@@ -30,10 +30,10 @@ from rove.core.errors import (
     WorkerError,
 )
 from rove.core.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
-from rove.core.model_roles import ask
-from rove.core.protocols import Client, InferenceEngine, Limits, Request, Response, Sampling
+from rove.core.model_roles import query
+from rove.core.protocols import Client, InferenceEngine, Limits, Request, Response, SamplingParams
 from rove.core.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs import (
     EnvGroup,
@@ -132,7 +132,6 @@ __all__ = [
     "AgentError",
     "AnthropicClient",
     "AssistantMessage",
-    "Board",
     "Client",
     "CodeMathEnv",
     "ConfigError",
@@ -169,6 +168,7 @@ __all__ = [
     "RLMEnv",
     "ReasoningGymEnv",
     "RemoteError",
+    "Rendering",
     "Request",
     "Response",
     "ResponsesClient",
@@ -177,7 +177,7 @@ __all__ = [
     "RubricGroup",
     "Run",
     "RunError",
-    "Sampling",
+    "SamplingParams",
     "SandboxEnv",
     "SandboxError",
     "SandboxFileError",
@@ -205,7 +205,6 @@ __all__ = [
     "WorkerError",
     "XMLParser",
     "as_client",
-    "ask",
     "cleanup",
     "compare",
     "evaluate",
@@ -216,6 +215,7 @@ __all__ = [
     "judge_agreement",
     "load_environment",
     "make_dataset",
+    "query",
     "rescore",
     "stop",
     "teardown",

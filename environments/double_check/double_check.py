@@ -86,5 +86,5 @@ def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"oracle": oracle, "doubter": doubter},
+        policies={"oracle": oracle, "doubter": doubter},
     )

@@ -118,6 +118,6 @@ def load_environment(num_examples: int = 1000, seed: int = 0, max_turns: int = 4
         eval_dataset=lambda: _rows(num_examples, f"{seed}:eval"),
         system_prompt=SYSTEM_PROMPT,
         rubric=rubric,
-        players={"solver": solver, "novice": novice},
+        policies={"solver": solver, "novice": novice},
         max_turns=max_turns,
     )

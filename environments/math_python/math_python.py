@@ -158,7 +158,7 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=vf.MaybeThinkParser(boxed_number),
         rubric=vf.Rubric([correct]),
-        players={"solver": solver, "guesser": guesser},
+        policies={"solver": solver, "guesser": guesser},
         timeout_per_command_seconds=10.0,
         max_turns=max_turns,
         unsafe=unsafe,

@@ -90,5 +90,5 @@ def load_environment(num_examples: int = 1000, seed: int = 0, min_words: int = 2
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"oracle": oracle, "copycat": copycat},
+        policies={"oracle": oracle, "copycat": copycat},
     )

@@ -77,11 +77,11 @@ def read(text: str) -> str:
     return "".join("." if square.isdigit() else square for row in text.split("\n")[-3:] for square in row.split())
 
 
-def draw(board: str) -> vf.Board:
+def draw(board: str) -> vf.Rendering:
     """The board as people see it."""
     looks = {"X": "first", "O": "second"}
     squares = [(str(i), "free") if s == "." else (s, looks[s]) for i, s in enumerate(board)]
-    return vf.Board([squares[row : row + 3] for row in (0, 3, 6)])
+    return vf.Rendering([squares[row : row + 3] for row in (0, 3, 6)])
 
 
 def opponent_move(board: str, seed: int, random_move_prob: float, punish: bool = False) -> int:
@@ -150,7 +150,7 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         state["final_env_response"] = f"{RESULTS[end]}\n{show(board)}"
         return None
 
-    def draw_board(self, state: vf.State) -> vf.Board:
+    def render(self, state: vf.State) -> vf.Rendering:
         return draw(state["board"])
 
     def openings(self) -> list[dict[str, Any]]:
@@ -242,6 +242,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"random": random_player, "optimal": optimal_player, "teacher": teacher_player},
+        policies={"random": random_player, "optimal": optimal_player, "teacher": teacher_player},
         max_turns=max_turns,
     )

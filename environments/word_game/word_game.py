@@ -167,11 +167,11 @@ class WordGameEnv(vf.MultiTurnEnv):
         state["final_env_response"] = f"{told}\n{ending}"
         return None
 
-    def draw_board(self, state: vf.State) -> vf.Board:
+    def render(self, state: vf.State) -> vf.Rendering:
         """Every guess with its hint, and the rows of those that are left."""
         rows = [[(letter.upper(), LOOKS[c]) for letter, c in zip(*guess)] for guess in state["history"]]
         left = state["info"]["guesses"] - len(state["trajectory"])
-        return vf.Board(rows + [[("", "")] * 5] * max(0, left))
+        return vf.Rendering(rows + [[("", "")] * 5] * max(0, left))
 
 
 def solved(state: vf.State) -> float:
@@ -242,6 +242,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"solver": solver, "random_word": random_word, "novice": novice},
+        policies={"solver": solver, "random_word": random_word, "novice": novice},
         max_turns=max_turns,
     )

@@ -1,4 +1,4 @@
-"""Who plays an environment that brings no scripted players: answers that need no model."""
+"""Who plays an environment that brings no scripted policies: answers that need no model."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ RULES = (
     ),
     Rule(
         "calls of the model by the environment (`get_model_response`)",
-        'the seat "environment" of a record, never trained on',
+        'the role "environment" of a record, never trained on',
         ("attribute:get_model_response",),
     ),
     Rule(

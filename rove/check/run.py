@@ -69,8 +69,8 @@ class Failure(msgspec.Struct, frozen=True, order=True):
 class Played(msgspec.Struct):
     """What came of the rollouts."""
 
-    players: list[str] = []
-    own_players: bool = False
+    policies: list[str] = []
+    own_policies: bool = False
     """Whether the environment brought them."""
     rollouts: int = 0
     failed: int = 0
@@ -124,9 +124,9 @@ def play(
 
 
 async def _play(env: IsolatedEnv, played: Played, limited: Limited) -> None:
-    players = env.players or PLAYERS
-    played.players, played.own_players = sorted(players), bool(env.players)
-    names = played.players
+    players = env.policies or PLAYERS
+    played.policies, played.own_policies = sorted(players), bool(env.policies)
+    names = played.policies
     examples = env.examples(limited.num_examples)
     seeds = {
         derive_seed(job.seed, job.key, job.index): job.index for jobs in plan(examples, len(names)) for job in jobs
@@ -160,8 +160,8 @@ async def _play(env: IsolatedEnv, played: Played, limited: Limited) -> None:
 
 def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -> None:
     """Count; a player that calls tools has not played where there are none."""
-    if not played.own_players and not any(record.tools for record in records):
-        gone = played.players.index("tools")
+    if not played.own_policies and not any(record.tools for record in records):
+        gone = played.policies.index("tools")
         records = [record for record in records if record.rollout_index != gone]
     else:
         gone = -1
@@ -175,7 +175,7 @@ def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -
             said = CALL.sub("", record.error.message)[:WORDS]
             failed[record.error.phase, record.error.type, said] += 1
         if record.scores is not None:
-            values.setdefault(played.players[record.rollout_index], []).append(record.scores.reward)
+            values.setdefault(played.policies[record.rollout_index], []).append(record.scores.reward)
             metrics |= dict.fromkeys([*record.scores.rewards, *record.scores.metrics])
     played.failures = [*(Failure(*what, times) for what, times in failed.most_common()), *more]
     played.failed = sum(failure.times for failure in played.failures)
@@ -184,4 +184,4 @@ def _sum_up(played: Played, records: list[RolloutRecord], more: list[Failure]) -
     played.metrics = sorted(metrics)
     played.broken = errors.broken
     if gone >= 0:
-        played.players = [name for name in played.players if name != "tools"]
+        played.policies = [name for name in played.policies if name != "tools"]

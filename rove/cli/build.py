@@ -62,7 +62,7 @@ def lines(manifest: Manifest) -> list[tuple[str, str]]:
         ("rewards", "" if low_high is None else f"{low_high[0]:g} to {low_high[1]:g}"),
         *(
             (f"player {name}", f"{score.reward:.3f} over {score.n} rollouts")
-            for name, score in manifest.players.items()
+            for name, score in manifest.policies.items()
         ),
         ("metrics", ", ".join(manifest.metrics)),
         ("tools", ", ".join(manifest.tools)),

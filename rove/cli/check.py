@@ -21,7 +21,7 @@ from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, p
 from rove.core.errors import ConfigError
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
@@ -48,7 +48,7 @@ def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
             content = as_markdown(reports).encode()
         else:
             content = msgspec.json.format(msgspec.json.encode(as_json(reports)), indent=1) + b"\n"
-        write_whole(Path(output), content)
+        atomic_write(Path(output), content)
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Who `-m` means: a scripted player, a name in endpoints.toml, a model folder, or a model behind an endpoint."""
+"""Who `-m` means: a scripted policy, a name in endpoints.toml, a model folder, or a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def make_client(
     """
     if model.startswith(SCRIPTED):
         name = model.removeprefix(SCRIPTED)
-        if name not in env.players:
+        if name not in env.policies:
             raise ConfigError(
-                f"environment '{env.env_id}' has no scripted player '{name}'; {nearest(name, env.players)}. An environment has "
-                "those of players={'name': fn(messages, state, rng)}, a group those that all its members have"
+                f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. An environment has "
+                "those of policies={'name': fn(messages, state, rng)}, a group those that all its members have"
             )
-        return ScriptedClient(env.players[name], name)
+        return ScriptedClient(env.policies[name], name)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -69,8 +69,8 @@ def make_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
-        players = ", ".join(SCRIPTED + name for name in sorted(env.players))
-        hint = f". '{model}' is neither a folder here nor a scripted player" + (f" ({players})" if players else "")
+        players = ", ".join(SCRIPTED + name for name in sorted(env.policies))
+        hint = f". '{model}' is neither a folder here nor a scripted policy" + (f" ({players})" if players else "")
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"
         raise MissingKeyError(str(error) + hint) from error

@@ -244,11 +244,11 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def alarm_printer(console: Console) -> Callable[[Any], None]:
-    """A function that prints an alarm of `rove.train.alerts`."""
+def alert_printer(console: Console) -> Callable[[Any], None]:
+    """A function that prints an alert of `rove.train.alerts`."""
 
-    def show(alarm: Any) -> None:
-        console.print(f"step {alarm.step}: {alarm.text}", style="yellow", markup=False, soft_wrap=True)
+    def show(alert: Any) -> None:
+        console.print(f"step {alert.step}: {alert.text}", style="yellow", markup=False, soft_wrap=True)
 
     return show
 

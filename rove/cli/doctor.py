@@ -49,12 +49,12 @@ def endpoint_clients(
     """Clients for `-m MODEL`, and what the model is called there: of a name in endpoints.toml one for each replica.
 
     Raises:
-        ConfigError: it is a scripted player.
+        ConfigError: it is a scripted policy.
         MissingKeyError: the variable of the key is not set.
     """
     if model.startswith(SCRIPTED):
         raise ConfigError(
-            f"{model} is a scripted player, which always answers; give a model folder or an endpoint's model"
+            f"{model} is a scripted policy, which always answers; give a model folder or an endpoint's model"
         )
     named = api_key_var != API_KEY_VAR
     key = os.environ.get(api_key_var) or None

@@ -85,7 +85,7 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     run_dir: str | None = None
     save: bool = True
     """Keep the rollouts in a run folder."""
-    fresh: bool = False
+    overwrite: bool = False
     """Throw an earlier run of this folder away."""
 
     @property
@@ -102,7 +102,7 @@ def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console
     run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
     del plain["fresh"]  # `@ config.toml` of this folder continues the run
-    run.start("eval", plain, identity, config.fresh)
+    run.start("eval", plain, identity, config.overwrite)
     kept = len(run.kept())
     if kept:
         console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
@@ -270,7 +270,7 @@ def _of_run(folder: str) -> list[str]:
 )
 @click.option("--budget", type=float, help="Start no rollout once the run has cost this much (needs a price).")
 @click.option("--resume", metavar="RUN", help="Run what is missing or failed in this run folder, with its settings.")
-@click.option("--fresh", is_flag=True, default=None, help="Throw an earlier run of this folder away.")
+@click.option("--overwrite", is_flag=True, default=None, help="Throw an earlier run of this folder away.")
 @click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context

@@ -11,9 +11,9 @@ from rich.table import Table
 from rove.cli.clients import make_client
 from rove.cli.common import run_async
 from rove.core.messages import as_messages, text_of
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
-from rove.games.exhaustive import Goals, Line, Lined, every_line, lined, prove, values_of
+from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_every_line, summarize, values_of
 
 
 class ProofConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,24 +34,24 @@ def run_proof(env_id: str, model: str, config: ProofConfig) -> dict[str, Any]:
         ConfigError: no such player or environment, or one without lines.
     """
     env = load_environment(env_id)
-    game = lined(env)
+    game = as_exhaustive_game(env)
 
-    sampling = Sampling.from_args({"temperature": 0.0, "max_tokens": config.max_tokens})
+    sampling = SamplingParams.from_args({"temperature": 0.0, "max_tokens": config.max_tokens})
 
     async def play(client: Client) -> list[Line]:
         try:
-            return await every_line(env, client, sampling, model)
+            return await play_every_line(env, client, sampling, model)
         finally:
             await client.close()
 
     lines = run_async(play(make_client(model, env)))
-    proof = prove(env, lines)
+    proof = summarize(env, lines)
     told = [_told(line, _failed_in(game, line, config.goals)) for line in lines]
     failed, missed = [line for line in told if line["failed"]], [one.text for one in config.goals.missed(proof)]
     return {"model": model, **msgspec.to_builtins(proof), "missed": missed, "failed_lines": failed}
 
 
-def _failed_in(game: Lined, line: Line, goals: Goals) -> list[str]:
+def _failed_in(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
     """What a player does in one line that it should not."""
     values = values_of(line.record)
     failed = {name: True for name in goals.never if values[name]}

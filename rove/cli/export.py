@@ -1,4 +1,4 @@
-"""`rove data`: the rollouts of a run as a dataset."""
+"""`rove export`: the rollouts of a run as a dataset."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def card(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -
         ("written for", manifest.compatibility),
         ("reward", _reward(manifest)),
         ("metrics", ", ".join(manifest.metrics)),
-        ("players", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.players.items())),
+        ("policies", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.policies.items())),
         ("tools", ", ".join(manifest.tools)),
         ("needs", needs_of(manifest)),
         ("data", ", ".join(manifest.data_sources)),

@@ -36,7 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vocab_size: int = 512
     """Most tokens."""
     games: int = 300
-    """Rollouts of every scripted player the tokenizer sees."""
+    """Rollouts of every scripted policy the tokenizer sees."""
     output: str | None = None
     """Folder to write; models/ENV-ARCH-SIZE when not given."""
     seed: int = 0
@@ -47,7 +47,7 @@ async def environment_text(config: ModelConfig) -> list[str]:
     """What is said in the environment: its prompts, and rollouts of the players it ships."""
     env = load_environment(config.env, config.env_dir, **config.env_args)
     texts = [text_of(m) for example in env.get_dataset(1000) for m in as_messages(example["prompt"])]
-    for name, player in env.players.items():
+    for name, player in env.policies.items():
         texts += all_text(
             await generate(env, ScriptedClient(player, name), num_examples=config.games, train=True, seed=config.seed)
         )

@@ -95,7 +95,7 @@ def _measure_all(config: SFTConfig, place: Place, final: Path, data: Run, consol
     with looking_at(place.env, place.env_dir, place.env_args, place.isolation) as env:
         if config.env is None:
             _refuse_judges(env, place)
-        players = sorted(env.players)
+        players = sorted(env.policies)
     with progress(console, f"{place.env} after SFT", 1 + len(players)) as tell:
         client = embedded(str(final))
         assert isinstance(client, EngineClient)
@@ -115,7 +115,7 @@ def _measure(
     from rove.train.placement import measure
 
     with looking_at(place.env, place.env_dir, place.env_args, place.isolation) as env:
-        one = client or ScriptedClient(env.players[name], name)
+        one = client or ScriptedClient(env.policies[name], name)
         shown = name if client else f"scripted:{name}"
         rollouts = config.final_eval_rollouts
         limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": tell.step}

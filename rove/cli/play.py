@@ -17,13 +17,13 @@ from rich.markup import escape
 from rove.cli.clients import make_client
 from rove.cli.common import hint, json_object, run_async, trust_option
 from rove.cli.environments import hub_option
-from rove.cli.play_roles import Given, Named, Seats, never_asked, read_seats
+from rove.cli.play_roles import Given, Named, Roles, never_asked, read_roles
 from rove.cli.rollout_text import said
 from rove.core.errors import ConfigError, in_json
 from rove.core.messages import AssistantMessage, text_of
-from rove.core.protocols import Client, Request, Response, Sampling
+from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
 from rove.remote.environment import AwayEnv
@@ -33,11 +33,11 @@ from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 
 
-def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, seat: str = "") -> int:
-    """Print what the environment said, to a seat, since message `shown`; returns how many messages have been shown now."""
+def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, role: str = "") -> int:
+    """Print what the environment said, to a role, since message `shown`; returns how many messages have been shown now."""
     for message in messages[shown if len(messages) > shown else 0 :]:
         if message["role"] != "assistant":
-            who = f"{message['role']} to {seat}" if seat else message["role"]
+            who = f"{message['role']} to {role}" if role else message["role"]
             console.print(f"[cyan]{escape(who)}[/cyan]\n{escape(text_of(message))}")
     return len(messages)
 
@@ -51,28 +51,28 @@ class Person:
 
     Args:
         console: the terminal.
-        seat: the name of the seat; "" is the model's.
+        role: the name of the role; "" is the model's.
     """
 
     max_concurrent = 1
 
-    def __init__(self, console: Console, seat: str = ""):
+    def __init__(self, console: Console, role: str = ""):
         self.console = console
-        self.seat = seat
+        self.role = role
         self._shown = 0
         self._others: dict[str, Person] = {}
 
-    def in_seat(self, seat: str) -> Client:
-        """The same person in another seat."""
-        return self._others.setdefault(seat, Person(self.console, seat))
+    def in_role(self, role: str) -> Client:
+        """The same person in another role."""
+        return self._others.setdefault(role, Person(self.console, role))
 
     async def respond(self, request: Request) -> Response:
         """Show what is new in the conversation and read a line."""
         if request.tools and not self._shown:
             told = (in_json(definition["function"]) for definition in request.tools)
             self.console.print("tools:", *told, f"call one: {CALL}", sep="\n  ", markup=False)
-        self._shown = show_new(request.messages, self._shown, self.console, self.seat)
-        text, calls = read_calls(ask(f"you as {self.seat}> " if self.seat else "you> "), FORMATS[0])
+        self._shown = show_new(request.messages, self._shown, self.console, self.role)
+        text, calls = read_calls(ask(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
         return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
 
     async def close(self) -> None:
@@ -92,10 +92,10 @@ class Narrated:
         self._shown = 0
         self._others: dict[str, Narrated] = {}
 
-    def in_seat(self, seat: str) -> Client:
-        """The same model, asked in another seat."""
-        name = f"{self.name} as {seat}"
-        return self._others.setdefault(seat, Narrated(self.client, name, self.console, self.both))
+    def in_role(self, role: str) -> Client:
+        """The same model, asked in another role."""
+        name = f"{self.name} as {role}"
+        return self._others.setdefault(role, Narrated(self.client, name, self.console, self.both))
 
     async def respond(self, request: Request) -> Response:
         """Pass the request on and print the answer."""
@@ -121,10 +121,10 @@ def ask(prompt: str) -> str:
         raise KeyboardInterrupt from None
 
 
-def take_seat(env: TwoPlayer, console: Console) -> None:
-    """Give the environment's other seat to whoever sits at the terminal."""
+def take_role(env: TwoPlayer, console: Console) -> None:
+    """Give the environment's other role to whoever sits at the terminal."""
 
-    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
+    async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         console.print(view, markup=False)
         while True:
             move = ask(f"your move ({', '.join(legal)})> ")
@@ -144,53 +144,53 @@ def at_terminal(
     mine: Sequence[str],
     others: Mapping[str, Client],
     console: Console,
-) -> tuple[Client, Seats]:
-    """Who answers in the model's seat, and in all others, where a person sits at the terminal.
+) -> tuple[Client, Roles]:
+    """Who answers in the model's role, and in all others, where a person sits at the terminal.
 
     Args:
         player: the model that plays; None = the person does.
-        mine: patterns of the seats that the person has asked for.
+        mine: patterns of the roles that the person has asked for.
         others: those that models have.
     """
     me = Person(console)
-    seats = Seats(others, lambda seat: me.in_seat(seat) if any(fnmatchcase(seat, name) for name in mine) else None)
+    roles = Roles(others, lambda role: me.in_role(role) if any(fnmatchcase(role, name) for name in mine) else None)
     if player is None or model is None:
-        return me, seats
+        return me, roles
     opponent = env if not (watch or mine) and isinstance(env, TwoPlayer) and env.two_player else None
     if opponent is not None:
-        take_seat(opponent, console)
+        take_role(opponent, console)
     elif not (watch or mine):
-        console.print(f"'{env_id}' has no second seat, so you watch; take the model's own seat without -m")
-    return Narrated(player, model.rsplit("/", 1)[-1], console, both=opponent is None and not mine), seats
+        console.print(f"'{env_id}' has no second role, so you watch; take the model's own role without -m")
+    return Narrated(player, model.rsplit("/", 1)[-1], console, both=opponent is None and not mine), roles
 
 
-def after_game(seats: Seats, given: Given) -> list[str]:
-    """What there is to say of seats after a game: names that were wrong, or where else one could have sat."""
-    wrong = never_asked([*given.mine, *given.models], seats.asked)
-    free = [] if given.mine or given.models else [f"--seat {shlex.quote(seat)}" for seat in seats.asked]
+def after_game(roles: Roles, given: Given) -> list[str]:
+    """What there is to say of roles after a game: names that were wrong, or where else one could have sat."""
+    wrong = never_asked([*given.mine, *given.models], roles.asked)
+    free = [] if given.mine or given.models else [f"--model-role {shlex.quote(role)}" for role in roles.asked]
     return [*wrong, *([f"others were asked, too; sit there yourself: {', '.join(free)}"] if free else [])]
 
 
 async def one_game(
-    env: Environment, client: Client, model: str, sampling: Sampling, seed: int, seats: Seats | None = None
+    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: Roles | None = None
 ) -> RolloutRecord:
     """One rollout with the given client on an example chosen by `seed`."""
     example = random.Random(seed).choice(env.get_eval_dataset(1000))
     groups = plan([example], 1, seed)
-    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1, seats=seats)
+    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1, model_roles=roles)
     (record,) = [record async for record in rollouts]
     return record
 
 
 async def play(
-    env: Environment, client: Client, model: str, sampling: Sampling, seed: int, seats: Seats
+    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: Roles
 ) -> RolloutRecord:
     """The same, and nothing after it."""
     try:
-        return await one_game(env, client, model, sampling, seed, seats)
+        return await one_game(env, client, model, sampling, seed, roles)
     finally:
         await client.close()
-        await seats.close()
+        await roles.close()
         await env.tear_down()
 
 
@@ -212,14 +212,14 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
 
 @click.command()
 @click.argument("env_id", metavar="ENV")
-@click.option("-m", "--model", help="Model to play against; without it you take the model's own seat.")
+@click.option("-m", "--model", help="Model to play against; without it you take the model's own role.")
 @click.option("--watch", is_flag=True, help="Only watch the model play the environment.")
 @click.option(
-    "--seat",
-    "given_seats",
+    "--model-role",
+    "given_roles",
     metavar="NAME[=MODEL]",
     multiple=True,
-    help="Sit where the environment asks the player NAME (rove.ask), or let MODEL answer there; again for more seats. "
+    help="Sit where the environment asks the player NAME (rove.ask), or let MODEL answer there; again for more roles. "
     "[default: whom the environment asks]",
 )
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")
@@ -253,7 +253,7 @@ def command(
     env_id: str,
     model: str | None,
     watch: bool,
-    given_seats: tuple[str, ...],
+    given_roles: tuple[str, ...],
     env_args: str | None,
     env_dir: str | None,
     temperature: float,
@@ -269,19 +269,21 @@ def command(
     run_dir: Path | None,
     cases: Path | None,
 ) -> None:
-    """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's seat; scored by the same rubric."""
+    """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's role; scored by the same rubric."""
     console = Console(highlight=False)
     isolation = Isolation(isolated or isolated_python is not None, isolated_python)
-    seated = read_seats(given_seats, watch, model is not None)
-    if given_seats and cases is not None:
-        raise ConfigError("--seat goes without --cases: who sat in a kept game sits there again; leave one of them out")
-    env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
-    if given_seats and isinstance(env, AwayEnv):
+    seated = read_roles(given_roles, watch, model is not None)
+    if given_roles and cases is not None:
         raise ConfigError(
-            f"--seat {given_seats[0]}: '{env_id}' has a process of its own and asks others there; load it here, without "
+            "--model-role goes without --cases: who sat in a kept game sits there again; leave one of them out"
+        )
+    env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
+    if given_roles and isinstance(env, AwayEnv):
+        raise ConfigError(
+            f"--model-role {given_roles[0]}: '{env_id}' has a process of its own and asks others there; load it here, without "
             "--isolated and from its folder (--env-dir) or installed with pip"
         )
-    sampling = Sampling.from_args({"temperature": temperature, "max_tokens": max_tokens})
+    sampling = SamplingParams.from_args({"temperature": temperature, "max_tokens": max_tokens})
     options = {"base_url": base_url, "api_key_var": api_key_var, "trust_remote_code": bool(trust_remote_code)}
     client_of = partial(make_client, env=env, **options)
     if model is None and watch:
@@ -302,12 +304,12 @@ def command(
 
         play_in_browser(env, env_id, player, model, watch, seated, others, sampling, seed, port, run_dir, console)
         return
-    client, seats = at_terminal(env, env_id, player, model, watch, seated.mine, others, console)
+    client, roles = at_terminal(env, env_id, player, model, watch, seated.mine, others, console)
     chosen = random.randrange(1 << 30) if seed is None else seed
     try:
-        record = run_async(play(env, client, model or "", sampling, chosen, seats))
+        record = run_async(play(env, client, model or "", sampling, chosen, roles))
     except KeyboardInterrupt:
         click.secho(f"\nyou left the game; the same game again: --seed {chosen}", fg="yellow", err=True)
         raise click.exceptions.Exit(130) from None
     tell_result(record, model, console)
-    hint(console, *after_game(seats, seated), f"the same game again: --seed {chosen}")
+    hint(console, *after_game(roles, seated), f"the same game again: --seed {chosen}")

@@ -9,27 +9,29 @@ from rich.table import Table
 
 from rove.cli.common import run_async
 from rove.core.errors import RunError
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.envs.environment import Environment
-from rove.games.replay_cases import Case, play_cases
+from rove.games.replay_cases import ReplayCase, run_replay_cases
 from rove.runs.run import Run
 from rove.viewer.format import number
-from rove.viewer.play_session import OWN_SEATS
+from rove.viewer.play_session import OWN_ROLES
 
 
-def run_cases(env: Environment, client: Client, model: str, sampling: Sampling, folder: Path, console: Console) -> int:
+def run_cases(
+    env: Environment, client: Client, model: str, sampling: SamplingParams, folder: Path, console: Console
+) -> int:
     """Play the games of a run folder again and print how they go now; returns how many go worse.
 
     Raises:
         RunError: the folder is no run, or has no games to play.
     """
     run = Run(folder)
-    told = run.config()["identity"].get("seat", "")
-    seat = "" if told in OWN_SEATS else str(told)
+    told = run.config()["identity"].get("role", "")
+    role = "" if told in OWN_ROLES else str(told)
 
-    async def play() -> list[Case]:
+    async def play() -> list[ReplayCase]:
         try:
-            games = play_cases(env, client, run.finished(), model=model, sampling=sampling, seat=seat)
+            games = run_replay_cases(env, client, run.finished(), model=model, sampling=sampling, role=role)
             return [case async for case in games]
         finally:
             await client.close()
@@ -44,7 +46,7 @@ def run_cases(env: Environment, client: Client, model: str, sampling: Sampling, 
     return worse
 
 
-def cases_table(cases: list[Case]) -> Table:
+def cases_table(cases: list[ReplayCase]) -> Table:
     """A row for each game: its reward then and now."""
     table = Table(title="games played again")
     for name in ("game", "example", "then", "now", ""):

@@ -1,4 +1,4 @@
-"""`rove play --seat`: who answers in the seats that an environment asks through `rove.ask`."""
+"""`rove play --model-role`: who answers in the roles that an environment asks through `rove.ask`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.protocols import Client, Request, Response
 
 
 class Given(NamedTuple):
-    """What `--seat` says: patterns of seats' names."""
+    """What `--model-role` says: patterns of roles' names."""
 
     mine: list[str]
     """Those in which the person sits."""
@@ -21,8 +21,8 @@ class Given(NamedTuple):
     """Those in which a model sits → its name, as after `-m`."""
 
 
-def read_seats(given: Sequence[str], watch: bool, has_model: bool) -> Given:
-    """What was said after `--seat`, once for each: NAME is the person's seat, NAME=MODEL a model's.
+def read_roles(given: Sequence[str], watch: bool, has_model: bool) -> Given:
+    """What was said after `--model-role`, once for each: NAME is the person's role, NAME=MODEL a model's.
 
     Raises:
         ConfigError: a name is empty or comes twice, or the person would sit nowhere, or in two places.
@@ -32,27 +32,29 @@ def read_seats(given: Sequence[str], watch: bool, has_model: bool) -> Given:
         name, equals, model = (part.strip() for part in text.partition("="))
         if not name or (equals and not model):
             raise ConfigError(
-                f"--seat is {text!r}; expected --seat NAME for you, or --seat NAME=MODEL; NAME may have * in it"
+                f"--model-role is {text!r}; expected --model-role NAME for you, or --model-role NAME=MODEL; NAME may have * in it"
             )
         if name in read.mine or name in read.models:
-            raise ConfigError(f"--seat {name} is given twice; a seat has one who sits in it")
+            raise ConfigError(f"--model-role {name} is given twice; a role has one who sits in it")
         if equals:
             read.models[name] = model
         else:
             read.mine.append(name)
     if read.mine and watch:
-        raise ConfigError(f"--watch and --seat {read.mine[0]}: you watch, or you sit there; leave one of them out")
+        raise ConfigError(
+            f"--watch and --model-role {read.mine[0]}: you watch, or you sit there; leave one of them out"
+        )
     if read.mine and not has_model:
-        raise ConfigError(f"--seat {read.mine[0]} is your seat; who takes the model's? -m MODEL")
+        raise ConfigError(f"--model-role {read.mine[0]} is your role; who takes the model's? -m MODEL")
     return read
 
 
 @runtime_checkable
 class Seated(Protocol):
-    """A client of the model's seat that is somebody else in other seats."""
+    """A client of the model's role that is somebody else in other roles."""
 
-    def in_seat(self, seat: str) -> Client:
-        """Who answers when the same client is asked in another seat."""
+    def in_role(self, role: str) -> Client:
+        """Who answers when the same client is asked in another role."""
         ...
 
 
@@ -76,27 +78,27 @@ class Named:
         await self.client.close()
 
 
-class Seats:
-    """Who answers in other seats than the model's (`rove.core.model_roles.SeatClients`), and who was asked there.
+class Roles:
+    """Who answers in other roles than the model's (`rove.core.model_roles.RoleClients`), and who was asked there.
 
     Args:
         models: patterns of names → who sits there.
-        person: the person in a seat; None where it does not sit there. It comes before the models.
+        person: the person in a role; None where it does not sit there. It comes before the models.
     """
 
     def __init__(self, models: Mapping[str, Client], person: Callable[[str], Client | None]):
         self.models = models
         self.person = person
         self.asked: dict[str, None] = {}
-        """The seats in which somebody was asked, the first one first."""
+        """The roles in which somebody was asked, the first one first."""
 
-    def get(self, seat: str, client: Client, /) -> Client:
+    def get(self, role: str, client: Client, /) -> Client:
         """The person, a model that was named, or whom the environment asks."""
-        self.asked.setdefault(seat)
-        found = self.person(seat) or next((one for name, one in self.models.items() if fnmatchcase(seat, name)), None)
+        self.asked.setdefault(role)
+        found = self.person(role) or next((one for name, one in self.models.items() if fnmatchcase(role, name)), None)
         if found is not None:
             return found
-        return client.in_seat(seat) if isinstance(client, Seated) else client
+        return client.in_role(role) if isinstance(client, Seated) else client
 
     async def close(self) -> None:
         """Close the models."""
@@ -105,11 +107,11 @@ class Seats:
 
 
 def never_asked(names: Iterable[str], asked: Iterable[str]) -> list[str]:
-    """A line for each name given to `--seat` that nobody was asked by."""
+    """A line for each name given to `--model-role` that nobody was asked by."""
     known = list(asked)
     told = f"those that were: {', '.join(known)}" if known else "this environment asked nobody through rove.ask"
     return [
-        f"nobody was asked in the seat '{name}'; {told}"
+        f"nobody was asked in the role '{name}'; {told}"
         for name in names
-        if not any(fnmatchcase(seat, name) for seat in known)
+        if not any(fnmatchcase(role, name) for role in known)
     ]

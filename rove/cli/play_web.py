@@ -13,8 +13,8 @@ from rich.console import Console
 
 from rove.cli.common import hint, run_async, run_folder
 from rove.cli.play import one_game
-from rove.cli.play_roles import Given, Seats
-from rove.core.protocols import Client, Sampling
+from rove.cli.play_roles import Given, Roles
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer
@@ -24,7 +24,7 @@ from rove.server import listening
 from rove.viewer.play_session import AtTable, Table, make_table
 
 FOLDERS: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
-"""What is added to a run folder's name for games from another seat than the first: a person's is no game of the model's."""
+"""What is added to a run folder's name for games from another role than the first: a person's is no game of the model's."""
 
 
 def play_in_browser(
@@ -35,7 +35,7 @@ def play_in_browser(
     watch: bool,
     given: Given,
     others: Mapping[str, Client],
-    sampling: Sampling,
+    sampling: SamplingParams,
     seed: int | None,
     port: int,
     run_dir: Path | None,
@@ -44,39 +44,39 @@ def play_in_browser(
     """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own.
 
     Args:
-        given: what was said of the seats that the environment asks by name.
+        given: what was said of the roles that the environment asks by name.
         others: the models that were named for some of them.
     """
     table = set_table(env, env_id, model, watch, given.mine)
     kept: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
-        config = {"env": env_id, "model": "a person" if table.seat == "model" else model, "seat": table.seat}
-        config |= {"seats": given.models} if given.models else {}
+        config = {"env": env_id, "model": "a person" if table.role == "model" else model, "role": table.role}
+        config |= {"model_roles": given.models} if given.models else {}
         folder = run_dir
-        if run_dir is not None and table.seat != table.seats[0]:
-            folder = run_dir.with_name(f"{run_dir.name}-{folder_of(table.seat)}")
+        if run_dir is not None and table.role != table.model_roles[0]:
+            folder = run_dir.with_name(f"{run_dir.name}-{folder_of(table.role)}")
         kept.append(keep_game(folder, config, record))
         return str(kept[-1])
 
     async def games() -> None:
         at_table = AtTable(table, client)
-        seats = Seats(others, lambda seat: AtTable(table, None, seat) if table.is_mine(seat) else None)
+        roles = Roles(others, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
             async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
                 console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C ends it)", soft_wrap=True)
                 while True:
                     if isinstance(env, TwoPlayer):
-                        env.opponent = table.ask if table.seat == "opponent" else None
-                    record = await one_game(env, at_table, model or "", sampling, chosen, seats)
+                        env.opponent = table.ask if table.role == "opponent" else None
+                    record = await one_game(env, at_table, model or "", sampling, chosen, roles)
                     if client is not None:
-                        table.offer(seats.asked)
+                        table.offer(roles.asked)
                     await table.finish(record)
                     chosen += 1
         finally:
             await at_table.close()
-            await seats.close()
+            await roles.close()
             await env.tear_down()
 
     try:
@@ -87,26 +87,26 @@ def play_in_browser(
             hint(console, f"learn from the games that were kept: rove sft --data {folder} -m MODEL")
 
 
-def folder_of(seat: str) -> str:
-    """What is added to a run folder's name for games that a person has played in a seat."""
-    named = re.sub(r"\W+", "-", seat).strip("-")
-    return FOLDERS.get(seat) or f"as-{named or 'any'}"
+def folder_of(role: str) -> str:
+    """What is added to a run folder's name for games that a person has played in a role."""
+    named = re.sub(r"\W+", "-", role).strip("-")
+    return FOLDERS.get(role) or f"as-{named or 'any'}"
 
 
 def set_table(env: Environment, env_id: str, model: str | None, watch: bool, mine: Sequence[str] = ()) -> Table:
-    """The table for an environment: who may sit where, and how a person answers in the model's seat.
+    """The table for an environment: who may sit where, and how a person answers in the model's role.
 
     Args:
-        mine: seats that the environment asks by name in which the person wants to sit; patterns.
+        mine: roles that the environment asks by name in which the person wants to sit; patterns.
     """
-    seats: list[str] = ["none", "model"] if model is not None else ["model"]
+    roles: list[str] = ["none", "model"] if model is not None else ["model"]
     if model is not None and isinstance(env, TwoPlayer) and env.two_player:
-        seats.insert(1 if watch else 0, "opponent")
-    seats = list(dict.fromkeys([*mine, *seats]))
+        roles.insert(1 if watch else 0, "opponent")
+    roles = list(dict.fromkeys([*mine, *roles]))
     parser = env.parser
     fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []
     answer = parser.answer_field if isinstance(parser, XMLParser) and parser.answer_field in fields else ""
-    return Table(env_id, model or "", seats, fields if answer else [], answer)
+    return Table(env_id, model or "", roles, fields if answer else [], answer)
 
 
 def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRecord) -> Path:

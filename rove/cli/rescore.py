@@ -57,7 +57,7 @@ def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into:
 @click.option("--env-dir", help="Where the environment lies.  [default: as for RUN]")
 @click.option("-c", "--max-concurrent", type=click.IntRange(min=1), default=CONCURRENT, show_default=True)
 @click.option("--max-scoring", type=click.IntRange(min=1), help="Rollouts scored at a time.  [default: as many as run]")
-@click.option("--fresh", is_flag=True, help="Throw away what the new folder holds.")
+@click.option("--overwrite", is_flag=True, help="Throw away what the new folder holds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def command(

@@ -14,7 +14,7 @@ from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
-    alarm_printer,
+    alert_printer,
     console_for,
     environment_words,
     hint,
@@ -52,14 +52,14 @@ BOOKKEEPING = {
     "checkpoint_every",
     "keep_checkpoints",
     "loggers",
-    "alarms",
+    "alerts",
     "show_every",
     "token_stats",
 }
 SMALL_BATCH = 256
 
 
-def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
+def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.train.rl import train_rl
     from rove.train.worker_group import ALONE
@@ -70,7 +70,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
     identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        loaded = begin(run, "rl", config, identity, fresh, console, ranks, lambda: warnings_of(config, env))
+        loaded = begin(run, "rl", config, identity, overwrite, console, ranks, lambda: warnings_of(config, env))
         if loaded is None:
             return run.path / "final", run
         if run.last_checkpoint() is None and config.max_tokens >= loaded.context:
@@ -89,7 +89,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
                 f"starting vLLM, which takes a minute or two; its logs: {there}", markup=False, soft_wrap=True
             )
         with progress(console, f"rl {config.env}", config.steps) as tell:
-            alarmed = alarm_printer(console)
+            alerted = alert_printer(console)
             final = run_async(
                 train_rl(
                     config,
@@ -97,7 +97,7 @@ def run_rl(config: RLConfig, console: Console, fresh: bool = False, ranks: Ranks
                     loaded,
                     run,
                     on_step,
-                    on_alarm=alarmed,
+                    on_alert=alerted,
                     on_sample=on_sample,
                     on_progress=tell.step,
                     ranks=ranks,
@@ -153,7 +153,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     tell_goal(run, console)
     told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
-    told_otherwise = told_otherwise or config.skip_at_most is not None or config.skip_at_least is not None
+    told_otherwise = told_otherwise or config.hard_threshold is not None or config.easy_threshold is not None
     if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
         told_otherwise = True
         words = "nothing was learnt: in no step had a group any spread of rewards. rove doctor tells what to change"
@@ -199,7 +199,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
-@click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
+@click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool, **named: Any) -> None:

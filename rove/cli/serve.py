@@ -29,7 +29,7 @@ from rove.envs.loading import load_environment
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
-"""Rows of each dataset that a scripted player is told of."""
+"""Rows of each dataset that a scripted policy is told of."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     endpoints: str | None = None
     """File of endpoint names; default: endpoints.toml, configs/endpoints.toml."""
     env: str | None = None
-    """Environment that ships the scripted player."""
+    """Environment that ships the scripted policy."""
     env_args: dict[str, Any] = {}
     env_dir: str | None = None
 
@@ -90,7 +90,7 @@ class _Known(State):
 
 
 class Informed:
-    """A scripted player that finds the dataset row of a conversation in its state; nothing else of one comes over the wire."""
+    """A scripted policy that finds the dataset row of a conversation in its state; nothing else of one comes over the wire."""
 
     def __init__(self, client: Client, env: Environment):
         self.client = client
@@ -285,7 +285,7 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
 
     Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
     folder; /health and /metrics. Ctrl-C lets what runs end, for --drain-seconds; a second one cuts it off (exit status 1).
-    With --openenv: an environment, of which whoever connects takes the model's seat.
+    With --openenv: an environment, of which whoever connects takes the model's role.
     """
     if openenv is not None:
         run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))

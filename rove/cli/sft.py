@@ -14,7 +14,7 @@ from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
     SETTINGS,
-    alarm_printer,
+    alert_printer,
     console_for,
     hint,
     json_object,
@@ -44,11 +44,13 @@ BOOKKEEPING = {
     "final_eval_rollouts",
     "run_dir",
     "loggers",
-    "alarms",
+    "alerts",
 }
 
 
-def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
+def run_sft(
+    config: SFTConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None
+) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.train.sft import train_sft
     from rove.train.worker_group import ALONE
@@ -60,7 +62,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
     identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        loaded = begin(run, "sft", config, identity, fresh, console, ranks, lambda: warnings_of(config, data))
+        loaded = begin(run, "sft", config, identity, overwrite, console, ranks, lambda: warnings_of(config, data))
         if loaded is None:
             return run.path / "final", run
         words = {"loss": "–", "validation_loss": "–"}
@@ -76,7 +78,7 @@ def run_sft(config: SFTConfig, console: Console, fresh: bool = False, ranks: Ran
                 loaded,
                 run,
                 on_step,
-                on_alarm=alarm_printer(console),
+                on_alert=alert_printer(console),
                 on_progress=tell.step,
                 ranks=ranks,
             )
@@ -143,7 +145,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     help="Rollouts of the trained model, and of each scripted policy, after training; 0 = none.  [default: 64]",
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
-@click.option("--fresh", is_flag=True, help="Throw an earlier run of this folder away.")
+@click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, fresh: bool, env_args: str | None, **named: Any) -> None:

@@ -217,7 +217,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
     """Load every environment, and see that no two evaluations would be kept in one folder.
 
     Raises:
-        ConfigError: an environment cannot be loaded, has no such scripted player, or two evaluations are one to their folder.
+        ConfigError: an environment cannot be loaded, has no such scripted policy, or two evaluations are one to their folder.
     """
     folders: dict[Any, Evaluation] = {}
     for one in evaluations:

@@ -82,7 +82,7 @@ def _of_all(summary: Mapping[str, Any], name: str) -> str:
 
 
 def _spent(summary: Mapping[str, Any]) -> list[str]:
-    """Tokens, seconds and money; nothing where there is none, as with scripted players."""
+    """Tokens, seconds and money; nothing where there is none, as with scripted policies."""
     parts: list[str] = []
     tokens = summary.get("tokens_per_rollout", {})
     if tokens.get("completion"):
@@ -91,10 +91,10 @@ def _spent(summary: Mapping[str, Any]) -> list[str]:
         seen = summary.get("latency", {}).get(name, {})
         if (seen.get("p50") or 0.0) >= 0.001:
             parts.append(f"{words}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
-    for seat, used in summary.get("seats", {}).items():
+    for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
         cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
-        parts.append(f"{seat}: {used['calls']:,} calls, {tokens}{cost}")
+        parts.append(f"{role}: {used['calls']:,} calls, {tokens}{cost}")
     if "cost" in summary:
         parts.append(f"cost: {summary['cost']['total']:.4g}, {summary['cost']['per_rollout'] or 0.0:.2g} per rollout")
     return parts

@@ -115,14 +115,14 @@ class Rollouts(List):
         self.fill(title, ((str(row["line"]), rollout_cells(row)) for row in found["rows"]))
 
     def _training(self) -> Text:
-        """A curve, and the last alarm."""
+        """A curve, and the last alert."""
         found = self.app.ask("metrics", run=self.run)
         name = "reward/mean" if found["kind"] == "rl" else "loss"
         values = [row[name] for row in found["rows"] if isinstance(row.get(name), (int, float))]
-        last = found["alarms"][-1:]
+        last = found["alerts"][-1:]
         words = f"step {len(found['rows'])}: {name} {number(values[-1] if values else None)} {sparkline(values, 30)}"
         told = Text(inert(words))
-        return told.append(f"\nalarm: {inert(str(last[0].get('text')))[:200]}", "yellow") if last else told
+        return told.append(f"\nalert: {inert(str(last[0].get('text')))[:200]}", "yellow") if last else told
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open a rollout."""

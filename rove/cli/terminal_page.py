@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from rove.cli.terminal_format import inert
 from rove.core.errors import Error
 from rove.viewer import api
-from rove.viewer.run_store import Shelf
+from rove.viewer.run_store import RunStore
 
 PERIOD = 2.0
 """Seconds after which what is shown is asked anew."""
@@ -43,7 +43,7 @@ class Viewer(App[None]):
     OptionList { width: 72; max-width: 90%; height: auto; max-height: 80%; }
     """
 
-    def __init__(self, shelf: Shelf):
+    def __init__(self, shelf: RunStore):
         super().__init__()
         self.shelf = shelf
 

@@ -35,7 +35,7 @@ def begin(
     kind: str,
     config: RLConfig | SFTConfig,
     identity: Mapping[str, Any],
-    fresh: bool,
+    overwrite: bool,
     console: Console,
     ranks: Ranks,
     warnings: Callable[[], Sequence[str]],
@@ -54,11 +54,11 @@ def begin(
     run.resume_command = (
         f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
     )
-    run.start(kind, msgspec.to_builtins(config), identity, fresh)
+    run.start(kind, msgspec.to_builtins(config), identity, overwrite)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():
             draw(run)
-        console.print(f"{run.path} is complete; --fresh to train again")
+        console.print(f"{run.path} is complete; --overwrite to train again")
         ranks.agree(False)
         return None
     print_warnings(console, recover(run))

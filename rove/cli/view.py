@@ -32,9 +32,9 @@ def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, 
         return
     from rove.server import is_loopback
     from rove.viewer.app import serve_viewer
-    from rove.viewer.run_store import Shelf
+    from rove.viewer.run_store import RunStore
 
-    shelf = Shelf(folder, annotate)
+    shelf = RunStore(folder, annotate)
     console = console_for(False)
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
 
@@ -58,9 +58,9 @@ def _in_the_terminal(folder: Path, annotate: bool) -> None:
         if not (error.name or "").startswith("textual"):
             raise
         raise ConfigError("--terminal needs the library textual: pip install 'rove[terminal]'") from error
-    from rove.viewer.run_store import Shelf
+    from rove.viewer.run_store import RunStore
 
-    shelf = Shelf(folder, annotate)
+    shelf = RunStore(folder, annotate)
     try:
         Terminal(shelf).run()
     finally:

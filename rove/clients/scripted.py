@@ -14,7 +14,7 @@ from rove.core.records import Usage
 from rove.core.state import State
 
 Answer = str | Mapping[str, Any]
-Player = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
+ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
 
 
 class ScriptedClient:
@@ -31,7 +31,7 @@ class ScriptedClient:
         max_concurrent: how many requests the client likes to have under way at once.
     """
 
-    def __init__(self, player: Player, name: str = "scripted", *, max_concurrent: int = 256):
+    def __init__(self, player: ScriptedPolicy, name: str = "scripted", *, max_concurrent: int = 256):
         self.player = player
         self.name = name
         self.max_concurrent = max_concurrent

@@ -15,7 +15,7 @@ from rove.core.records import StepTokens, Usage
 from rove.core.state import State
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class SamplingParams(msgspec.Struct, frozen=True):
     """How to sample an answer. None = leave it to the answerer.
 
     Names are OpenAI's, and vLLM's where OpenAI has none. What each does to the distribution of the embedded engine, and in
@@ -62,7 +62,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """Further fields for an endpoint's request body, unchanged."""
 
     @staticmethod
-    def from_args(*args: Mapping[str, Any] | None) -> Sampling:
+    def from_args(*args: Mapping[str, Any] | None) -> SamplingParams:
         """From dicts with OpenAI's and vLLM's names, later ones over earlier ones.
 
         OpenAI's other shapes are understood: `max_completion_tokens`, a `stop` that is one text, `logit_bias` with text
@@ -82,9 +82,9 @@ class Sampling(msgspec.Struct, frozen=True):
                     f"{name} is {in_json(more)}; expected a dict of further fields for an endpoint's request"
                 )
             extra |= more
-        known = {key: given.pop(key) for key in list(given) if key in Sampling.__struct_fields__}
+        known = {key: given.pop(key) for key in list(given) if key in SamplingParams.__struct_fields__}
         try:
-            sampling = msgspec.convert({**known, "extra": {**given, **extra}}, Sampling)
+            sampling = msgspec.convert({**known, "extra": {**given, **extra}}, SamplingParams)
         except msgspec.ValidationError as error:
             raise ConfigError(f"sampling arguments {in_json(known | given)}: {error}") from error
         _check_ranges(sampling)
@@ -130,7 +130,7 @@ MAX_BIAS = 100
 """Largest `logit_bias`, either way; what OpenAI and vLLM take."""
 
 
-def _check_ranges(sampling: Sampling) -> None:
+def _check_ranges(sampling: SamplingParams) -> None:
     for name, (least, most, expected) in _RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not least <= value <= most:
@@ -199,7 +199,7 @@ class Request(msgspec.Struct, frozen=True):
     """One question to a model: the whole conversation (or raw text), and the exact tokens of the last turn."""
 
     messages: list[dict[str, Any]]
-    sampling: Sampling = Sampling()
+    sampling_params: SamplingParams = SamplingParams()
     model: str = ""
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
@@ -213,7 +213,7 @@ class Request(msgspec.Struct, frozen=True):
     seed: int = 0
     """Seed of this request's own random stream (rollout seed and turn)."""
     state: State | None = None
-    """The running rollout, for scripted players; never sent over a wire."""
+    """The running rollout, for scripted policies; never sent over a wire."""
     text: str | None = None
     """A raw text to continue as it stands, without a chat template. `messages` then only tell who wrote which piece of it,
     if anything."""
@@ -311,7 +311,7 @@ class InferenceEngine(Protocol):
     async def generate(
         self,
         prompt_ids: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed: int = 0,
         on_token: OnToken | None = None,
         adapter: str | None = None,

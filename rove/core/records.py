@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -152,9 +152,9 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     schema_version: int = SCHEMA_VERSION
     env_id: str = ""
     """Which environment of an `EnvGroup` it was played in, "outer/inner" in nested ones; "" outside of groups."""
-    seats: dict[str, list[TrajectoryStep]] = {}
-    """What others than the model said, by seat: judges, opponents, simulated users. Not in `usage`, never trained on."""
-    boards: dict[int, Board] = {}
+    model_roles: dict[str, list[TrajectoryStep]] = {}
+    """What others than the model said, by role: judges, opponents, simulated users. Not in `usage`, never trained on."""
+    renderings: dict[int, Rendering] = {}
     """What it looked like after a message of prompt + completion, counted from 0, where the environment draws it."""
 
     @property
@@ -179,7 +179,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
             [step.seconds for step in self.steps],
             sum(len(step.attempts) for step in self.steps),
             self.env_id,
-            {seat: [step.usage for step in steps] for seat, steps in self.seats.items()},
+            {role: [step.usage for step in steps] for role, steps in self.model_roles.items()},
         )
 
 
@@ -202,8 +202,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Failed tries before those answers."""
     env_id: str = ""
     """See `RolloutRecord.env_id`."""
-    seats: dict[str, list[Usage]] = {}
-    """Tokens of each answer of every other seat."""
+    model_roles: dict[str, list[Usage]] = {}
+    """Tokens of each answer of every other role."""
 
     @property
     def reward(self) -> float | None:

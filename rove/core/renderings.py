@@ -14,7 +14,7 @@ TEXT = 12
 """Most characters of a cell."""
 
 
-class Board(msgspec.Struct, frozen=True):
+class Rendering(msgspec.Struct, frozen=True):
     """Rows of cells from top to bottom, each cell a short text and one of `LOOKS`.
 
     A cell that looks "free" may be clicked where somebody is to move; its text is then the move. Rows may differ in length.

@@ -14,7 +14,7 @@ from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.core.errors import EmptyModelResponseError, Error, InfraError, nearest
 from rove.core.messages import UserMessage, text_of
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
 from rove.rendering.tool_calls import calls_of
 
@@ -326,7 +326,7 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
 
 def _request(client: EndpointClient, model: str, text: str, tools: Any = None, **sampling: Any) -> Request:
     raw = text if isinstance(client, CompletionsClient) else None
-    return Request([UserMessage(text)], Sampling(**sampling), model, tools=tools, text=raw)
+    return Request([UserMessage(text)], SamplingParams(**sampling), model, tools=tools, text=raw)
 
 
 async def _answered(client: EndpointClient, request: Request) -> Response | Error:

@@ -26,7 +26,7 @@ SAME = 0.05
 DEAD = 0.5
 """Share of groups without spread above which a step is much smaller than it looks."""
 BAD_FORMAT = 0.5
-SFT = "warm it up first: rove sft on good rollouts (of a scripted player, or a larger model)"
+SFT = "warm it up first: rove sft on good rollouts (of a scripted policy, or a larger model)"
 
 
 class Lengths(NamedTuple):
@@ -45,7 +45,7 @@ def check_samples(
 
     Args:
         records: whole groups, sampled by the model.
-        played: rollouts of the environment's scripted players; may be empty.
+        played: rollouts of the environment's scripted policies; may be empty.
         renderer: of the model.
         max_tokens: of one answer.
         context: positions of the model.
@@ -133,7 +133,7 @@ def check_truncation(records: Sequence[RolloutRecord], players: Lengths, max_tok
     cut = sum(step.finish_reason == "length" for step in steps) / max(1, len(steps))
     seen = f"{cut:.0%} of the answers cut at {max_tokens}"
     if players.answer > max_tokens:
-        advice = f"a scripted player needs {players.answer}: -t {players.answer * 3 // 2}"
+        advice = f"a scripted policy needs {players.answer}: -t {players.answer * 3 // 2}"
         return Finding(WARN, "max_tokens", seen, advice)
     if cut > TRUNCATED:
         advice = "a larger -t; if it rambles instead, warm it up with rove sft. --truncated says how they count"

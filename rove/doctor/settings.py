@@ -198,5 +198,5 @@ def check_model_name(model: str) -> Finding | None:
     """A finding where the model cannot be one whose weights are here."""
     if model.startswith("scripted:"):
         advice = "a script has no weights: train a model folder (rove model new), on its rollouts first (rove sft)"
-        return Finding(FAIL, "model", f"{model} is a scripted player", advice)
+        return Finding(FAIL, "model", f"{model} is a scripted policy", advice)
     return None

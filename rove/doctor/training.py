@@ -11,7 +11,7 @@ import torch
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 from rove.doctor.machine import (
@@ -44,7 +44,7 @@ from rove.train.rl import RLConfig
 from rove.train.sequences import samples_from_record
 
 PLAYED = 8
-"""Rollouts of every scripted player."""
+"""Rollouts of every scripted policy."""
 Watch = Callable[[str, int, int], None]
 """Told what is done, how much of it, and how much there is."""
 
@@ -177,7 +177,7 @@ async def _sampled(config: RLConfig, env: Environment, client: Client, groups: i
     width = config.batch_size // config.rollouts_per_example
     jobs = step_groups(config, 0, env.get_dataset(width))
     chosen = jobs[:: max(1, width // groups)][:groups]
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+    sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
     total, seconds = sum(map(len, chosen)), 0.0
     for part in (chosen[:1], chosen[1:]):  # the first one compiles kernels, and shows what fails at all
@@ -197,7 +197,7 @@ async def _played(config: RLConfig, env: Environment) -> list[RolloutRecord]:
     records: list[RolloutRecord] = []
     examples = env.get_dataset(PLAYED)
     jobs: list[list[Job]] = step_groups(config, 0, examples)
-    for name, player in env.players.items():
+    for name, player in env.policies.items():
         one_each = [group[:1] for group in jobs]
         async for record in run_groups(env, ScriptedClient(player, name), one_each):
             if record.error is None:

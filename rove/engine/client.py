@@ -8,11 +8,11 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message
-from rove.core.protocols import Generation, InferenceEngine, Request, Response, Sampling
+from rove.core.protocols import Generation, InferenceEngine, Request, Response, SamplingParams
 from rove.engine.engine import Engine
 from rove.engine.tool_grammar import tool_call_grammar
 from rove.models.load import LoadedModel
-from rove.rendering.renderer import Renderer, Speech
+from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 
 
 class ClientEngine(InferenceEngine, Protocol):
@@ -90,16 +90,16 @@ class EngineClient(Generic[AnEngine]):
             )
         else:
             prompt_ids = self.renderer.text_ids(text, previous, self.engine.context)
-        speech = Speech.of(self.renderer, request, [] if text is None else prompt_ids)
+        speech = IncrementalDetokenizer.of(self.renderer, request, [] if text is None else prompt_ids)
         adapter = request.model if request.model in self.engine.adapters else None
         made = await self.engine.generate(prompt_ids, self._sampling(request), request.seed, speech, adapter)
         message = self._message(request, prompt_ids, made)
         called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response.of(message, prompt_ids, made, "tool_calls" if called else None)
 
-    def _sampling(self, request: Request) -> Sampling:
+    def _sampling(self, request: Request) -> SamplingParams:
         """The request's sampling, constrained to a tool call if the request requires one."""
-        sampling, how = request.sampling, self.renderer.tool_format
+        sampling, how = request.sampling_params, self.renderer.tool_format
         if request.tool_choice is None or how is None:
             return sampling
         given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]

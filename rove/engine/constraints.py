@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from rove.core.errors import ConfigError, in_json
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 
 WHITESPACE = " ?"
 """Between the parts of a JSON text there may be one space. With any whitespace, as JSON has it, small models (and large ones
@@ -51,7 +51,7 @@ class Constraint:
         return self._matcher.get_error().partition("\n")[0]
 
 
-def constraint_for(sampling: Sampling, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
+def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
     """The constraint at the beginning of an answer; None where none is asked for.
 
     The grammar of a form is compiled once; the first use of a tokenizer takes up to a second.
@@ -89,7 +89,7 @@ def _tokenizer(tokenizer: Any, stop_ids: tuple[int, ...]) -> LLTokenizer:
     return from_tokenizer(tokenizer, eos_token=list(stop_ids) or None)
 
 
-def _grammar_of(sampling: Sampling) -> str | None:
+def _grammar_of(sampling: SamplingParams) -> str | None:
     asked = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
     if len(asked) > 1:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from rove.core.errors import ConfigError, ModelError
-from rove.core.protocols import Generation, OnToken, Sampling, Token, room_after
+from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
 from rove.engine import decoder, lora, sampler
 from rove.engine.constraints import constraint_for
 from rove.engine.draw import score
@@ -26,7 +26,7 @@ from rove.engine.requests import Asked
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler
 from rove.engine.scheduler import Row
-from rove.engine.stop_checker import Ending
+from rove.engine.stop_checker import StopChecker
 from rove.models.load import context_of, copy_weights, read_weights
 from rove.rendering.renderer import Renderer
 
@@ -109,7 +109,7 @@ class Engine:
     async def generate(
         self,
         prompt_ids: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed: int = 0,
         on_token: OnToken | None = None,
         adapter: str | None = None,
@@ -144,7 +144,9 @@ class Engine:
             self._task = asyncio.create_task(self._serve())
         return _with_prompt_logprobs(await request.future, scored, sampling)
 
-    def _new_request(self, sampling: Sampling, seed: int, on_token: OnToken | None, room: int) -> tuple[Asked, int]:
+    def _new_request(
+        self, sampling: SamplingParams, seed: int, on_token: OnToken | None, room: int
+    ) -> tuple[Asked, int]:
         """A request, and the most tokens that it may sample."""
         _check_sampling(sampling, self.vocab, self.renderer is not None)
         max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, room)
@@ -152,12 +154,12 @@ class Engine:
         if self.renderer is not None:
             constraint = constraint_for(sampling, self.renderer.tokenizer, sorted(self.stop_ids))
             decode = self.renderer.decode if sampling.stop else None
-        ending = Ending(sampling, max_tokens, self.stop_ids, decode, constraint)
+        ending = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
         return Asked(sampling, seed, future, on_token, ending, constraint), max_tokens
 
     @torch.inference_mode()
-    def _score_prompt(self, prompt_ids: Sequence[int], asked: Sampling, adapter: lora.Adapter | None) -> Scored:
+    def _score_prompt(self, prompt_ids: Sequence[int], asked: SamplingParams, adapter: lora.Adapter | None) -> Scored:
         """Log-probabilities of the prompt's tokens; all of it is computed afresh for them."""
         need = 8 * len(prompt_ids) * self.vocab
         if need > self._cache_bytes:
@@ -340,7 +342,7 @@ class Engine:
         return ended is not None
 
 
-def _with_prompt_logprobs(made: Generation, scored: Scored | None, sampling: Sampling) -> Generation:
+def _with_prompt_logprobs(made: Generation, scored: Scored | None, sampling: SamplingParams) -> Generation:
     """The generation with the prompt's log-probabilities, if they were requested."""
     if scored is None:
         return made
@@ -355,7 +357,7 @@ def _fail(row: Row, error: Exception) -> None:
         row.request.future.set_exception(error)
 
 
-def _check_sampling(asked: Sampling, vocab: int, has_renderer: bool) -> None:
+def _check_sampling(asked: SamplingParams, vocab: int, has_renderer: bool) -> None:
     if asked.extra:
         raise ConfigError(
             f"the embedded engine does not have {', '.join(sorted(asked.extra))}; expected arguments of rove.Sampling: "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 
 
 class Penalties:
@@ -29,7 +29,7 @@ class Penalties:
         self._had = torch.zeros(0, vocab, dtype=torch.bool, device=device)  # by prompt or answer
         self._weights = torch.zeros(3, 0, device=device)  # repetition, presence, frequency
 
-    def add(self, rows: Sequence[tuple[Sampling, Sequence[int], Sequence[int]]]) -> None:
+    def add(self, rows: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]]) -> None:
         """More rows: how they sample, their prompt, and what there is of their answer."""
         counts = self._counts.new_zeros(len(rows), self._counts.shape[1])
         had = self._had.new_zeros(counts.shape)
@@ -72,6 +72,6 @@ class Penalties:
         self._had[rows, ids] = True
 
 
-def has_penalty(sampling: Sampling) -> bool:
+def has_penalty(sampling: SamplingParams) -> bool:
     """Whether any penalty is on."""
     return bool(sampling.repetition_penalty not in (None, 1) or sampling.presence_penalty or sampling.frequency_penalty)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from rove.core.protocols import Generation, OnToken, Sampling
+from rove.core.protocols import Generation, OnToken, SamplingParams
 from rove.engine.constraints import Constraint
-from rove.engine.stop_checker import Ending
+from rove.engine.stop_checker import StopChecker
 
 
 @dataclass(eq=False)
 class Asked:
     """Who asked for a row, and what has been said so far."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     future: asyncio.Future[Generation]
     on_token: OnToken | None
-    ending: Ending
+    ending: StopChecker
     constraint: Constraint | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

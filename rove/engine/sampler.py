@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from rove.core.errors import ConfigError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 from rove.engine.draw import alternatives, draw, keep_likely, temper, uniforms
 from rove.engine.penalties import Penalties, has_penalty
@@ -33,7 +33,7 @@ from rove.engine.stop_checker import ends_of
 class Row(NamedTuple):
     """One answer under way, as a sampler needs to know it."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     """Of its own random stream, any integer."""
     prompt: Sequence[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rove.core.errors import ModelError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 
 UNFINISHED = "\ufffd"
@@ -14,13 +14,13 @@ WINDOW = 32
 """Most tokens decoded together, unless their characters are unfinished."""
 
 
-def ends_of(sampling: Sampling, stop_ids: frozenset[int]) -> frozenset[int]:
+def ends_of(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
     """The tokens that end an answer: the model's own, unless they are to be ignored, and the request's."""
     own = frozenset() if sampling.ignore_eos else stop_ids
     return own | frozenset(sampling.stop_token_ids or ())
 
 
-class Ending:
+class StopChecker:
     """Watches one answer, token by token, for its end.
 
     It ends with the first of: a stop token; a stop text, which may begin and end inside tokens; the end of its grammar; the
@@ -40,7 +40,7 @@ class Ending:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: SamplingParams,
         max_tokens: int,
         stop_ids: frozenset[int] = frozenset(),
         decode: Callable[[Sequence[int]], str] | None = None,

@@ -12,7 +12,7 @@ from rove.core.config import check_positive
 from rove.core.digest import digest_code
 from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, ends_task, nearest, phase
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
-from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Request, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, teardown
@@ -93,8 +93,10 @@ class AgentEnv(Environment):
         if self.message_type != "chat":
             raise ConfigError("agents hold conversations, not raw texts (message_type 'completion'); expected 'chat'")
         for name in agent_sampling:
-            if name not in Sampling.__struct_fields__:
-                raise ConfigError(f"agent_sampling has '{name}'; {nearest(str(name), Sampling.__struct_fields__)}")
+            if name not in SamplingParams.__struct_fields__:
+                raise ConfigError(
+                    f"agent_sampling has '{name}'; {nearest(str(name), SamplingParams.__struct_fields__)}"
+                )
         self.agent = agent
         self.command = command if command is None or isinstance(command, str) else list(command)
         self.max_turns = max_turns

@@ -27,7 +27,7 @@ class Turn(Protocol):
     """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
 
     Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to. In another
-    `seat` it is asked as by `rove.ask`: recorded apart, under that name, and there under another name of a model and with
+    `role` it is asked as by `rove.ask`: recorded apart, under that name, and there under another name of a model and with
     other sampling arguments where they are given. Where a foreign agent asks, `asked` has its tools (instead of
     `state["tools"]`), its sampling (which goes over the run's), and who is told the answer as it comes.
     """
@@ -37,7 +37,7 @@ class Turn(Protocol):
         state: State,
         messages: Messages,
         *,
-        seat: str | None = None,
+        role: str | None = None,
         model: str = "",
         sampling_args: Mapping[str, Any] | None = None,
         asked: Request | None = None,
@@ -46,8 +46,8 @@ class Turn(Protocol):
         ...
 
 
-Player = Callable[[Messages, State, Any], Any]
-"""A scripted player: (messages, state, random.Random) → text or message."""
+ScriptedPolicy = Callable[[Messages, State, Any], Any]
+"""A scripted policy: (messages, state, random.Random) → text or message."""
 
 
 def stop(priority: Any = 0) -> Any:
@@ -93,7 +93,7 @@ class Environment(ABC):
         sampling_args: default sampling, under OpenAI's names.
         message_type: "chat", or "completion": prompt and completion are raw texts, which the model continues without a chat
             template. In records each piece of them is a message: the assistant's what the model wrote, the user's all else.
-        players: scripted players the environment ships, found with `-m scripted:NAME`.
+        players: scripted policies the environment ships, found with `-m scripted:NAME`.
         env_id, env_args: how it was loaded; set by `load_environment`.
 
     Raises:
@@ -111,7 +111,7 @@ class Environment(ABC):
         rubric: Rubric | RubricGroup | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         message_type: str = "chat",
-        players: Mapping[str, Player] | None = None,
+        policies: Mapping[str, ScriptedPolicy] | None = None,
         env_id: str = "",
         env_args: Mapping[str, Any] | None = None,
         **unknown: Any,
@@ -132,7 +132,7 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
-        for name, value, wanted in (("rubric", rubric, (Rubric, RubricGroup)), ("players", players, Mapping)):
+        for name, value, wanted in (("rubric", rubric, (Rubric, RubricGroup)), ("policies", policies, Mapping)):
             if value is not None and not isinstance(value, wanted):
                 kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
@@ -143,7 +143,7 @@ class Environment(ABC):
             self.rubric.adopt_parser(self.parser)
         self.sampling_args = dict(sampling_args or {})
         self.timeout_seconds: float | None = None
-        self.players = dict(players or {})
+        self.policies = dict(policies or {})
         self.env_id = env_id
         self.env_args = dict(env_args or {})
         self.source = ""

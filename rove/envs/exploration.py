@@ -15,8 +15,8 @@ from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.envs.environment import Turn
 
-SEAT = "sub_model"
-"""The seat of sub-models that are not trained."""
+ROLE = "sub_model"
+"""The role of sub-models that are not trained."""
 LOAD = {
     "context.txt": 'with open("context.txt", encoding="utf-8", newline="") as file: context = file.read()',
     "context.json": 'import json\nwith open("context.json", encoding="utf-8") as file: context = json.load(file)\ndel json',
@@ -63,7 +63,7 @@ class Calls:
 
     turn: Turn
     parallel: asyncio.Semaphore
-    seats: Mapping[str, list[TrajectoryStep]]
+    model_roles: Mapping[str, list[TrajectoryStep]]
     """Of the rollout."""
     conversations: list[list[TrajectoryStep]]
     """What is trained: the trajectory of the rollout, and those of its sub-models."""
@@ -72,7 +72,7 @@ class Calls:
     @property
     def steps(self) -> list[TrajectoryStep]:
         """What sub-models have said so far."""
-        return [*self.seats.get(SEAT, ()), *chain.from_iterable(self.conversations[1:])]
+        return [*self.model_roles.get(ROLE, ()), *chain.from_iterable(self.conversations[1:])]
 
 
 @dataclass(slots=True)

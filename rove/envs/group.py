@@ -9,7 +9,7 @@ from typing import Any
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Scores
 from rove.core.state import State
-from rove.envs.environment import Environment, Player, Turn
+from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
 
@@ -49,7 +49,7 @@ class EnvGroup(Environment):
             dataset=lambda: self.examples(train=True),
             rubric=_MemberRubric(self),
             sampling_args=_common_sampling(self.members) if sampling_args is None else sampling_args,
-            players=self._common_players(),
+            policies=self._common_players(),
             env_id=env_id,
             env_args=env_args,
         )
@@ -134,21 +134,21 @@ class EnvGroup(Environment):
         finally:
             state["env_depth"] = depth
 
-    def _common_players(self) -> dict[str, Player]:
-        """The scripted players that every member ships; each plays by the rules of the example at hand."""
-        common = set.intersection(*(set(env.players) for env in self.envs))
+    def _common_players(self) -> dict[str, ScriptedPolicy]:
+        """The scripted policies that every member ships; each plays by the rules of the example at hand."""
+        common = set.intersection(*(set(env.policies) for env in self.envs))
 
-        def player(name: str) -> Player:
+        def player(name: str) -> ScriptedPolicy:
             def play(messages: Any, state: State, rng: Any) -> Any:
                 env: Environment = self
                 for part in state["input"]["env_id"].split("/"):
                     assert isinstance(env, EnvGroup)
                     env = env.members[part]
-                return env.players[name](messages, state, rng)
+                return env.policies[name](messages, state, rng)
 
             return play
 
-        return {name: player(name) for name in self.envs[0].players if name in common}
+        return {name: player(name) for name in self.envs[0].policies if name in common}
 
 
 class _MemberRubric(Rubric):

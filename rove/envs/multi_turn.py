@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from rove.core.errors import ConfigError, phase
 from rove.core.messages import Messages, as_messages, text_of
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, stop
 from rove.rubrics import Rubric
@@ -16,19 +16,19 @@ from rove.utils.functions import maybe_await
 
 
 class Opponent(Protocol):
-    """Takes the other seat of a two-player environment: set by `rove play`, for instance."""
+    """Takes the other role of a two-player environment: set by `rove play`, for instance."""
 
-    async def __call__(self, view: str, legal: list[str], board: Board | None = None) -> str:
+    async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
         """Its move: one of the legal ones. It sees `view`, drawn as `board` where the environment can."""
         ...
 
 
 @runtime_checkable
 class TwoPlayer(Protocol):
-    """An environment that may have another seat."""
+    """An environment that may have another role."""
 
     two_player: bool
-    """Whether it asks `opponent`, when that is set, for the other seat's moves."""
+    """Whether it asks `opponent`, when that is set, for the other role's moves."""
     opponent: Opponent | None
 
 
@@ -71,7 +71,7 @@ class MultiTurnEnv(Environment):
         return state
 
     two_player: ClassVar[bool] = False
-    """Whether the environment asks `self.opponent`, when it is set, for the other seat's moves."""
+    """Whether the environment asks `self.opponent`, when it is set, for the other role's moves."""
 
     @abstractmethod
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class MultiTurnEnv(Environment):
         To end the rollout with these messages set `state["final_env_response"]` to them.
         """
 
-    def draw_board(self, state: State) -> Board | None:
+    def render(self, state: State) -> Rendering | None:
         """What the rollout looks like now, for people; None: like its messages. Asked after `setup_state` and each reply.
 
         What is drawn is kept in the record's `boards`, and shown by `rove view` and `rove play --web`; the model never sees it.
@@ -131,14 +131,14 @@ class MultiTurnEnv(Environment):
         """Keep what the rollout looks like beside the last message.
 
         Raises:
-            ConfigError: `draw_board` returned no board.
+            ConfigError: `render` returned no board.
         """
-        with phase("draw_board"):
-            board = self.draw_board(state)
+        with phase("render"):
+            board = self.render(state)
             if board is None:
                 return
-            if not isinstance(board, Board):
-                raise ConfigError(f"draw_board() returned a {type(board).__name__}; expected a rove.Board or None")
+            if not isinstance(board, Rendering):
+                raise ConfigError(f"render() returned a {type(board).__name__}; expected a rove.Rendering or None")
             state.setdefault("drawn_boards", {})[len(messages) - 1] = board
 
     def _shown(self, messages: Messages) -> Any:

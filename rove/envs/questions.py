@@ -85,7 +85,7 @@ class QuestionsEnv(SingleTurnEnv):
             dataset=examples,
             rubric=_rubric(scorer, tolerance, judge_model),
             system_prompt=SCORERS[scorer][0] if system_prompt is None else system_prompt,
-            players={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
+            policies={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
         )
         self.scorer = scorer
         self.source = digest_files([Path(path)])

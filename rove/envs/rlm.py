@@ -11,7 +11,7 @@ from rove.core.config import check_positive
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
-from rove.core.model_roles import ask
+from rove.core.model_roles import query
 from rove.core.protocols import Client
 from rove.core.state import State
 from rove.envs.environment import Turn, stop, teardown
@@ -19,7 +19,7 @@ from rove.envs.exploration import (
     BEGIN,
     HOW,
     LOAD,
-    SEAT,
+    ROLE,
     Calls,
     Exploration,
     answer_ready,
@@ -77,7 +77,7 @@ class RLMEnv(PythonEnv):
             own; and so on. At the last level the context is put into the prompt.
         sub_max_turns: most turns of a sub-model that has a Python.
         train_sub_calls: whether sub-calls are steps of the trajectory, and trained on with the rollout's advantage. Else they
-            are kept in the seat "sub_model". While the rollout is played its trajectory has the turns of the model alone.
+            are kept in the role "sub_model". While the rollout is played its trajectory has the turns of the model alone.
         code_in: "tool": code is given to the tool `python`; "fence": it stands between ```python and ``` in what the
             model says, for models that cannot call tools.
         preview_chars: so much of the beginning is shown in the prompt.
@@ -163,7 +163,7 @@ class RLMEnv(PythonEnv):
     async def run(self, state: State, turn: Turn) -> None:
         """As `PythonEnv`; then sub-calls that are to be trained join the trajectory, in the order in which they were asked."""
         parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [state["trajectory"]]
-        exploration = Exploration(Calls(turn, parallel, state["seats"], conversations))
+        exploration = Exploration(Calls(turn, parallel, state["model_roles"], conversations))
         state.update(rlm=exploration, final_answer="", conversations=conversations)
         try:
             await super().run(state, turn)
@@ -298,11 +298,15 @@ class RLMEnv(PythonEnv):
             trajectory=[],
             completion=[],
             is_truncated=False,
-            seed=derive_seed(state["seed"], SEAT, len(mine.branches)) if self.train_sub_calls else state["seed"],
+            seed=derive_seed(state["seed"], ROLE, len(mine.branches)) if self.train_sub_calls else state["seed"],
             tools=state["tools"] if is_deep else None,
             rlm=Exploration(mine.calls, mine.depth + 1, context if is_deep else None),
-            **{name: state[name] for name in ("env_seed", "conversations", "seats", "seat_clients") if name in state},
-            seat_numbers=state.setdefault("seat_numbers", {}),
+            **{
+                name: state[name]
+                for name in ("env_seed", "conversations", "model_roles", "role_clients")
+                if name in state
+            },
+            role_numbers=state.setdefault("role_numbers", {}),
         )
         mine.branches.append((len(state["trajectory"]), inner))
         mine.calls.conversations.append(inner["trajectory"])
@@ -336,9 +340,9 @@ class RLMEnv(PythonEnv):
                 return await calls.turn(inner, messages)
             how, tools = self.sub_sampling_args, inner["tools"]
             if self.sub_client is None:
-                return await calls.turn(inner, messages, seat=SEAT, model=self.sub_model, sampling_args=how)
+                return await calls.turn(inner, messages, role=ROLE, model=self.sub_model, sampling_args=how)
             client, model = self.sub_client, self.sub_model
-            return await ask(inner, messages, client, seat=SEAT, model=model, sampling_args=how, tools=tools)
+            return await query(inner, messages, client, role=ROLE, model=model, sampling_args=how, tools=tools)
 
     @teardown
     async def close_sub_backends(self) -> None:

@@ -284,7 +284,7 @@ class ToolEnv(MultiTurnEnv):
             if steps and steps[-1].tokens is None and read_calls(text, how, self._known)[1]:
                 raise ToolParseError(
                     "the answer has a tool call in its text and no tool_calls: whoever serves the model does not read them "
-                    "(vLLM: --enable-auto-tool-choice --tool-call-parser …; scripted players return "
+                    "(vLLM: --enable-auto-tool-choice --tool-call-parser …; scripted policies return "
                     "AssistantMessage(None, tool_calls=[…]))"
                 )
             example = how.write([Call("name", {"argument": "value"})])

@@ -13,9 +13,9 @@ import msgspec
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
-from rove.core.protocols import Client, Request, Response, Sampling
+from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv
@@ -24,7 +24,7 @@ from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
 
 
 @runtime_checkable
-class Lined(Protocol):
+class ExhaustiveGame(Protocol):
     """What a two-player environment needs besides, so that its lines can be played."""
 
     def openings(self) -> Sequence[Mapping[str, Any]]:
@@ -36,13 +36,13 @@ class Lined(Protocol):
         ...
 
 
-def lined(env: Environment) -> Lined:
+def as_exhaustive_game(env: Environment) -> ExhaustiveGame:
     """The environment, where its lines can be played.
 
     Raises:
-        ConfigError: it has no second seat, or cannot tell its openings.
+        ConfigError: it has no second role, or cannot tell its openings.
     """
-    if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, Lined)):
+    if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, ExhaustiveGame)):
         raise ConfigError(
             f"environment '{env.env_id}' cannot be played line by line; it needs two_player = True, and the methods "
             "openings() and check_answer() (see rove.lines.Lined)"
@@ -168,8 +168,8 @@ class _Path:
 _path: contextvars.ContextVar[_Path] = contextvars.ContextVar("path")
 
 
-async def every_line(
-    env: Environment, client: Client, sampling: Sampling, model: str = "", seed: int = 0
+async def play_every_line(
+    env: Environment, client: Client, sampling: SamplingParams, model: str = "", seed: int = 0
 ) -> list[Line]:
     """Play a two-player environment against everything its opponent may do, in whole rollouts as any others.
 
@@ -189,7 +189,7 @@ async def every_line(
         ConfigError: see `lined`.
         RolloutError: a game failed.
     """
-    rows = enumerate(lined(env).openings())
+    rows = enumerate(as_exhaustive_game(env).openings())
     assert isinstance(env, MultiTurnEnv)
     examples = [build_example(row, i, env.system_prompt, env.few_shot, env.message_type) for i, row in rows]
     turn = make_turn(_Once(client), model, sampling)
@@ -207,7 +207,7 @@ async def every_line(
         for replies in path.others:
             games.create_task(play(_Path(path.opening, replies)))
 
-    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
+    async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         return _path.get().reply(legal)
 
     before, env.opponent = env.opponent, opponent
@@ -222,13 +222,13 @@ async def every_line(
     return sorted(lines, key=lambda line: (line.opening, line.replies))
 
 
-def prove(env: Environment, lines: Sequence[Line]) -> Proof:
+def summarize(env: Environment, lines: Sequence[Line]) -> Proof:
     """Sum the lines of a player up.
 
     Raises:
         ConfigError: see `lined`.
     """
-    check_answer = lined(env).check_answer
+    check_answer = as_exhaustive_game(env).check_answer
     counts: dict[str, int] = {}
     expected: dict[str, float] = {}
     for line in lines:

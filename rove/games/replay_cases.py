@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from rove.core.errors import RunError
 from rove.core.messages import as_message, text_of
-from rove.core.protocols import Client, Request, Response, Sampling
+from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord, TrajectoryStep
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv, Opponent
@@ -20,12 +20,12 @@ from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
 
 OPPONENT = "opponent"
-"""The seat under which a person's moves are kept."""
+"""The role under which a person's moves are kept."""
 SEARCHED = 10_000
 """Examples of the dataset among which a game's is looked for."""
 
 
-class Case(NamedTuple):
+class ReplayCase(NamedTuple):
     """A game as it was, and as it is now."""
 
     then: RolloutRecord
@@ -37,26 +37,26 @@ class Case(NamedTuple):
         return self.now.reward is None or self.now.reward < (self.then.reward or 0.0)
 
 
-async def play_cases(
+async def run_replay_cases(
     env: Environment,
     client: Client,
     kept: Iterable[RolloutRecord],
     *,
     model: str = "",
-    sampling: Sampling | None = None,
-    seat: str = "",
-) -> AsyncIterator[Case]:
+    sampling: SamplingParams | None = None,
+    role: str = "",
+) -> AsyncIterator[ReplayCase]:
     """Play games again, one after the other, on the examples they had.
 
-    Where a person had the opponent's seat, its moves come again wherever the game comes to what they answered; elsewhere a
-    legal move is drawn, the same one every time. Where it had a seat that the environment asks by name, its words come again
+    Where a person had the opponent's role, its moves come again wherever the game comes to what they answered; elsewhere a
+    legal move is drawn, the same one every time. Where it had a role that the environment asks by name, its words come again
     likewise; elsewhere whom the environment asks is asked.
 
     Args:
         env: a two-player environment's `opponent` is taken meanwhile.
         client: who plays now.
         kept: the games; failed ones are left out.
-        seat: the name by which the environment asked the person; it may be a pattern.
+        role: the name by which the environment asked the person; it may be a pattern.
 
     Raises:
         RunError: the dataset has the example of a game no more.
@@ -77,10 +77,10 @@ async def play_cases(
                 env.opponent = replayed(record)
             jobs = [[Job(row, record.example_key, 0, 0)]]
             played = run_groups(
-                env, client, jobs, model=model, sampling=sampling, max_concurrent=1, seats=Recalled(record, seat)
+                env, client, jobs, model=model, sampling=sampling, max_concurrent=1, model_roles=Recalled(record, role)
             )
             async for now in played:
-                yield Case(record, now)
+                yield ReplayCase(record, now)
     finally:
         if isinstance(env, MultiTurnEnv):
             env.opponent = before
@@ -88,10 +88,10 @@ async def play_cases(
 
 def replayed(record: RolloutRecord) -> Opponent | None:
     """The opponent of a kept game; None where that was the environment's own."""
-    steps = record.seats.get(OPPONENT, [])
+    steps = record.model_roles.get(OPPONENT, [])
     moves: dict[str, Any] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
 
-    async def opponent(view: str, legal: list[str], board: Board | None = None) -> str:
+    async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         move = moves.get(view)
         return move if move in legal else random.Random(f"{record.example_key}:{view}").choice(legal)
 
@@ -99,19 +99,19 @@ def replayed(record: RolloutRecord) -> Opponent | None:
 
 
 class Recalled:
-    """Who answers in the seats that a person had in a game (`rove.core.model_roles.SeatClients`): it does, as it did.
+    """Who answers in the roles that a person had in a game (`rove.core.model_roles.RoleClients`): it does, as it did.
 
     Args:
         record: the game.
-        seat: pattern of the seats' names.
+        role: pattern of the roles' names.
     """
 
-    def __init__(self, record: RolloutRecord, seat: str):
-        self.record, self.seat = record, seat
+    def __init__(self, record: RolloutRecord, role: str):
+        self.record, self.role = record, role
 
-    def get(self, seat: str, client: Client, /) -> Client:
+    def get(self, role: str, client: Client, /) -> Client:
         """The person's words, before whom the environment asks."""
-        return Memory(self.record.seats.get(seat, []), client) if fnmatchcase(seat, self.seat) else client
+        return Memory(self.record.model_roles.get(role, []), client) if fnmatchcase(role, self.role) else client
 
 
 class Memory:

@@ -29,7 +29,7 @@ ACTION = {
 }
 
 
-class _Seat:
+class _Role:
     """A client whose answers are the actions of whoever is connected."""
 
     max_concurrent = 1
@@ -53,20 +53,20 @@ class Episode:
 
     def __init__(self, env: Environment, example: Mapping[str, Any], seed: int, split: str, episode_id: str):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
-        self.seat = _Seat()
+        self.role = _Role()
         self.done = False
         self._known = 0
         self._play = asyncio.create_task(self._played(env, dict(example), seed))
 
     async def _played(self, env: Environment, example: dict[str, Any], seed: int) -> None:
-        async for record in run_groups(env, self.seat, plan([example], 1, seed), max_concurrent=1):
-            self.seat.shown.put_nowait(record)
+        async for record in run_groups(env, self.role, plan([example], 1, seed), max_concurrent=1):
+            self.role.shown.put_nowait(record)
 
     async def observe(self) -> dict[str, Any]:
         """What there is to see once the environment waits for an action, or the rollout is over."""
-        shown = asyncio.create_task(self.seat.shown.get())
+        shown = asyncio.create_task(self.role.shown.get())
         await asyncio.wait([shown, self._play], return_when=asyncio.FIRST_COMPLETED)
-        if not shown.done() and self._play.done() and self.seat.shown.empty():
+        if not shown.done() and self._play.done() and self.role.shown.empty():
             shown.cancel()
             self._play.result()
         told = await shown
@@ -90,7 +90,7 @@ class Episode:
             raise RefusedError("the episode is over; reset begins another one", "EXECUTION_ERROR")
         said = _message(action)
         self.state["step_count"] += 1
-        self.seat.said.put_nowait(said)
+        self.role.said.put_nowait(said)
         return await self.observe()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Any environment as an OpenEnv server: who connects takes the model's seat."""
+"""Any environment as an OpenEnv server: who connects takes the model's role."""
 
 from __future__ import annotations
 

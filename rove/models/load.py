@@ -216,12 +216,12 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def twin(model: Any) -> Any:
+def clone_model(model: Any) -> Any:
     """A copy of a model with weights of its own where they are trained, and the very same ones where they are not."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
-def switch_off(model: Any) -> None:
+def freeze(model: Any) -> None:
     """Let a model compute what it does without its adapter, from now on."""
     for layer in model.modules():
         if hasattr(layer, "get_delta_weight"):

@@ -15,10 +15,10 @@ from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
 from rove.core.records import Scores
 from rove.core.state import State
-from rove.envs.environment import Environment, Player, Turn
+from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.envs.multi_turn import Opponent
 from rove.remote.rollout import Rollout, score_together
-from rove.remote.worker_pool import Room, Rooms
+from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.rollouts.runner import within
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
@@ -42,13 +42,13 @@ class AwayEnv(Environment):
         env_args: how it was loaded.
     """
 
-    def __init__(self, told: Mapping[str, Any], rooms: Rooms, env_args: Mapping[str, Any] | None = None):
+    def __init__(self, told: Mapping[str, Any], rooms: WorkerPools, env_args: Mapping[str, Any] | None = None):
         self.told, self.rooms = dict(told), rooms
         super().__init__(
             dataset=lambda: self.examples(train=True),
             rubric=_AwayRubric(self),
             sampling_args=told["sampling_args"],
-            players={name: self._player(name) for name in told["players"]},
+            policies={name: self._player(name) for name in told["policies"]},
             env_id=told["env_id"],
             env_args=env_args,
         )
@@ -107,7 +107,7 @@ class AwayEnv(Environment):
         """Run the environment's own `@teardown` methods, then end the workers."""
         await self.rooms.tear_down()
 
-    def _player(self, name: str) -> Player:
+    def _player(self, name: str) -> ScriptedPolicy:
         async def answer(messages: Messages, state: State, rng: Any) -> Any:
             return await state["isolated"].ask_player(name, messages, rng.getstate(), state.get("conversation", 0))
 
@@ -178,7 +178,7 @@ class IsolatedEnv(AwayEnv):
             raise ConfigError(said) from error
         except WorkerError as error:
             raise ConfigError(str(error)) from error
-        self.room = Room(self.workers, hang_seconds)
+        self.room = WorkerPool(self.workers, hang_seconds)
         super().__init__(self.workers.told, self.room, env_args)
 
     def ask_now(self, name: str, /, **args: Any) -> Any:

@@ -19,7 +19,7 @@ from rove.remote.loading import Isolation, open_environment
 CONNECT_SECONDS = 30.0
 
 
-class Site:
+class NodeActor:
     """Environments in worker processes on this machine, by names that the run gives them.
 
     Nothing about a rollout goes through here: a worker that is forked has a connection of its own to the run.

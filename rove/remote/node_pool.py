@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from rove.core.errors import Error, WorkerError
 from rove.core.state import State
-from rove.remote.worker_pool import Room
+from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
 from rove.workers.worker import Answerer
 
@@ -31,7 +31,7 @@ KEPT_HOMES = 10_000
 LOST = "its machine is lost"
 
 
-class Site(Protocol):
+class Node(Protocol):
     """A `rove.remote.node.Site` on some machine, as seen from here."""
 
     where: str
@@ -62,7 +62,7 @@ class Site(Protocol):
         ...
 
 
-class SiteWorkers:
+class NodeWorkers:
     """The workers of an environment at a site; each has a connection of its own to this process.
 
     Args:
@@ -71,7 +71,7 @@ class SiteWorkers:
         address: of this machine, where workers find it.
     """
 
-    def __init__(self, site: Site, name: str, address: str):
+    def __init__(self, site: Node, name: str, address: str):
         self.site, self.name, self.address = site, name, address
 
     async def open(self, answer: Answerer | None = None) -> Worker:
@@ -108,7 +108,7 @@ class SiteWorkers:
             return f" ({LOST}: {self.site.where})"
 
 
-class SiteRooms:
+class NodePool:
     """A room at each site. A rollout goes where the fewest are; siblings that are scored together stay together.
 
     Args:
@@ -123,8 +123,8 @@ class SiteRooms:
 
     def __init__(
         self,
-        sites: Sequence[Site | None],
-        opened: Callable[[int], Awaitable[Site]],
+        sites: Sequence[Node | None],
+        opened: Callable[[int], Awaitable[Node]],
         name: str,
         address: str,
         *,
@@ -139,8 +139,8 @@ class SiteRooms:
         self.lost = 0
         """Sites that were lost."""
         self._opened = opened
-        self._rooms: dict[int, Room] = {}
-        self._homes: dict[int, Room] = {}
+        self._rooms: dict[int, WorkerPool] = {}
+        self._homes: dict[int, WorkerPool] = {}
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = _Places()
@@ -157,7 +157,7 @@ class SiteRooms:
         finally:
             self._places.give_back()
 
-    async def choose(self, state: State) -> Room:
+    async def choose(self, state: State) -> WorkerPool:
         """The room with the fewest rollouts, or that of siblings that are scored together.
 
         Raises:
@@ -183,7 +183,7 @@ class SiteRooms:
                 del self._homes[next(iter(self._homes))]
         return room
 
-    async def is_lost(self, room: Room) -> bool:
+    async def is_lost(self, room: WorkerPool) -> bool:
         """Whether a room's site is gone, or does not answer."""
         number = next((number for number, one in self._rooms.items() if one is room), None)
         if number is None:
@@ -248,8 +248,8 @@ class SiteRooms:
             else:
                 self._lose(number)
 
-    def _furnish(self, number: int, site: Site) -> None:
-        self._rooms[number] = Room(SiteWorkers(site, self.name, self.address), self.hang_seconds)
+    def _furnish(self, number: int, site: Node) -> None:
+        self._rooms[number] = WorkerPool(NodeWorkers(site, self.name, self.address), self.hang_seconds)
         self._count()
 
     def _lose(self, number: int) -> None:
@@ -311,7 +311,7 @@ class _Places:
                 return
 
 
-async def _answers(site: Site) -> bool:
+async def _answers(site: Node) -> bool:
     """Whether it does, at the second try at the latest: at the first it may be this process that was busy."""
     for _ in range(2):
         with suppress(WorkerError, TimeoutError):

@@ -27,7 +27,7 @@ from rove.envs.loading import environment_file
 from rove.remote import node as site
 from rove.remote.environment import AwayEnv
 from rove.remote.loading import Isolation
-from rove.remote.node_pool import SiteRooms
+from rove.remote.node_pool import NodePool
 from rove.remote.rollout import LOSSES
 
 STORE = 100_000_000
@@ -76,7 +76,7 @@ class RayEnv(AwayEnv):
         free = int(self._ray.available_resources().get("CPU", 0))
         sites: list[Any] = self._first(isolation.ray_actors or max(1, len(self._fleet) + free))
         told = next(one.told for one in sites if one is not None)
-        rooms = SiteRooms(
+        rooms = NodePool(
             sites,
             self._another,
             self._name,
@@ -113,7 +113,7 @@ class RayEnv(AwayEnv):
         """The actor of that number; a new one where there is none."""
 
         def new() -> _Started:
-            kind = self._ray.remote(site.Site)
+            kind = self._ray.remote(site.NodeActor)
             options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": CALLS}
             actor = kind.options(**options).remote()
             return _Started(actor, actor.stay.remote())

@@ -1,4 +1,4 @@
-"""What a rollout in a worker asks of this process: the model's turns, and the moves of whoever sits in another seat."""
+"""What a rollout in a worker asks of this process: the model's turns, and the moves of whoever sits in another role."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 
 from rove.core.errors import Error, LimitReachedError, WorkerError, phase_of
 from rove.core.messages import Message
-from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Request, SamplingParams
 from rove.core.records import TrajectoryStep
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import Opponent
@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The rollout's, where it is a text."""
     seed: int
     """Of the conversation."""
-    seat: str | None = None
+    role: str | None = None
     model: str = ""
     sampling_args: dict[str, Any] | None = None
     asked: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class Questions:
     Args:
         state: of the rollout, here.
         turn: asks the model.
-        opponent: takes the other seat of a two-player environment.
+        opponent: takes the other role of a two-player environment.
     """
 
     def __init__(self, state: State, turn: Turn, opponent: Opponent | None = None):
@@ -126,11 +126,11 @@ class Questions:
                 one.task.cancel()
 
     async def opponent(self, view: str, legal: list[str], board: dict[str, Any] | None = None) -> str:
-        """The move of whoever sits in the other seat; the one that they made when the rollout was played before."""
+        """The move of whoever sits in the other role; the one that they made when the rollout was played before."""
         index, self._moves_asked = self._moves_asked, self._moves_asked + 1
         if index == len(self._moves):
             assert self._opponent is not None
-            drawn = None if board is None else msgspec.convert(board, Board, strict=False)
+            drawn = None if board is None else msgspec.convert(board, Rendering, strict=False)
             self._moves.append(([view, legal], asyncio.create_task(self._opponent(view, legal, drawn))))
         before, move = self._moves[index]
         if before != [view, legal]:
@@ -163,7 +163,7 @@ class Questions:
 
     def missing(self, told: Sequence[Any]) -> list[TrajectoryStep]:
         """The rollout's own turns that were answered, but whose answers the worker, being stopped, has not taken any more."""
-        own = [one for one in self._asked if one.state is self.state and one.question.seat is None and one.is_claimed]
+        own = [one for one in self._asked if one.state is self.state and one.question.role is None and one.is_claimed]
         return [one.step for one in own if one.step is not None and one.number not in told]
 
     def _claimed(self, which: int, number: int, question: Question) -> _Asked | None:
@@ -179,7 +179,7 @@ class Questions:
             one.is_claimed, one.which = True, which
             one.is_back.set()
             return one
-        is_own = number == 0 and question.seat is None and question.asked is None
+        is_own = number == 0 and question.role is None and question.asked is None
         if is_own and any(one.is_own for one in waiting):
             raise WorkerError(OTHERWISE)
         if self.is_over:
@@ -196,10 +196,10 @@ class Questions:
         """The state of a conversation, with what all of the rollout's have in common."""
         root = self.state
         if number not in self._conversations:
-            shared = {name: root[name] for name in ("input", "env_seed", "seats", "conversations", "isolated")}
-            seat_numbers = root.setdefault("seat_numbers", {})
+            shared = {name: root[name] for name in ("input", "env_seed", "model_roles", "conversations", "isolated")}
+            role_numbers = root.setdefault("role_numbers", {})
             own = {"trajectory": [], "completion": [], "is_truncated": False, "stop_condition": None, "error": None}
-            inner = State(**shared, **own, seed=seed, seat_numbers=seat_numbers, conversation=number)
+            inner = State(**shared, **own, seed=seed, role_numbers=role_numbers, conversation=number)
             root["conversations"].append(inner["trajectory"])
             self._conversations[number] = inner
         return self._conversations[number]
@@ -209,7 +209,7 @@ class Questions:
         try:
             try:
                 message = await self._put(one)
-            except WorkerError:  # a scripted player that died with the worker: another one will know the rollout
+            except WorkerError:  # a scripted policy that died with the worker: another one will know the rollout
                 if worker is None or not worker.is_gone:
                     raise
                 await one.is_back.wait()
@@ -217,18 +217,18 @@ class Questions:
         except Error as error:
             self.failure = error
             raise
-        seat = one.question.seat
-        steps = one.state["trajectory"] if seat is None else one.state["seats"][seat]
+        role = one.question.role
+        steps = one.state["trajectory"] if role is None else one.state["model_roles"][role]
         one.step = next(step for step in reversed(steps) if step.completion[-1] is message)
         return message
 
     async def _put(self, one: _Asked) -> Message:
         question, shown = one.question, [Message(message) for message in one.question.messages]
-        if question.seat is not None:
-            how = {"seat": question.seat, "model": question.model, "sampling_args": question.sampling_args}
+        if question.role is not None:
+            how = {"role": question.role, "model": question.model, "sampling_args": question.sampling_args}
             return await self._turn(one.state, shown, **how)
         asked = None
         if question.asked is not None:
-            sampling = msgspec.convert(question.asked["sampling"], Sampling, str_keys=True)
-            asked = Request(messages=list(shown), sampling=sampling, tools=question.asked["tools"])
+            sampling = msgspec.convert(question.asked["sampling"], SamplingParams, str_keys=True)
+            asked = Request(messages=list(shown), sampling_params=sampling, tools=question.asked["tools"])
         return await self._turn(one.state, shown, asked=asked)

@@ -12,12 +12,12 @@ import msgspec
 from rove.core.errors import LimitReachedError, OverlongPromptError, RemoteError, WorkerError
 from rove.core.messages import Message
 from rove.core.records import Scores
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import Opponent
 from rove.remote.requests import Questions
-from rove.remote.worker_pool import Room, Rooms
+from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.workers import Worker
 
 CONTROL = {"LimitReachedError": LimitReachedError, "OverlongPromptError": OverlongPromptError}
@@ -35,12 +35,12 @@ class Rollout:
         rooms: the workers.
         state: of the rollout, here. The worker has one of its own.
         turn: asks the model.
-        opponent: takes the other seat of a two-player environment, which is asked for then.
+        opponent: takes the other role of a two-player environment, which is asked for then.
     """
 
-    def __init__(self, rooms: Rooms, state: State, turn: Turn, opponent: Opponent | None = None):
+    def __init__(self, rooms: WorkerPools, state: State, turn: Turn, opponent: Opponent | None = None):
         self.rooms, self.state = rooms, state
-        self.room: Room | None = None
+        self.room: WorkerPool | None = None
         self.worker: Worker | None = None
         self.number = -1
         state["isolated"] = self
@@ -143,10 +143,10 @@ class Rollout:
             self.room.leave(self.number, self.worker)
 
     async def ask_player(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
-        """What a scripted player of the environment says; `conversation` is the worker's number of it."""
+        """What a scripted policy of the environment says; `conversation` is the worker's number of it."""
         return await self._ask("player", who=name, messages=messages, rng=rng, conversation=conversation)
 
-    def live_in(self, room: Room) -> None:
+    def live_in(self, room: WorkerPool) -> None:
         """From now on it is in this room."""
         self.room = room
         room.members.add(self)
@@ -230,9 +230,9 @@ class Rollout:
         state["stop_condition"] = state["stop_condition"] or told["stop_condition"]
         state["is_truncated"] = state["is_truncated"] or told["is_truncated"]
         state["tools"] = told["tools"]
-        state["drawn_boards"] = msgspec.convert(told["boards"], dict[int, Board], strict=False)
+        state["drawn_boards"] = msgspec.convert(told["renderings"], dict[int, Rendering], strict=False)
         questions = self._questions
-        state["seats"] = {seat: questions.steps(steps) for seat, steps in told["seats"].items()}
+        state["model_roles"] = {role: questions.steps(steps) for role, steps in told["model_roles"].items()}
         if told["env_id"]:
             state["env_id"] = told["env_id"]
         steps = questions.steps(told["trajectory"])

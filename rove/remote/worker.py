@@ -19,10 +19,10 @@ import msgspec
 from rove.core import errors
 from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
 from rove.core.messages import Message, Messages, as_message
-from rove.core.model_roles import ask
+from rove.core.model_roles import query
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn
 from rove.envs.loading import load_environment
@@ -54,7 +54,7 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
         "message_type": env.message_type,
         "system_prompt": env.system_prompt,
         "sampling_args": env.sampling_args,
-        "players": sorted(env.players),
+        "policies": sorted(env.policies),
         "names": env.rubric.names,
         "extras_names": env.rubric.extras_names,
         "has_group_rewards": env.rubric.has_group_rewards,
@@ -67,10 +67,10 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
 
 def serve(connection: socket.socket, module: Any) -> None:
     """Answer calls, many at once, until the other end is gone."""
-    asyncio.run(_Desk(Loaded.env).serve(connection))
+    asyncio.run(_RpcServer(Loaded.env).serve(connection))
 
 
-class _Desk:
+class _RpcServer:
     """Rollouts by number, and the conversation about them."""
 
     def __init__(self, env: Environment):
@@ -156,7 +156,7 @@ class _Desk:
         state = State(
             input=example,
             trajectory=[],
-            seats={},
+            model_roles={},
             completion=[],
             seed=seed,
             env_seed=env_seed,
@@ -172,14 +172,14 @@ class _Desk:
             state: State,
             messages: Messages,
             *,
-            seat: str | None = None,
+            role: str | None = None,
             model: str = "",
             sampling_args: Mapping[str, Any] | None = None,
             asked: Request | None = None,
         ) -> Message:
-            if seat is not None:
-                how = {"seat": seat, "model": model, "sampling_args": sampling_args and dict(sampling_args)}
-                return await self.seat(rollout, state, messages, seat, how)
+            if role is not None:
+                how = {"role": role, "model": model, "sampling_args": sampling_args and dict(sampling_args)}
+                return await self.role(rollout, state, messages, role, how)
             return await self.turn(rollout, state, messages, asked)
 
         self.plays[number] = asyncio.create_task(self._played(number, state, turn))
@@ -206,7 +206,9 @@ class _Desk:
         how: dict[str, Any] = {}
         if asked is not None:
             sampling = {
-                name: value for name, value in msgspec.structs.asdict(asked.sampling).items() if value is not None
+                name: value
+                for name, value in msgspec.structs.asdict(asked.sampling_params).items()
+                if value is not None
             }
             how["asked"] = {"sampling": msgspec.to_builtins(sampling, str_keys=True), "tools": asked.tools}
         told = await self.question(rollout, state, messages, **how)
@@ -227,11 +229,11 @@ class _Desk:
             state["is_truncated"] = True
         return message
 
-    async def seat(self, rollout: Played, state: State, messages: Messages, seat: str, how: dict[str, Any]) -> Message:
-        """Have the model asked in another seat."""
+    async def role(self, rollout: Played, state: State, messages: Messages, role: str, how: dict[str, Any]) -> Message:
+        """Have the model asked in another role."""
         client = _Owner(self, rollout, how)
-        message = await ask(state, messages, client, seat=seat, tools=state.get("tools"))
-        step = next(step for step in reversed(state["seats"][seat]) if step.completion[-1] is message)
+        message = await query(state, messages, client, role=role, tools=state.get("tools"))
+        step = next(step for step in reversed(state["model_roles"][role]) if step.completion[-1] is message)
         rollout.answers.append((step, client.answer))
         return message
 
@@ -265,8 +267,8 @@ class _Desk:
             raise _theirs(**told["failed"])
         return told
 
-    async def opponent(self, view: str, legal: list[str], board: Board | None = None) -> str:
-        """The move of whoever sits in the other seat."""
+    async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
+        """The move of whoever sits in the other role."""
         drawn = msgspec.to_builtins(board, str_keys=True)
         return await self.ask("opponent", number=_playing.get(), view=view, legal=legal, board=drawn)
 
@@ -307,12 +309,12 @@ class _Desk:
     async def player(
         self, number: int, who: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
     ) -> Any:
-        """What a scripted player of the environment says."""
+        """What a scripted policy of the environment says."""
         drawn = random.Random()
         drawn.setstate((rng[0], tuple(rng[1]), rng[2]))
         asked = [Message(message) for message in messages]
         state = self.rollouts[number].conversations[conversation]
-        return await maybe_await(self.env.players[who](asked, state, drawn))
+        return await maybe_await(self.env.policies[who](asked, state, drawn))
 
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods."""
@@ -320,11 +322,11 @@ class _Desk:
 
 
 class _Owner:
-    """The model as a client, which another seat asks."""
+    """The model as a client, which another role asks."""
 
     max_concurrent = 1 << 16
 
-    def __init__(self, desk: _Desk, rollout: Played, how: dict[str, Any]):
+    def __init__(self, desk: _RpcServer, rollout: Played, how: dict[str, Any]):
         self.desk, self.rollout, self.how = desk, rollout, how
         self.answer = -1
         """The number of its last answer."""

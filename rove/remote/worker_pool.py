@@ -40,14 +40,14 @@ class Opens(Protocol):
     async def end(self) -> None: ...  # noqa: D102
 
 
-class Rooms(Protocol):
+class WorkerPools(Protocol):
     """Where rollouts are played: in one room, or in several on as many machines, which may be lost."""
 
     def place(self) -> AbstractAsyncContextManager[None]:
         """Held for as long as a rollout is played and scored; waits where there is no room for one more."""
         ...
 
-    async def choose(self, state: State) -> Room:
+    async def choose(self, state: State) -> WorkerPool:
         """The room for a rollout; siblings that are scored together share one as long as it is there.
 
         Raises:
@@ -55,7 +55,7 @@ class Rooms(Protocol):
         """
         ...
 
-    async def is_lost(self, room: Room) -> bool:
+    async def is_lost(self, room: WorkerPool) -> bool:
         """Whether a room's machine cannot be reached any more."""
         ...
 
@@ -64,7 +64,7 @@ class Rooms(Protocol):
         ...
 
 
-class Room:
+class WorkerPool:
     """Workers with rollouts in them. One room is also all `Rooms` where there is no other machine.
 
     Args:
@@ -92,11 +92,11 @@ class Room:
         """No limit of its own."""
         return nullcontext()
 
-    async def choose(self, state: State) -> Room:
+    async def choose(self, state: State) -> WorkerPool:
         """This one."""
         return self
 
-    async def is_lost(self, room: Room) -> bool:
+    async def is_lost(self, room: WorkerPool) -> bool:
         """Never: it is where this process is."""
         return False
 

@@ -44,9 +44,9 @@ class Played:
             "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
             "is_truncated": bool(state["is_truncated"]),
             "tools": state.get("tools"),
-            "seats": {seat: known(steps) for seat, steps in (state.get("seats") or {}).items()},
+            "model_roles": {role: known(steps) for role, steps in (state.get("model_roles") or {}).items()},
             "trajectory": known(state["trajectory"]),
-            "boards": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
+            "renderings": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
             "step_rewards": [step.reward for step in state["trajectory"]],
             "env_id": state.get("env_id", ""),
         }

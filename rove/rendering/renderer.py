@@ -327,7 +327,7 @@ def _remembered(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T])
     return memory[key]
 
 
-class Speech:
+class IncrementalDetokenizer:
     """Tells the text of tokens that come one by one, each piece as soon as no further token can change it.
 
     The pieces together are the beginning of what `Renderer.read` (with `before`: `Renderer.read_text`) says of all of them;
@@ -357,7 +357,7 @@ class Speech:
             return on_token
         if request.tools and renderer.tool_format is not None:
             on_text = _beside_calls(on_text, renderer.tool_format)
-        speech = Speech(renderer, on_text, before)
+        speech = IncrementalDetokenizer(renderer, on_text, before)
         if on_token is None:
             return speech
 

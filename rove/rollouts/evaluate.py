@@ -18,7 +18,7 @@ from rove.clients.limiter import AdmissionLimiter
 from rove.core.config import check_positive, convert
 from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
-from rove.core.protocols import Client, Limits, Sampling
+from rove.core.protocols import Client, Limits, SamplingParams
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.envs.environment import Environment
 from rove.envs.loading import as_environment
@@ -57,8 +57,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What one rollout may use."""
     price: Price | None = None
     """What tokens cost: for `limits.max_cost`, `budget` and the summary."""
-    seat_prices: dict[str, Price] = {}
-    """What tokens of other seats than the model cost, such as {"judge": …}: for the summary, and `budget` in this session."""
+    role_prices: dict[str, Price] = {}
+    """What tokens of other roles than the model cost, such as {"judge": …}: for the summary, and `budget` in this session."""
     budget: float | None = None
     """What the whole run may cost, earlier sessions and failed rollouts included. When it is spent no further rollout is
     started; those that run are finished."""
@@ -110,7 +110,7 @@ class _Evaluation:
             self.client,
             self._missing(),
             model=self.model,
-            sampling=Sampling.from_args(self.env.sampling_args, options.sampling_args),
+            sampling=SamplingParams.from_args(self.env.sampling_args, options.sampling_args),
             max_concurrent=options.max_concurrent,
             max_scoring=options.max_scoring,
             allowance=Allowance(options.limits, options.price),
@@ -134,8 +134,8 @@ class _Evaluation:
 
     def _keep(self, record: RolloutRecord) -> None:
         self.spent += self.price.of(record.usage)
-        for seat, price in self.options.seat_prices.items():
-            self.spent += sum(price.of(step.usage) for step in record.seats.get(seat, []))
+        for role, price in self.options.role_prices.items():
+            self.spent += sum(price.of(step.usage) for step in record.model_roles.get(role, []))
         if self.run is not None:
             self.run.append_rollout(record)
 
@@ -271,7 +271,7 @@ async def evaluate(
     tell = on_record or (lambda record: None)
     with _opened(run, as_environment(env), client, model, options) as evaluation:
         told = evaluation.options
-        tally = Tally(price=told.price, pass_threshold=told.pass_threshold, seat_prices=told.seat_prices)
+        tally = Tally(price=told.price, pass_threshold=told.pass_threshold, role_prices=told.role_prices)
 
         scored = rewarded = False
         errors = RewardErrors()
@@ -312,7 +312,7 @@ def run_identity(env: Environment, client: Any, model: str, options: Options) ->
         **env.identity,
         "model": model,
         **getattr(client, "identity", {}),
-        "sampling": msgspec.structs.asdict(Sampling.from_args(env.sampling_args, options.sampling_args)),
+        "sampling": msgspec.structs.asdict(SamplingParams.from_args(env.sampling_args, options.sampling_args)),
         "limits": msgspec.structs.asdict(options.limits),
         "price": options.price if options.limits.max_cost is not None else None,
         "seed": options.seed,

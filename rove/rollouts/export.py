@@ -19,7 +19,7 @@ import msgspec
 from rove.core.errors import ConfigError, InfraError
 from rove.core.messages import text_of
 from rove.rollouts.export_rows import Row
-from rove.utils.files import put_in_place, remove
+from rove.utils.files import atomic_replace, remove
 
 ROW_GROUP = 1000
 """Rows held in memory at a time where columns are written."""
@@ -108,7 +108,7 @@ def _draft(path: Path) -> Iterator[Path]:
     remove(draft)
     try:
         yield draft
-        put_in_place(draft, path) if draft.is_dir() else os.replace(draft, path)
+        atomic_replace(draft, path) if draft.is_dir() else os.replace(draft, path)
     finally:
         remove(draft)
 

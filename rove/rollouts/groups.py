@@ -11,8 +11,8 @@ import msgspec
 
 from rove.clients.limiter import AdmissionLimiter
 from rove.core.errors import Error
-from rove.core.model_roles import SeatClients
-from rove.core.protocols import Client, Sampling
+from rove.core.model_roles import RoleClients
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.envs.environment import Environment
@@ -25,13 +25,13 @@ async def run_groups(
     groups: Iterable[Sequence[Job]],
     *,
     model: str = "",
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     max_concurrent: int | None = None,
     max_scoring: int | None = None,
     allowance: Allowance = Allowance(),  # noqa: B008  frozen
     fail_fast: bool = False,
     step: int | None = None,
-    seats: SeatClients | None = None,
+    model_roles: RoleClients | None = None,
     keep: Callable[[RolloutRecord], None] = lambda record: None,
     for_training: bool = False,
 ) -> AsyncGenerator[RolloutRecord, None]:
@@ -48,7 +48,7 @@ async def run_groups(
         max_scoring: rollouts scored at a time; no limit of its own when not given.
         allowance: what one rollout may use.
         step: training step, written into the records.
-        seats: who answers in other seats instead of whom the environment asks there itself.
+        roles: who answers in other roles instead of whom the environment asks there itself.
         keep: called with each record the moment it is final, the siblings of a group one right after the other;
             records that nobody takes from the generator any more are kept all the same.
         for_training: fail rollouts whose agent samples with parameters that the loss does not know; see
@@ -57,14 +57,14 @@ async def run_groups(
     Raises:
         RolloutError: a rollout failed and `fail_fast` is set.
     """
-    sampling = sampling or Sampling.from_args(env.sampling_args)
+    sampling = sampling or SamplingParams.from_args(env.sampling_args)
     units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
     finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
     scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
 
     async def play(unit: _Unit, position: int, place: _Place) -> None:
         turn = make_turn(client, model, sampling, allowance, place.give_up, for_training)
-        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, seats)
+        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, model_roles)
         async with scoring:
             records = await unit.add(position, env, state, sampling.temperature, step)
         for record in records:

@@ -18,7 +18,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord, Timing
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, messages_of
@@ -59,7 +59,7 @@ async def rescore(
     on_record: Callable[[RolloutRecord | Outcome], None] | None = None,
     price: Price | None = None,
     pass_threshold: float | None = None,
-    fresh: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Score the rollouts of an evaluation again by playing them again with their recorded answers.
 
@@ -102,7 +102,7 @@ async def rescore(
         if on_record is not None:
             on_record(record)
 
-    with _opened(env, source, into, fresh) as run:
+    with _opened(env, source, into, overwrite) as run:
         async with env.used_in_run():
             await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
         left_out = {"failed": recorded.failed, "gone": recorded.gone}
@@ -156,7 +156,7 @@ async def _play(
         replay,
         ScriptedClient(lambda *_: "", "nobody"),  # never asked: every rollout brings its answers
         _missing(replay, run, count),
-        sampling=Sampling(),
+        sampling=SamplingParams(),
         max_concurrent=max_concurrent,
         max_scoring=max_scoring,
     )
@@ -260,18 +260,18 @@ class _Replay(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Play one rollout by its record, whoever `turn` would ask."""
         answers = _Answers(self._expected[state["seed"]])
-        others = answers.record.seats.items()
-        state["seat_clients"] = {
-            seat: _Answers(msgspec.structs.replace(answers.record, steps=steps, stop_condition=None))
-            for seat, steps in others
+        others = answers.record.model_roles.items()
+        state["role_clients"] = {
+            role: _Answers(msgspec.structs.replace(answers.record, steps=steps, stop_condition=None))
+            for role, steps in others
         }
         limit: LimitReachedError | None = None
         try:
-            await self.env.run(state, make_turn(answers, "", Sampling()))
+            await self.env.run(state, make_turn(answers, "", SamplingParams()))
         except LimitReachedError as reached:
             limit = reached
         finally:
-            del state["seat_clients"]  # a rubric that asks does so anew
+            del state["role_clients"]  # a rubric that asks does so anew
             steps = zip(state["trajectory"], answers.record.steps)
             state["trajectory"][:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
         answers.check_end(state, limit is not None)

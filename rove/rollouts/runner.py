@@ -27,8 +27,8 @@ from rove.core.errors import (
     traceback_text,
 )
 from rove.core.messages import Message, Messages, text_of
-from rove.core.model_roles import SeatClients, ask
-from rove.core.protocols import Client, Limits, Request, Response, Sampling
+from rove.core.model_roles import RoleClients, query
+from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.core.state import State
 from rove.envs.dataset import example_key
@@ -142,7 +142,7 @@ def _continued(
     return found, most
 
 
-def over(sampling: Sampling, asked: Sampling) -> Sampling:
+def over(sampling: SamplingParams, asked: SamplingParams) -> SamplingParams:
     """The sampling with what an agent asks over it; the smaller `max_tokens`, and the texts in `stop` of both."""
     given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
     if sampling.max_tokens is not None and "max_tokens" in given:
@@ -169,7 +169,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Sampling parameters that change the distribution of the tokens, and the values with which each does not."""
 
 
-def check_trainable(sampling: Sampling, asked: Sampling) -> None:
+def check_trainable(sampling: SamplingParams, asked: SamplingParams) -> None:
     """Refuse sampling parameters of an agent that change the distribution of the tokens that are trained.
 
     Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
@@ -209,7 +209,7 @@ def _step(request: Request, response: Response, seconds: float, shown: Any) -> T
 def make_turn(
     client: Client,
     model: str,
-    sampling: Sampling,
+    sampling: SamplingParams,
     allowance: Allowance = Allowance(),  # noqa: B008  frozen
     on_request: Callable[[], None] = lambda: None,
     for_training: bool = False,
@@ -229,26 +229,26 @@ def make_turn(
         state: State,
         messages: Messages,
         *,
-        seat: str | None = None,
+        role: str | None = None,
         model: str = "",
         sampling_args: Mapping[str, Any] | None = None,
         asked: Request | None = None,
     ) -> Message:
         shown = state.get("tools")
-        if seat is not None:
+        if role is not None:
             args = sampling if sampling_args is None else sampling_args
             tools = shown if asked is None else asked.tools
-            return await ask(state, messages, client, seat=seat, model=model or own, sampling_args=args, tools=tools)
+            return await query(state, messages, client, role=role, model=model or own, sampling_args=args, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, state.get("conversations"), turns.under_way)
-        how = sampling if asked is None else over(sampling, asked.sampling)
+        how = sampling if asked is None else over(sampling, asked.sampling_params)
         if for_training:
             check_trainable(sampling, how)
         before, known = _continued(trajectory, messages)
         request = Request(
             messages=[*known, *messages[len(known) :]],
-            sampling=how,
+            sampling_params=how,
             model=own,
             tools=shown if asked is None else asked.tools,
             previous=before.tokens if before else None,
@@ -270,9 +270,9 @@ def make_turn(
 
 
 async def run_rollout(
-    env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, seats: SeatClients | None = None
+    env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
 ) -> State:
-    """Play one rollout, in the environment's time limit or in this one if it is shorter; `seats`: who answers in other seats.
+    """Play one rollout, in the environment's time limit or in this one if it is shorter; `roles`: who answers in other roles.
 
     Never raises for what happens inside it: what went wrong is in `state["error"]`.
     """
@@ -280,14 +280,14 @@ async def run_rollout(
     state = State(
         input=job.example,
         trajectory=[],
-        seats={},
+        model_roles={},
         completion=[],
         seed=derive_seed(job.seed, job.key, job.index),
         env_seed=derive_seed(job.seed, job.key),
         stop_condition=None,
         is_truncated=False,
         error=None,
-        **({} if seats is None else {"seat_clients": seats}),
+        **({} if model_roles is None else {"role_clients": model_roles}),
     )
     try:
         with _contained(state):
@@ -409,8 +409,8 @@ def make_record(
         temperature=temperature,
         step=step,
         env_id=state.get("env_id", ""),
-        seats=state.get("seats") or {},
-        boards=state.get("drawn_boards") or {},
+        model_roles=state.get("model_roles") or {},
+        renderings=state.get("drawn_boards") or {},
         tools=state.get("tools") or None,
     )
 
@@ -424,7 +424,7 @@ def try_record(
     empty = State(
         state,
         trajectory=[],
-        seats={},
+        model_roles={},
         drawn_boards={},
         completion=[],
         prompt=job.example["prompt"],

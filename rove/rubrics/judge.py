@@ -15,11 +15,11 @@ import msgspec
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, InvalidModelResponseError, ModelError, OverlongPromptError
 from rove.core.messages import as_messages, text_of
-from rove.core.model_roles import record_answer
+from rove.core.model_roles import record_query
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.parsers.parser import Completion, Parser
-from rove.rubrics.panel import Desk, Judge, Reply, as_sampling, make_judges, own_form
+from rove.rubrics.panel import Judge, JudgeCache, Reply, as_sampling, make_judges, own_form
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.rubrics.verdicts import (
     Agreement,
@@ -78,7 +78,7 @@ class JudgeRubric(Rubric):
     thing the user asks in `prompt`, what the parser reads as the answer, and the right answer. Equal questions share one
     call. A judge that fails, or says nothing that can be read, is the rollout's error, not a 0.
 
-    What judges said is in the scores' `extras[name]`, their tokens in the record's `seats[name]`. With several judges
+    What judges said is in the scores' `extras[name]`, their tokens in the record's `roles[name]`. With several judges
     the metric `<name>_agreement` is the share of their pairs that agree.
 
     Args:
@@ -93,7 +93,7 @@ class JudgeRubric(Rubric):
             refused.
         cache: let equal questions share one call.
         timeout_seconds: wall time of one call, retries included; None = what the client allows.
-        name: of the seat, the extras and the metric; no two in one environment have the same.
+        name: of the role, the extras and the metric; no two in one environment have the same.
         funcs, weights: as of `Rubric`.
 
     Raises:
@@ -132,7 +132,7 @@ class JudgeRubric(Rubric):
         self._sampling = as_sampling(judge_sampling_args)
         self._structured = structured and not own_form(self._sampling)
         self._plain: set[str] = set()  # judges that refuse to answer in a form
-        self._desk = Desk(timeout_seconds, cache)
+        self._desk = JudgeCache(timeout_seconds, cache)
         injected = {
             "judge": self.judge,
             "verdict": self.verdict,
@@ -262,7 +262,7 @@ class JudgeRubric(Rubric):
         notes = _notes.get()
         owner = state if state is not None else notes.states[0] if notes is not None else None
         if owner is not None and not reply.shared:
-            record_answer(owner, self.name, reply.request, reply.response, reply.seconds)
+            record_query(owner, self.name, reply.request, reply.response, reply.seconds)
         return reply
 
     def _read(self, replies: Sequence[Reply], response: str) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, InfraError
 from rove.core.messages import UserMessage
-from rove.core.protocols import Client, Request, Response, Sampling
+from rove.core.protocols import Client, Request, Response, SamplingParams
 
 REMEMBERED = 50_000
 """Judgments kept, the latest ones: a run of RL asks for new ones without end."""
@@ -83,7 +83,7 @@ def _client_for(model: str) -> Client:
     return endpoint.client() if endpoint is not None else OpenAIClient()
 
 
-class Desk:
+class JudgeCache:
     """Asks judges, and remembers: equal questions to the same judge share one call, also while it is under way.
 
     What fails is not remembered; whoever waited for the same call fails with it. How many calls are under way is the
@@ -99,7 +99,7 @@ class Desk:
         self.remembers = remembers
         self._asked: dict[bytes, asyncio.Task[tuple[Request, Response, float]]] = {}
 
-    async def ask(self, judge: Judge, text: str, sampling: Sampling) -> Reply:
+    async def ask(self, judge: Judge, text: str, sampling: SamplingParams) -> Reply:
         """What a judge says to a text.
 
         Raises:
@@ -129,7 +129,7 @@ class Desk:
         if (done.cancelled() or done.exception() is not None) and self._asked.get(key) is done:
             del self._asked[key]
 
-    async def _call(self, judge: Judge, text: str, sampling: Sampling) -> tuple[Request, Response, float]:
+    async def _call(self, judge: Judge, text: str, sampling: SamplingParams) -> tuple[Request, Response, float]:
         # By the question, so that a judge that samples says the same in every run, whoever asks first.
         request = Request([UserMessage(text)], sampling, judge.model, seed=derive_seed(judge.name, text))
         started = time.perf_counter()
@@ -144,16 +144,16 @@ class Desk:
         return request, response, time.perf_counter() - started
 
 
-def _digest(name: str, text: str, sampling: Sampling) -> bytes:
+def _digest(name: str, text: str, sampling: SamplingParams) -> bytes:
     content = msgspec.json.encode([name, text, sampling], order="sorted")
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def own_form(sampling: Sampling) -> bool:
+def own_form(sampling: SamplingParams) -> bool:
     """Whether the sampling arguments ask for a form of the answer already."""
     return sampling.response_format is not None or sampling.structured_outputs is not None
 
 
-def as_sampling(args: Mapping[str, Any] | None) -> Sampling:
+def as_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
     """The judge's sampling, `n` left out: one answer is what is read."""
-    return Sampling.from_args({name: value for name, value in (args or {}).items() if name != "n"})
+    return SamplingParams.from_args({name: value for name, value in (args or {}).items() if name != "n"})

@@ -11,6 +11,7 @@ import msgspec
 
 from rove.core.errors import RunError
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
+from rove.runs.upgrade import OLD_FILES, upgrade_config, upgrade_summary
 from rove.utils.files import open_regular, read_lines, read_regular
 
 
@@ -33,7 +34,8 @@ class RunFiles:
         Raises:
             RunError: it is damaged, or has values of other types than rove writes.
         """
-        return self._json("summary.json", Summary, None)
+        summary = self._json("summary.json", Summary, None)
+        return summary and upgrade_summary(summary)
 
     def versions(self) -> list[dict[str, str]]:
         """The sets of versions that have written here, the first one first.
@@ -61,7 +63,7 @@ class RunFiles:
         if not os.path.lexists(file):
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
         try:
-            return decoded(file, read_regular(file), Config, msgspec.toml.decode)
+            return upgrade_config(decoded(file, read_regular(file), Config, msgspec.toml.decode))
         except RunError as error:
             raise RunError(f"{self.path} is not a run folder: its config.toml cannot be read ({error})") from error
 
@@ -73,9 +75,9 @@ class RunFiles:
         """
         return self._rows("metrics.jsonl")
 
-    def alarms(self) -> list[dict[str, Any]]:
-        """Every alarm kept so far, oldest first; see `metrics`."""
-        return self._rows("alarms.jsonl")
+    def alerts(self) -> list[dict[str, Any]]:
+        """Every alert kept so far, oldest first; see `metrics`."""
+        return self._rows("alerts.jsonl")
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows = []
@@ -89,6 +91,8 @@ class RunFiles:
     def lines_of(self, name: str) -> Iterator[bytes]:
         """Yield the complete lines of a file of the folder, without their newlines; none where there is no file."""
         file = self.path / name
+        if name in OLD_FILES and not os.path.lexists(file):
+            file = self.path / OLD_FILES[name]
         if os.path.lexists(file):
             with open_regular(file) as lines:
                 yield from (line[:-1] for line in read_lines(lines) if line.endswith(b"\n"))

@@ -5,7 +5,7 @@ runs/<name>/
   versions.json    what wrote it
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
-  alarms.jsonl     one line per alarm of a training run: its step, its name, what is wrong
+  alerts.jsonl     one line per alert of a training run: its step, its name, what is wrong
   limits.jsonl     how many requests an endpoint was given at once, and why that changed
   tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
   bad_batch.msgpack  the samples at which training stopped because its steps were not finite
@@ -38,17 +38,18 @@ from rove.runs.files import RunFiles
 from rove.runs.schema import decoded, decoded_row
 from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
 from rove.runs.unfinished import NO_RESULTS, end_early
+from rove.runs.upgrade import OLD_FILES
 from rove.runs.versions import versions_here
 from rove.utils.files import (
+    atomic_replace,
+    atomic_write,
     check_tree,
     create_folders,
     heal,
     open_regular,
-    put_in_place,
     read_regular,
     recover_folders,
     remove,
-    write_whole,
 )
 
 try:
@@ -59,7 +60,7 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 OWNED = (
     "rollouts.jsonl",
     "metrics.jsonl",
-    "alarms.jsonl",
+    "alerts.jsonl",
     "limits.jsonl",
     "loggers.json",
     "tensorboard",
@@ -119,14 +120,14 @@ class Run(RunFiles):
         self._lock: BinaryIO | None = None
         self._created: list[Path] = []
 
-    def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], fresh: bool = False) -> bool:
+    def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool = False) -> bool:
         """Open the folder for writing; True when it continues an earlier run of the same identity.
 
         Args:
             kind: "eval", "sft" or "rl".
             config: the whole resolved configuration, kept for people.
             identity: the part of it that must not change when the run is continued.
-            fresh: throw away what is there.
+            overwrite: throw away what is there.
 
         Raises:
             RunError: another process writes here, the folder holds a run of another identity, or something that is no run.
@@ -135,7 +136,7 @@ class Run(RunFiles):
         self._refuse_foreign()
         self._acquire()
         file = self.path / "config.toml"
-        if fresh:
+        if overwrite:
             self._clear()
         self._check_files()
         mine = {"kind": kind, "identity": plain(identity), "config": plain(config)}
@@ -145,12 +146,18 @@ class Run(RunFiles):
             changes = differences({"kind": theirs["kind"], **theirs["identity"]}, {"kind": kind, **mine["identity"]})
             if changes and not self._is_unused():
                 self.close()
-                differs, advice = "\n  ".join(changes), "Give another --run-dir, or --fresh to throw the old one away"
+                differs, advice = (
+                    "\n  ".join(changes),
+                    "Give another --run-dir, or --overwrite to throw the old one away",
+                )
                 raise RunError(f"{self.path} holds a different run; what differs:\n  {differs}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
-        for name in ("rollouts.jsonl", "metrics.jsonl", "alarms.jsonl"):
+        for name, old in OLD_FILES.items():
+            if (self.path / old).is_file() and not (self.path / name).exists():
+                (self.path / old).rename(self.path / name)
+        for name in ("rollouts.jsonl", "metrics.jsonl", "alerts.jsonl"):
             heal(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
@@ -231,9 +238,9 @@ class Run(RunFiles):
         """Keep one step's metrics."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
-    def append_alarm(self, alarm: Mapping[str, Any]) -> None:
-        """Keep an alarm, which has the `step` at which it started."""
-        self._append("alarms.jsonl", msgspec.json.encode(alarm))
+    def append_alert(self, alert: Mapping[str, Any]) -> None:
+        """Keep an alert, which has the `step` at which it started."""
+        self._append("alerts.jsonl", msgspec.json.encode(alert))
 
     def append_limit(self, change: Mapping[str, Any]) -> None:
         """Keep a change of how many requests may be under way."""
@@ -302,7 +309,7 @@ class Run(RunFiles):
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file of the folder whole."""
-        write_whole(self.path / name, content)
+        atomic_write(self.path / name, content)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as indented JSON."""
@@ -327,7 +334,7 @@ class Run(RunFiles):
         write(draft)
         if progress is not None:
             (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
-        put_in_place(draft, target)
+        atomic_replace(draft, target)
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
@@ -336,7 +343,7 @@ class Run(RunFiles):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         write(draft)
-        put_in_place(draft, target)
+        atomic_replace(draft, target)
         return target
 
     def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
@@ -376,10 +383,10 @@ class Run(RunFiles):
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts, metrics, alarms, tokens and evaluations newer than `progress` (all of them when None)."""
+        """Drop the rollouts, metrics, alerts, tokens and evaluations newer than `progress` (all of them when None)."""
         step = progress.step if progress is not None else 0
-        if alarms := list(self.lines_of("alarms.jsonl")):
-            self.write_bytes("alarms.jsonl", b"".join(line + b"\n" for line in alarms if _step_of(line) <= step))
+        if alerts := list(self.lines_of("alerts.jsonl")):
+            self.write_bytes("alerts.jsonl", b"".join(line + b"\n" for line in alerts if _step_of(line) <= step))
         for path in [*self.path.glob("evaluations/*/*"), *self.path.glob("tokens/*.json")]:
             if path.stem.isdecimal() and int(path.stem) > step:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -396,7 +403,7 @@ class Run(RunFiles):
 
 
 def _step_of(line: bytes) -> float:
-    """The step of an alarm; infinite where the line is damaged."""
+    """The step of an alert; infinite where the line is damaged."""
     try:
         return decoded_row(line).get("step", math.inf)
     except RunError:

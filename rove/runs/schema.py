@@ -129,7 +129,7 @@ def decoded(
 
 
 def decoded_row(line: bytes) -> dict[str, Any]:
-    """Decode a line of metrics.jsonl or alarms.jsonl: numbers and texts by name, `step` an integer if there is one.
+    """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one.
 
     Raises:
         RunError: the line is something else.

@@ -15,6 +15,7 @@ import msgspec
 from rove.core.errors import RunError
 from rove.core.messages import Message
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
+from rove.runs.upgrade import upgrade_line
 
 
 def _extends(longer: list[Any], shorter: list[Any]) -> bool:
@@ -44,7 +45,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
 class _StoredRecord(msgspec.Struct, frozen=True):
     record: RolloutRecord
     steps: list[_StoredStep]
-    seats: dict[str, list[_StoredStep]] = {}
+    model_roles: dict[str, list[_StoredStep]] = {}
 
 
 class _StoredTurn(msgspec.Struct, frozen=True):
@@ -52,14 +53,14 @@ class _StoredTurn(msgspec.Struct, frozen=True):
     attempts: list[str] = []
 
 
-class _StoredSeatTurn(msgspec.Struct, frozen=True):
+class _StoredRoleTurn(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
 
 
 class _StoredOutcome(msgspec.Struct, frozen=True):
     record: Outcome
     steps: list[_StoredTurn]
-    seats: dict[str, list[_StoredSeatTurn]] = {}
+    model_roles: dict[str, list[_StoredRoleTurn]] = {}
 
 
 class Listed(Outcome, frozen=True):
@@ -73,7 +74,7 @@ class Listed(Outcome, frozen=True):
 class _StoredListed(msgspec.Struct, frozen=True):
     record: Listed
     steps: list[_StoredTurn]
-    seats: dict[str, list[_StoredSeatTurn]] = {}
+    model_roles: dict[str, list[_StoredRoleTurn]] = {}
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -185,8 +186,8 @@ _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 def encode_record(record: RolloutRecord) -> bytes:
     """One JSON line, without the newline; what JSON cannot hold (a tool may return anything) becomes what it can."""
-    bare, seats = msgspec.structs.replace(record, steps=[], seats={}), record.seats.items()
-    stored = _StoredRecord(bare, _store(record.steps), {seat: _store(steps) for seat, steps in seats})
+    bare, roles = msgspec.structs.replace(record, steps=[], model_roles={}), record.model_roles.items()
+    stored = _StoredRecord(bare, _store(record.steps), {role: _store(steps) for role, steps in roles})
     try:
         return _encoder.encode(stored)
     except (TypeError, UnicodeEncodeError):
@@ -204,7 +205,7 @@ def decode_record(line: bytes) -> RolloutRecord:
     return msgspec.structs.replace(
         stored.record,
         steps=_restore(stored.steps),
-        seats={seat: _restore(steps) for seat, steps in stored.seats.items()},
+        model_roles={role: _restore(steps) for role, steps in stored.model_roles.items()},
         prompt=[Message(m) for m in stored.record.prompt],
         completion=[Message(m) for m in stored.record.completion],
     )
@@ -245,7 +246,7 @@ def _with_turns(stored: Any) -> Any:
         stored.record,
         turn_seconds=[step.seconds for step in stored.steps],
         retries=sum(len(step.attempts) for step in stored.steps),
-        seats={seat: [step.usage for step in steps] for seat, steps in stored.seats.items()},
+        model_roles={role: [step.usage for step in steps] for role, steps in stored.model_roles.items()},
     )
 
 
@@ -260,6 +261,6 @@ def decode_place(line: bytes) -> Place:
 
 def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
     try:
-        return decoder.decode(line)
+        return decoder.decode(upgrade_line(line))
     except msgspec.MsgspecError as error:
         raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error

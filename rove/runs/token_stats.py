@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import RunError
-from rove.utils.files import read_regular, write_whole
+from rove.utils.files import atomic_write, read_regular
 
 
 class TrainedTurn(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ def write_tokens(run: Path, step: int, rollouts: Sequence[TrainedRollout]) -> No
     """Keep them in a run folder."""
     file = file_of(run, step)
     file.parent.mkdir(exist_ok=True)
-    write_whole(file, msgspec.json.encode(rollouts))
+    atomic_write(file, msgspec.json.encode(rollouts))
 
 
 def read_tokens(run: Path, step: int) -> list[TrainedRollout]:

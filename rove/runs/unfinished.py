@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import what_ended
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 
 NO_RESULTS = ("config.toml", "versions.json", ".lock")
 """Files of a run folder that hold no results."""
@@ -28,7 +28,7 @@ def end_early(folder: Path, error: BaseException, created: Sequence[Path], resum
     with suppress(OSError):  # the disk may be full
         if not (isinstance(error, Exception) and remove_without_results(created)):
             report = stopped_report(folder, error, resume_command)
-            write_whole(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, Any]:

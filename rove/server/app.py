@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 from rove.core.protocols import Client
 from rove.server.admission import check_content_type, check_page
 from rove.server.handlers import Wire, answer, json_response
-from rove.server.request_queue import Desk
+from rove.server.request_queue import RequestQueue
 from rove.server.tokens import count_tokens, detokenize, tokenize
 from rove.server.validation import Refusal, refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
@@ -35,7 +35,7 @@ APIS = {
     "messages": Api(serving_anthropic, "msg"),
 }
 """Those of others, by their path."""
-DESK = web.AppKey("desk", Desk)
+DESK = web.AppKey("desk", RequestQueue)
 MAX_BODY = 16 << 20
 """Bytes of a request's body."""
 MAX_QUEUED = 4096
@@ -66,7 +66,7 @@ def make_app(
         max_body: bytes of a request's body.
         max_queued: answers that may wait; beyond that requests are turned away with status 503.
     """
-    desk = Desk(client, [model] if isinstance(model, str) else model, max_queued)
+    desk = RequestQueue(client, [model] if isinstance(model, str) else model, max_queued)
     app = web.Application(middlewares=[_reception(desk, api_key or "")], client_max_size=max_body)
     app[DESK] = desk
 
@@ -74,7 +74,7 @@ def make_app(
     return app
 
 
-def answering(api: Api, desk_of: Callable[[web.Request], Desk]) -> Handler:
+def answering(api: Api, desk_of: Callable[[web.Request], RequestQueue]) -> Handler:
     """The handler of an API, for the desk that a request is meant for."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -83,7 +83,7 @@ def answering(api: Api, desk_of: Callable[[web.Request], Desk]) -> Handler:
     return handler
 
 
-def _routes(desk: Desk) -> list[web.RouteDef]:
+def _routes(desk: RequestQueue) -> list[web.RouteDef]:
     async def to_tokens(request: web.Request) -> web.StreamResponse:
         return await tokenize(request, desk)
 
@@ -118,7 +118,7 @@ def _routes(desk: Desk) -> list[web.RouteDef]:
     ]
 
 
-def model_body(desk: Desk, name: str) -> dict[str, object]:
+def model_body(desk: RequestQueue, name: str) -> dict[str, object]:
     """A model as lists of models have it."""
     told = {"id": name, "object": "model", "created": desk.started, "owned_by": "rove"}
     context = getattr(getattr(desk.client, "engine", None), "context", None)
@@ -131,7 +131,7 @@ def key_of(request: web.Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _reception(desk: Desk, api_key: str) -> Middleware:
+def _reception(desk: RequestQueue, api_key: str) -> Middleware:
     """Lets requests in, turns errors into answers, and counts."""
     wanted = api_key.encode()
 

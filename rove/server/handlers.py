@@ -14,7 +14,7 @@ from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Response, Token
 from rove.core.records import Usage
-from rove.server.request_queue import Desk, tokens_of
+from rove.server.request_queue import RequestQueue, tokens_of
 from rove.server.validation import told
 from rove.wire.common import excerpt
 from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, prompt_logprobs_body, usage_of
@@ -87,7 +87,7 @@ def json_response(body: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
-async def answer(request: web.Request, desk: Desk, wire: Wire, prefix: str) -> web.StreamResponse:
+async def answer(request: web.Request, desk: RequestQueue, wire: Wire, prefix: str) -> web.StreamResponse:
     """Answer one request in the words of `wire`, with an id that begins with `prefix`."""
     asked = desk.admit(wire.read_request(await read_json(request)))
     head = new_head(prefix, asked.model)
@@ -113,7 +113,7 @@ def _echoed(prompt: str, response: Response) -> Response:
     return msgspec.structs.replace(response, message=AssistantMessage(prompt + text_of(response.message)))
 
 
-def _with_prompt(desk: Desk, response: Response) -> list[TokenLogprob]:
+def _with_prompt(desk: RequestQueue, response: Response) -> list[TokenLogprob]:
     """The tokens of the prompt and those that were sampled."""
     prompt = desk.prompt_tokens(response)
     return [*prompt, *desk.told(tokens_of(response), sum(len(token.token) for token in prompt))]
@@ -136,7 +136,7 @@ class _Choice:
 class _Stream:
     """One answer as server-sent events. Its status is sent with the first piece, so that a refusal has a status too."""
 
-    def __init__(self, request: web.Request, desk: Desk, wire: Wire, head: Head, asked: Asked):
+    def __init__(self, request: web.Request, desk: RequestQueue, wire: Wire, head: Head, asked: Asked):
         self.request = request
         self.desk = desk
         self.wire = wire

@@ -18,13 +18,13 @@ from aiohttp.typedefs import Handler
 
 from rove.core.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
 from rove.core.messages import Message, Messages, as_message, as_messages, text_of
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.server.app import APIS, answering, key_of, model_body
 from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
-from rove.server.request_queue import Desk
+from rove.server.request_queue import RequestQueue
 from rove.server.validation import Refusal, refusal
 from rove.tools.tool import call_arguments, call_id, call_name
 from rove.wire.common import excerpt
@@ -120,7 +120,7 @@ class AgentTurns:
         if self.over.is_set():
             raise Refusal(403, f"the rollout is over: {self._why}; no further answers", "rollout_over")
         self._state.setdefault("tools", request.tools)
-        asked = msgspec.structs.replace(request, sampling=self._allowed(request.sampling))
+        asked = msgspec.structs.replace(request, sampling=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
             message = await self._turn(self._state, messages, asked=asked)
@@ -136,7 +136,7 @@ class AgentTurns:
             self._end_with(error)
             raise
         self.unanswered = []
-        recorded = [self._state["trajectory"], *self._state.get("seats", {}).values()]
+        recorded = [self._state["trajectory"], *self._state.get("model_roles", {}).values()]
         step = next(step for steps in recorded for step in reversed(steps) if step.completion[-1] is message)
         self._said.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
@@ -158,8 +158,8 @@ class AgentTurns:
         if not isinstance(error, Error):
             raise Refusal(500, f"{type(error).__name__}: {error}") from error
 
-    def _allowed(self, sampling: Sampling) -> Sampling:
-        return Sampling(**{name: getattr(sampling, name) for name in self._honoured})
+    def _allowed(self, sampling: SamplingParams) -> SamplingParams:
+        return SamplingParams(**{name: getattr(sampling, name) for name in self._honoured})
 
     def _as_recorded(self, messages: Messages) -> Messages:
         made: Messages = []
@@ -185,7 +185,7 @@ def _arguments(call: Any) -> Any:
         return str(call)
 
 
-class _AgentDesk(Desk):
+class _AgentQueue(RequestQueue):
     """The desk of one rollout: any model's name will do, and a demand to call a tool is taken for leave to."""
 
     def named(self, model: str) -> str:
@@ -215,7 +215,7 @@ class Proxy:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         """The loop that it works on."""
-        self._desks: dict[str, _AgentDesk] = {}
+        self._desks: dict[str, _AgentQueue] = {}
         self._root = ""
         self._starting = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -240,7 +240,7 @@ class Proxy:
     async def opened(self, turns: AgentTurns) -> AsyncIterator[Access]:
         """A way in for one rollout; when this ends whoever still asks is cut off, and the key worth nothing."""
         key = secrets.token_urlsafe(24)
-        desk = self._desks[key] = _AgentDesk(turns, [MODEL], max_queued=1 << 16)
+        desk = self._desks[key] = _AgentQueue(turns, [MODEL], max_queued=1 << 16)
         try:
             yield Access(self._root, key)
         finally:
@@ -260,7 +260,7 @@ class Proxy:
             app.add_routes([*apis, web.get(f"{prefix}/models", models)])
         return app
 
-    def _desk_of(self, request: web.Request) -> Desk:
+    def _desk_of(self, request: web.Request) -> RequestQueue:
         """The desk of the rollout whose key a request has.
 
         Raises:

@@ -12,13 +12,13 @@ import msgspec
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage
 from rove.core.protocols import Client, InferenceEngine, Response, Token
-from rove.rendering.renderer import Renderer, Speech
+from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 from rove.server.metrics import Metrics
 from rove.server.validation import Refusal
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
 
-class Desk:
+class RequestQueue:
     """One client and those who ask it, at most `client.max_concurrent` answers at a time, the others in a queue.
 
     Args:
@@ -190,8 +190,8 @@ class Desk:
     async def _go_on(self, question: Question, ids: list[int]) -> Response:
         request = question.request
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
-        speech = Speech.of(self.renderer, request, ids)
-        made = await self.engine.generate(ids, request.sampling, request.seed, speech, adapter)
+        speech = IncrementalDetokenizer.of(self.renderer, request, ids)
+        made = await self.engine.generate(ids, request.sampling_params, request.seed, speech, adapter)
         said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
         return Response.of(said, ids, made)
 

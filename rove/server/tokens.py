@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError
 from rove.server.handlers import json_response, read_json
-from rove.server.request_queue import Desk
+from rove.server.request_queue import RequestQueue
 from rove.wire.chat import asked_messages, checked_template_kwargs
 from rove.wire.serving import read_body
 from rove.wire.serving_anthropic import read_request
@@ -29,7 +29,7 @@ class _Detokenize(msgspec.Struct):
     model: str = ""
 
 
-async def tokenize(request: web.Request, desk: Desk) -> web.Response:
+async def tokenize(request: web.Request, desk: RequestQueue) -> web.Response:
     """`{"prompt": text}` or `{"messages": […], "tools": […]}` → `{"tokens": ids, "count": how many}`.
 
     They go up to where the model speaks.
@@ -52,7 +52,7 @@ async def tokenize(request: web.Request, desk: Desk) -> web.Response:
     return json_response({"tokens": ids, "count": len(ids)})
 
 
-async def count_tokens(request: web.Request, desk: Desk) -> web.Response:
+async def count_tokens(request: web.Request, desk: RequestQueue) -> web.Response:
     """Anthropic's `POST /v1/messages/count_tokens`: a Messages body without `max_tokens` → `{"input_tokens": count}`."""
     body = await read_json(request)
     asked = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
@@ -62,7 +62,7 @@ async def count_tokens(request: web.Request, desk: Desk) -> web.Response:
     return json_response({"input_tokens": len(ids)})
 
 
-async def detokenize(request: web.Request, desk: Desk) -> web.Response:
+async def detokenize(request: web.Request, desk: RequestQueue) -> web.Response:
     """`{"tokens": ids}` → `{"prompt": text}`, special tokens written out."""
     body = read_body(await read_json(request), _Detokenize)
     desk.named(body.model)

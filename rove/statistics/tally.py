@@ -116,11 +116,11 @@ class Columns:
         return place
 
 
-class Seats:
-    """Calls and tokens of others than the model, by seat.
+class RoleUsage:
+    """Calls and tokens of others than the model, by role.
 
     Args:
-        prices: of the tokens of each seat that has one.
+        prices: of the tokens of each role that has one.
     """
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
@@ -128,19 +128,19 @@ class Seats:
         self.calls: Counter[str] = Counter()
         self.usage: dict[str, Usage] = {}
 
-    def add(self, seats: Mapping[str, Sequence[Usage]]) -> None:
-        """Count the tokens of each answer of each seat in one rollout."""
-        for seat, used in seats.items():
-            self.calls[seat] += len(used)
-            self.usage[seat] = sum(used, self.usage.get(seat, Usage()))
+    def add(self, roles: Mapping[str, Sequence[Usage]]) -> None:
+        """Count the tokens of each answer of each role in one rollout."""
+        for role, used in roles.items():
+            self.calls[role] += len(used)
+            self.usage[role] = sum(used, self.usage.get(role, Usage()))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """`calls`, `prompt_tokens`, `completion_tokens`, and `cost` where the seat has a price."""
+        """`calls`, `prompt_tokens`, `completion_tokens`, and `cost` where the role has a price."""
         told: dict[str, dict[str, float]] = {}
-        for seat, used in self.usage.items():
-            told[seat] = {"calls": self.calls[seat], **msgspec.structs.asdict(used)}
-            if seat in self.prices:
-                told[seat]["cost"] = self.prices[seat].of(used)
+        for role, used in self.usage.items():
+            told[role] = {"calls": self.calls[role], **msgspec.structs.asdict(used)}
+            if role in self.prices:
+                told[role]["cost"] = self.prices[role].of(used)
         return told
 
 
@@ -152,7 +152,7 @@ class Tally:
     Args:
         pass_threshold: a rollout whose reward is at least this passes.
         price: what tokens cost. Default: no cost is told.
-        seat_prices: likewise of other seats than the model, such as a judge.
+        role_prices: likewise of other roles than the model, such as a judge.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class Tally:
         *,
         pass_threshold: float = 1.0,
         price: Price | None = None,
-        seat_prices: Mapping[str, Price] | None = None,
+        role_prices: Mapping[str, Price] | None = None,
     ) -> None:
         self.pass_threshold = pass_threshold
         self.price = price
-        self.seats = Seats(seat_prices or {})
+        self.model_roles = RoleUsage(role_prices or {})
         self.environments: dict[str, Column] = {}
         self.rollouts = self.failed = self.truncated = self.retries = 0
         self.usage = Usage()
@@ -180,7 +180,7 @@ class Tally:
         self.truncated += record.is_truncated
         self.usage = self.usage + record.usage
         outcome = record.outcome if isinstance(record, RolloutRecord) else record
-        self.seats.add(outcome.seats)
+        self.model_roles.add(outcome.model_roles)
         self.retries += outcome.retries
         for seconds in outcome.turn_seconds:
             self._seconds["answer"][_rounded(seconds)] += 1
@@ -211,7 +211,7 @@ class Tally:
         Beside them: `retries` (failed tries before answers), `error_share` and `truncation_share` of all rollouts,
         `tokens_per_rollout` (means over all rollouts),
         `latency` in seconds, to three digits (`answer`: every answer of the model; `rollout`: scored ones, whole), `cost`
-        where there is a price (of the model's tokens alone). `seats` has calls, tokens and cost of whoever else was asked, such
+        where there is a price (of the model's tokens alone). `roles` has calls, tokens and cost of whoever else was asked, such
         as a judge, and `environments` the reward in each member of an `EnvGroup`; neither is there where there are none.
         `needed_examples` is how many a run needs so that it can be told from another one like it,
         on other examples, when their true rewards are 0.02 apart (unpaired, see `needed_examples`); with fewer,
@@ -257,10 +257,10 @@ class Tally:
         return summary | self._where_there_are()
 
     def _where_there_are(self) -> dict[str, Any]:
-        """What not every evaluation has: other seats, several environments, a price."""
+        """What not every evaluation has: other roles, several environments, a price."""
         found: dict[str, Any] = {}
-        if self.seats.usage:
-            found["seats"] = self.seats.summary()
+        if self.model_roles.usage:
+            found["model_roles"] = self.model_roles.summary()
         if self.environments:
             found["environments"] = {
                 name: {**column.estimate._asdict(), "examples": column.examples, "rollouts": sum(column.counts)}

@@ -1,6 +1,6 @@
 """What goes wrong in training, said in words.
 
-Every alarm is a function of the metrics of all steps so far, oldest first, and of limits: it gives a sentence when something is
+Every alert is a function of the metrics of all steps so far, oldest first, and of limits: it gives a sentence when something is
 wrong now, else None. Whether it was wrong before, the same function tells of the steps before.
 """
 
@@ -24,13 +24,13 @@ COLLAPSED = 2
 LUCK = 0.01
 """What is at least as likely as that may have happened by itself."""
 QUIET = 20
-"""Steps that an alarm is silent for before it is told again: some come and go around their limit."""
+"""Steps that an alert is silent for before it is told again: some come and go around their limit."""
 RESTLESS = 0.5
 """Nats per token up to which entropy may grow; a model that was almost certain may well explore more."""
 
 
-class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[alarms]` table: from where on something is alarming."""
+class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[alerts]` table: from where on something is alerting."""
 
     window: int = 5
     """Steps that are averaged before anything is compared."""
@@ -68,13 +68,13 @@ class AlarmLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         try:
             check_positive(self, *self.__struct_fields__)
         except ConfigError as error:
-            raise ConfigError(f"alarms: {error}") from None
+            raise ConfigError(f"alerts: {error}") from None
         for name in ("entropy_share", "dead_groups", "idle"):
             if getattr(self, name) > 1:
-                raise ConfigError(f"alarms: {name} is {getattr(self, name)}; expected a share, at most 1")
+                raise ConfigError(f"alerts: {name} is {getattr(self, name)}; expected a share, at most 1")
 
 
-class Alarm(msgspec.Struct, frozen=True):
+class Alert(msgspec.Struct, frozen=True):
     """Something that has started to go wrong."""
 
     step: int
@@ -111,7 +111,7 @@ def _rate(history: History) -> str:
     return f" (up to {max(rates):g} so far)" if rates else ""
 
 
-def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
+def entropy_collapse(history: History, limits: AlertLimits) -> str | None:
     """The model has stopped to explore. In SFT, which has no rewards, certainty is what is wanted."""
     if "reward/mean" not in history[-1]:
         return None
@@ -124,7 +124,7 @@ def entropy_collapse(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def entropy_growth(history: History, limits: AlarmLimits) -> str | None:
+def entropy_growth(history: History, limits: AlertLimits) -> str | None:
     """The model says more and more at random."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None or means[1] <= max(RESTLESS, limits.entropy_factor * means[0]):
@@ -135,7 +135,7 @@ def entropy_growth(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def ratio_drift(history: History, limits: AlarmLimits) -> str | None:
+def ratio_drift(history: History, limits: AlertLimits) -> str | None:
     """The model that is trained is no longer the one that sampled."""
     ratio = _last(history, "ratio/mean", limits.window)
     if ratio is None or abs(ratio - 1) <= limits.ratio:
@@ -146,7 +146,7 @@ def ratio_drift(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def logprob_mismatch(history: History, limits: AlarmLimits) -> str | None:
+def logprob_mismatch(history: History, limits: AlertLimits) -> str | None:
     """Sampler and trainer disagree on how likely the same tokens are."""
     kl = _last(history, "mismatch_kl/all/mean", limits.window)
     if kl is None or kl <= limits.mismatch_kl:
@@ -167,7 +167,7 @@ def logprob_mismatch(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def length_growth(history: History, limits: AlarmLimits) -> str | None:
+def length_growth(history: History, limits: AlertLimits) -> str | None:
     """Completions get ever longer."""
     means = _first_and_last(history, "length/mean", limits.window)
     if means is None or means[1] <= limits.length_factor * means[0]:
@@ -178,7 +178,7 @@ def length_growth(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def dead_groups(history: History, limits: AlarmLimits) -> str | None:
+def dead_groups(history: History, limits: AlertLimits) -> str | None:
     """Most groups teach nothing."""
     dead = _last(history, "groups/zero_spread", limits.window)
     groups = _last(history, "groups/all", limits.window)
@@ -196,23 +196,23 @@ def dead_groups(history: History, limits: AlarmLimits) -> str | None:
             f"rate{_rate(history)} first; if it is, the examples are too easy by now"
         )
     return (
-        f"{seen}. The examples are too easy or too hard: change their mix, skip them (skip_at_most, skip_at_least), or fill "
-        "the batch (resample_zero_spread)"
+        f"{seen}. The examples are too easy or too hard: change their mix, skip them (hard_threshold, easy_threshold), or fill "
+        "the batch (dynamic_sampling_rounds)"
     )
 
 
-def policy_collapse(history: History, limits: AlarmLimits) -> str | None:
+def policy_collapse(history: History, limits: AlertLimits) -> str | None:
     """One update was far too large: the model says always the same, or is not rewarded for anything any more."""
     seen = _entropy_crash(history, limits) or _reward_crash(history)
     if seen is None:
         return None
     return (
-        f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--fresh) with a "
+        f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--overwrite) with a "
         "tenth of it or less; rove doctor tells which ones work"
     )
 
 
-def _entropy_crash(history: History, limits: AlarmLimits) -> str | None:
+def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
     values = _values(history, "entropy/all/mean")
     if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
         return None
@@ -246,7 +246,7 @@ def _chance_of_dead(before: History, now: History) -> float:
     return ((dead + 1) / (there + 2)) ** sum(row["groups/all"] for row in now)
 
 
-def loss_growth(history: History, limits: AlarmLimits) -> str | None:
+def loss_growth(history: History, limits: AlertLimits) -> str | None:
     """SFT diverges. In RL the loss says nothing of how well things go."""
     if "loss" not in history[-1] or "reward/mean" in history[-1]:
         return None
@@ -261,11 +261,11 @@ def loss_growth(history: History, limits: AlarmLimits) -> str | None:
         return None
     return (
         f"loss growth: {last:,.4g} nats per token{f' over {steps} steps' if steps > 1 else ''}, and it was {best:.3g} before. "
-        f"Training diverges: start again (--fresh) with a tenth of the learning rate{_rate(history)}, or more warmup_steps"
+        f"Training diverges: start again (--overwrite) with a tenth of the learning rate{_rate(history)}, or more warmup_steps"
     )
 
 
-def format_drift(history: History, limits: AlarmLimits) -> str | None:
+def format_drift(history: History, limits: AlertLimits) -> str | None:
     """The model forgets the format it is asked for."""
     names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
     for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
@@ -279,7 +279,7 @@ def format_drift(history: History, limits: AlarmLimits) -> str | None:
     return None
 
 
-def held_out_flat(history: History, limits: AlarmLimits) -> str | None:
+def held_out_flat(history: History, limits: AlertLimits) -> str | None:
     """The model gets better at what it trains on and at nothing else."""
     names = {name for row in history[-1:] for name in row if name.startswith("eval/") and name.endswith("/reward/mean")}
     for name in sorted(names):
@@ -298,7 +298,7 @@ def held_out_flat(history: History, limits: AlarmLimits) -> str | None:
     return None
 
 
-def grad_norm_spike(history: History, limits: AlarmLimits) -> str | None:
+def grad_norm_spike(history: History, limits: AlertLimits) -> str | None:
     """One gradient is much longer than all others."""
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
@@ -312,7 +312,7 @@ def grad_norm_spike(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def trainer_idle(history: History, limits: AlarmLimits) -> str | None:
+def trainer_idle(history: History, limits: AlertLimits) -> str | None:
     """What is trained has to be waited for most of the time."""
     idle = _last(history, "idle/trainer", limits.window)
     if idle is None or idle <= limits.idle:
@@ -329,7 +329,7 @@ def trainer_idle(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-def sampler_idle(history: History, limits: AlarmLimits) -> str | None:
+def sampler_idle(history: History, limits: AlertLimits) -> str | None:
     """Hardly anything is played."""
     idle = _last(history, "idle/sampler", limits.window)
     if idle is None or idle <= limits.idle:
@@ -343,9 +343,9 @@ def sampler_idle(history: History, limits: AlarmLimits) -> str | None:
     )
 
 
-ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
-    alarm.__name__: alarm
-    for alarm in (
+ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
+    alert.__name__: alert
+    for alert in (
         entropy_collapse,
         entropy_growth,
         ratio_drift,
@@ -363,14 +363,14 @@ ALARMS: dict[str, Callable[[History, AlarmLimits], str | None]] = {
 }
 
 
-def started(history: History, limits: AlarmLimits) -> list[Alarm]:
-    """The alarms that hold after the last step and held after none of the `QUIET` steps before."""
+def started(history: History, limits: AlertLimits) -> list[Alert]:
+    """The alerts that hold after the last step and held after none of the `QUIET` steps before."""
     if not history:
         return []
-    found: list[Alarm] = []
+    found: list[Alert] = []
     before = range(len(history) - 1, max(0, len(history) - 1 - QUIET), -1)
-    for name, alarm in ALARMS.items():
-        text = alarm(history, limits)
-        if text is not None and all(alarm(history[:end], limits) is None for end in before):
-            found.append(Alarm(int(history[-1]["step"]), name, text))
+    for name, alert in ALERTS.items():
+        text = alert(history, limits)
+        if text is not None and all(alert(history[:end], limits) is None for end in before):
+            found.append(Alert(int(history[-1]["step"]), name, text))
     return found

@@ -19,14 +19,14 @@ from typing import Any
 import msgspec
 
 from rove.core.digest import derive_seed
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
 from rove.train.collect import (
     DRAWN,
     Played,
-    Player,
+    RolloutCollector,
     check_failures,
     check_rewards,
     made_of,
@@ -70,11 +70,15 @@ class Stream:
             were not trained then are read from the run folder, those that were under way are played again.
     """
 
-    def __init__(self, player: Player, step: int, left: Mapping[str, Any]):
+    def __init__(self, player: RolloutCollector, step: int, left: Mapping[str, Any]):
         config = player.config
         self.player = player
         self.places = Places(
-            config.groups, config.max_off_policy_steps, config.steps, step, config.resample_zero_spread * config.groups
+            config.groups,
+            config.max_off_policy_steps,
+            config.steps,
+            step,
+            config.dynamic_sampling_rounds * config.groups,
         )
         self.under_way: list[_Group] = []
         """Groups that were started and have not ended, in that order."""
@@ -161,7 +165,7 @@ class Stream:
         seed = derive_seed(config.seed, planned.step)
         count = config.rollouts_per_example
         jobs = [Job(player.examples[planned.example], planned.key, index, seed) for index in range(count)]
-        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         rollouts = run_groups(
             player.env,
             player.client,
@@ -206,7 +210,7 @@ class Stream:
     def _needs_place(self, records: list[RolloutRecord]) -> bool:
         """Whether a group takes the place of another; where those without spread are replaced, they do not."""
         config = self.player.config
-        if not config.resample_zero_spread:
+        if not config.dynamic_sampling_rounds:
             return True
         counts = training_samples(records, config.truncated, "mean", config.gamma)[1]
         return not (counts["groups/zero_spread"] or counts["groups/too_few"])
@@ -273,7 +277,7 @@ class Level:
         return mean
 
 
-def _untrained(player: Player, step: int) -> list[tuple[int, list[RolloutRecord]]]:
+def _untrained(player: RolloutCollector, step: int) -> list[tuple[int, list[RolloutRecord]]]:
     """The step (counted from 0) and rollouts of each ended group in the run folder that no step before this one has trained."""
     groups: dict[tuple[int, str], list[RolloutRecord]] = {}
     for (number, key, _), line in player.run.ledger()[0].items():

@@ -17,10 +17,10 @@ import torch
 from rove.core.errors import ConfigError
 from rove.engine.client import EngineClient
 from rove.engine.draw import score
-from rove.models.load import LoadedModel, trained, twin
+from rove.models.load import LoadedModel, clone_model, trained
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
-from rove.vllm.responses import Probe
+from rove.vllm.responses import ParityCheck
 from rove.vllm.server import PLAIN, RANKS
 from rove.vllm.weights import size_of, write_adapter, write_served
 
@@ -111,7 +111,7 @@ class Embedded:
         self.copies = copies or config.bf16_sampling
         sampler = loaded
         if self.copies:
-            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else twin(loaded.model)
+            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else clone_model(loaded.model)
             sampler = loaded._replace(model=copied)
         if config.bf16_sampling:
             for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
@@ -216,11 +216,11 @@ class Served:
         await self.engine.close()
 
 
-def probe_of(model: Any, ids: list[int]) -> Probe:
+def probe_of(model: Any, ids: list[int]) -> ParityCheck:
     """What a model says of a sequence of tokens."""
     tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():
         logits = model(input_ids=tokens, use_cache=False).logits[0].float()
-    temperature = Probe._field_defaults["temperature"]
+    temperature = ParityCheck._field_defaults["temperature"]
     after = (logits[-1] / temperature).log_softmax(-1).tolist()
-    return Probe(ids, score(logits[:-1], tokens[0, 1:])[0], after, temperature)
+    return ParityCheck(ids, score(logits[:-1], tokens[0, 1:])[0], after, temperature)

@@ -1,4 +1,4 @@
-"""Looking on while a run trains: loggers are told of every step, alarms of those at which something starts to go wrong."""
+"""Looking on while a run trains: loggers are told of every step, alerts of those at which something starts to go wrong."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 import msgspec
 
 from rove.runs.run import Run
-from rove.train.alerts import Alarm, AlarmLimits, started
+from rove.train.alerts import Alert, AlertLimits, started
 from rove.train.loggers import open_loggers, scalars
 
-OnAlarm = Callable[[Alarm], None]
+OnAlert = Callable[[Alert], None]
 
 
 class Watcher:
     """Told of every step of a run.
 
     Args:
-        run: its folder, where alarms are kept.
-        limits: of the alarms.
+        run: its folder, where alerts are kept.
+        limits: of the alerts.
         loggers: names of loggers.
         config: settings of the run, for people to read.
         step: where the run goes on.
-        on_alarm: told of an alarm when it starts.
+        on_alert: told of an alert when it starts.
     """
 
     def __init__(
         self,
         run: Run,
-        limits: AlarmLimits,
+        limits: AlertLimits,
         loggers: Sequence[str],
         config: msgspec.Struct,
         step: int,
-        on_alarm: OnAlarm | None = None,
+        on_alert: OnAlert | None = None,
     ):
         self.run = run
         self.limits = limits
-        self.on_alarm = on_alarm or (lambda alarm: None)
+        self.on_alert = on_alert or (lambda alert: None)
         self.loggers = open_loggers(loggers, run, msgspec.to_builtins(config), step)
 
     def close(self) -> None:
@@ -50,6 +50,6 @@ class Watcher:
         row = history[-1]
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
-        for alarm in started(history, self.limits):
-            self.run.append_alarm(msgspec.to_builtins(alarm))
-            self.on_alarm(alarm)
+        for alert in started(history, self.limits):
+            self.run.append_alert(msgspec.to_builtins(alert))
+            self.on_alert(alert)

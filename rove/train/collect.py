@@ -11,7 +11,7 @@ import msgspec
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, RunError
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import REWARD_ERRORS, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
@@ -40,7 +40,7 @@ class Played(NamedTuple):
     metrics: dict[str, float]
 
 
-class Player:
+class RolloutCollector:
     """Plays the steps of an RL run, and keeps every rollout in its folder.
 
     Args:
@@ -72,7 +72,7 @@ class Player:
         self.drawn = drawn
         self.examples = _examples(config, env)
         self.order = Order(self.examples, config.ordering, config.seed, config.steps, config.groups)
-        self.difficulty = Difficulty(config.skip_at_most, config.skip_at_least, config.skip_memory)
+        self.difficulty = Difficulty(config.hard_threshold, config.easy_threshold, config.difficulty_window)
         if self.difficulty.is_on:
             self.difficulty.add(run.outcomes())
 
@@ -93,9 +93,9 @@ class Player:
             records += await self._run(step, step_groups(config, step, [self.examples[i] for i in chosen])[before:])
             rounds += 1
             check_failures(records, step + 1)
-            rollouts, counts = training_samples(records, config.truncated, config.advantages, config.gamma)
+            rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
-            if wanted <= 0 or rounds == config.resample_zero_spread:
+            if wanted <= 0 or rounds == config.dynamic_sampling_rounds:
                 break
         check_rewards(records, step + 1)
         self.difficulty.add(records)
@@ -112,7 +112,7 @@ class Player:
 
     async def _run(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
         config = self.config
-        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         rollouts = run_groups(
             self.env,
             self.client,
@@ -136,9 +136,9 @@ class Player:
 def rows_needed(config: RLConfig, env: Environment) -> int:
     """How many training rows a run may play: as many as its steps take in the dataset's order; for any other order all of
     them (-1), where their number is known."""
-    most = config.steps * config.groups * (1 + config.resample_zero_spread)
+    most = config.steps * config.groups * (1 + config.dynamic_sampling_rounds)
     picks = config.shuffle or config.stratify or config.curriculum
-    picks = picks or config.skip_at_most is not None or config.skip_at_least is not None
+    picks = picks or config.hard_threshold is not None or config.easy_threshold is not None
     if picks and env.count_examples(-1, train=True) is not None:
         most = -1
     return most
@@ -254,13 +254,13 @@ def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: 
 
 
 def _weighed(config: RLConfig, rollouts: Sequence[Sequence[Sample]]) -> list[Sample]:
-    normalisation = choose_normalisation(config.loss, config.normalisation)
+    normalisation = choose_normalisation(config.loss, config.loss_aggregation)
     return weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
 
 
 def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[Sample], dict[str, float]]:
     """What a step trains on, made of all its rollouts, and what there is to measure of them."""
-    rollouts, counts = training_samples(records, config.truncated, config.advantages, config.gamma)
+    rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
     return _weighed(config, rollouts), {**rollout_metrics(records), **counts}
 
 

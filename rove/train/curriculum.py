@@ -305,7 +305,7 @@ def check_difficulty(low: float | None, high: float | None, steps: int) -> None:
     """
     if low is not None and high is not None and low >= high:
         raise ConfigError(
-            f"skip_at_most is {low} and skip_at_least is {high}; expected the first to be less, or every example is skipped"
+            f"hard_threshold is {low} and easy_threshold is {high}; expected the first to be less, or every example is skipped"
         )
     if steps < 1:
-        raise ConfigError(f"skip_memory is {steps}; expected 1 step or more")
+        raise ConfigError(f"difficulty_window is {steps}; expected 1 step or more")

@@ -18,11 +18,11 @@ import msgspec
 
 from rove.core.config import check_positive
 from rove.core.errors import ConfigError, RunError, nearest
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
-from rove.games.exhaustive import Goals, every_line, lined, prove
+from rove.games.exhaustive import Goals, as_exhaustive_game, play_every_line, summarize
 from rove.models.load import LoadedModel
 from rove.remote.environment import AwayEnv
 from rove.remote.loading import Isolation, looking_at, open_beside
@@ -223,7 +223,7 @@ class HeldOut:
         for config in configs:  # what cannot be loaded is told before anything is trained
             with looking_at(config.env, env_dir, config.env_args, config.isolation(isolation)) as env:
                 if config.every_line:
-                    lined(env)
+                    as_exhaustive_game(env)
 
     def due(self, step: int) -> list[EvaluationConfig]:
         """Those that are measured after this step."""
@@ -324,14 +324,14 @@ class HeldOut:
         """
         env = load_environment(config.env, self.env_dir, **config.env_args)
         client.engine.update_weights(step)
-        sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         try:
-            lines = await every_line(env, client, sampling, seed=self.seed)
+            lines = await play_every_line(env, client, sampling, seed=self.seed)
         except RolloutError as error:
             raise RunError(f"evaluation '{config.label}' after step {step}: a line of play failed: {error}") from None
         finally:
             await env.tear_down()
-        proof = prove(env, lines)
+        proof = summarize(env, lines)
         found = {"lines": float(proof.lines), "missed": math.fsum(one.amount for one in config.goals.missed(proof))}
         found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
         scores = lines[0].record.scores

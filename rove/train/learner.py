@@ -14,7 +14,7 @@ import torch
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
-from rove.models.load import LoadedModel, copy_weights, switch_off, trained, twin
+from rove.models.load import LoadedModel, clone_model, copy_weights, freeze, trained
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
@@ -86,9 +86,9 @@ class Learner:
         self.ranks = ranks
         self.reference: Any = None
         if objective.reference is not None:
-            whole = twin(loaded.model)
+            whole = clone_model(loaded.model)
             if objective.reference == "first":
-                switch_off(whole)
+                freeze(whole)
             self.reference = in_parts(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
         self.trainer = make_trainer(config, loaded, ranks, on_progress)
@@ -126,7 +126,7 @@ class Learner:
                 )
                 for update in range(objective.updates)
             ]
-        stats.seen = self.ranks.together(stats.seen)
+        stats.seen = self.ranks.all_gather(stats.seen)
         self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 

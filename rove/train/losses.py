@@ -229,7 +229,7 @@ def make_loss(
     clip_low: float | None = None,
     clip_high: float | None = None,
     kl_penalty: float = 0.0,
-    correction_cap: float = 2.0,
+    importance_cap: float = 2.0,
 ) -> PolicyLoss:
     """A loss by name, with its importance-sampling correction and its KL penalty.
 
@@ -239,15 +239,15 @@ def make_loss(
         clip_low: of the losses with a clip range.
         clip_high: likewise.
         kl_penalty: weight of the KL divergence to the reference model, 0 for none.
-        correction_cap: ceiling of the weights π_old/μ of `corrected` and π/μ of `kl_penalised`.
+        importance_cap: ceiling of the weights π_old/μ of `corrected` and π/μ of `kl_penalised`.
 
     Raises:
         ConfigError: no such loss, a setting is out of range, or your function cannot be used.
     """
     if not (kl_penalty >= 0 and math.isfinite(kl_penalty)):
         raise ConfigError(f"kl_penalty is {kl_penalty}; expected 0 (no reference model) or more")
-    if not correction_cap >= 1:
-        raise ConfigError(f"correction_cap is {correction_cap}; it is the ceiling of a ratio, expected 1 or more")
+    if not importance_cap >= 1:
+        raise ConfigError(f"importance_cap is {importance_cap}; it is the ceiling of a ratio, expected 1 or more")
     if ":" in name:
         loss = _imported(name, with_reference=kl_penalty > 0)
     elif name in PRESETS:
@@ -257,8 +257,8 @@ def make_loss(
     else:
         own = "a function of your own is given as package.module:function"
         raise ConfigError(f"no loss '{name}' ({own}); {nearest(name, PRESETS)}")
-    per_token = corrected(loss.per_token, correction_cap)
-    return replace(loss, per_token=kl_penalised(per_token, kl_penalty, correction_cap) if kl_penalty else per_token)
+    per_token = corrected(loss.per_token, importance_cap)
+    return replace(loss, per_token=kl_penalised(per_token, kl_penalty, importance_cap) if kl_penalty else per_token)
 
 
 def _imported(name: str, with_reference: bool) -> PolicyLoss:

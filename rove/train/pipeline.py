@@ -15,7 +15,7 @@ from rove.runs.run import Run
 from rove.runs.token_stats import write_tokens
 from rove.train.async_collect import Stream
 from rove.train.backends import make_sampler
-from rove.train.collect import DRAWN, Played, Player
+from rove.train.collect import DRAWN, Played, RolloutCollector
 from rove.train.non_finite import try_step
 from rove.train.progress import OnProgress, ignore
 from rove.train.sequences import Sample
@@ -60,7 +60,7 @@ class Pipeline:
         self.overlaps = config.max_off_policy_steps > 0
         self.sampler = make_sampler(config, loaded, run.path, copies=self.overlaps)
         self.client = self.sampler.client
-        self._player: Player | None = None
+        self._player: RolloutCollector | None = None
         self._ahead: asyncio.Task[Played] | None = None
         self._stream: Stream | None = None
 
@@ -71,7 +71,7 @@ class Pipeline:
             ConfigError: there is nothing to play (see `Player`).
         """
         drawn = int(history[-1].get(DRAWN, step * self.config.groups)) if history else 0
-        self._player = Player(self.config, self.env, self.client, self.run, drawn, self.on_progress)
+        self._player = RolloutCollector(self.config, self.env, self.client, self.run, drawn, self.on_progress)
         self._publish(step)
         if self.config.max_off_policy_steps > 1:
             last = self.run.last_checkpoint()

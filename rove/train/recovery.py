@@ -43,7 +43,7 @@ def recover(run: Run) -> list[str]:
     if damaged and intact is None:
         reasons = "\n  ".join(f"step {path.name}: {why}" for path, why in damaged.items())
         raise RunError(
-            f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --fresh"
+            f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --overwrite"
         )
     best = run.path / "checkpoints" / "best"
     if best.exists():
@@ -52,7 +52,7 @@ def recover(run: Run) -> list[str]:
         except RunError as error:
             raise RunError(
                 f"{best} holds the best weights of this run and is damaged: {error}\nRestore it from a copy, or train again "
-                "with --fresh"
+                "with --overwrite"
             ) from error
     after = intact.name if intact else "0"
     return [

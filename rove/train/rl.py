@@ -18,9 +18,9 @@ from rove.models.load import LoadedModel
 from rove.remote.loading import Isolation
 from rove.runs.run import Run
 from rove.train.advantages import check_estimator, check_gamma
-from rove.train.alerts import AlarmLimits
+from rove.train.alerts import AlertLimits
 from rove.train.backends import check_sampler
-from rove.train.callbacks import OnAlarm, Watcher
+from rove.train.callbacks import OnAlert, Watcher
 from rove.train.checkpoint import restore_weights
 from rove.train.curriculum import Ordering, check_difficulty
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
@@ -65,11 +65,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """GRPO and its kin: the ratio is clipped below 1 − this; the loss's own bound when not given."""
     clip_high: float | None = None
     """GRPO and its kin: and above 1 + this."""
-    normalisation: str | None = None
+    loss_aggregation: str | None = None
     """What tokens weigh: "token", "sequence" or "constant"; as the loss's paper has it when not given."""
     loss_constant: float | None = None
     """"constant": trained tokens per rollout to divide by; `max_tokens` when not given."""
-    advantages: str = "mean"
+    advantage_estimator: str = "mean"
     """"mean", "std", "batch_std" or "leave_one_out"."""
     gamma: float = 1.0
     """Discount of later turns' rewards, where the environment rewards turns: 1 counts them in full, 0 not at all."""
@@ -77,9 +77,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Weight of the KL divergence to the reference: the model training started from, or `sync_reference_every`."""
     sync_reference_every: int | None = None
     """Steps after which the reference becomes the model as it is then; when not given it stays the model at the start."""
-    updates_per_batch: int = 1
+    num_iterations: int = 1
     """Optimizer steps on the same rollouts; with more than one, ratios are to the weights before the first."""
-    correction_cap: float = 2.0
+    importance_cap: float = 2.0
     """Ceiling of the weights that correct for what the sampler drew with other probabilities: of the first weights over the
     sampler's where there are several updates, and in the KL penalty."""
     entropy_bonus: float = 0.0
@@ -96,13 +96,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Quantiles of a column with more different numbers than this."""
     curriculum: str | None = None
     """Column of numbers that ascends over training; "info.level" is what `info` has under "level"."""
-    skip_at_most: float | None = None
+    hard_threshold: float | None = None
     """Skip examples whose recent mean reward in this run is at most this: they are too hard to teach anything."""
-    skip_at_least: float | None = None
+    easy_threshold: float | None = None
     """Skip examples whose recent mean reward in this run is at least this: they are too easy."""
-    skip_memory: int = 100
+    difficulty_window: int = 100
     """Steps that are recent; after so many a skipped example is tried again."""
-    resample_zero_spread: int = 0
+    dynamic_sampling_rounds: int = 0
     """At most so many times in a step, play further groups in place of those without spread."""
     max_off_policy_steps: int = 0
     """0 = play with the newest weights. 1 = play a step while the step before is trained, with weights one version old. More =
@@ -182,9 +182,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Stop when `keep_best` is as good as this."""
     loggers: list[str] = []
     """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
-    alarms: AlarmLimits = AlarmLimits()
-    """From where on something is alarming: the `[alarms]` table."""
-    token_stats: int = 8
+    alerts: AlertLimits = AlertLimits()
+    """From where on something is alerting: the `[alerts]` table."""
+    log_token_stats: int = 8
     """Rollouts of each step, chosen by chance, of which the trainer's log-probability and entropy are kept token by token, in
     tokens/ of the run folder, for `rove view`; 0 = none."""
     show_every: int = 0
@@ -239,29 +239,33 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "max_bad_steps",
             "threads",
             "loss_constant",
-            "updates_per_batch",
+            "num_iterations",
             "sync_reference_every",
         )
         if self.sync_reference_every is not None and not self.kl_penalty:
             raise ConfigError(
                 f"sync_reference_every is {self.sync_reference_every}, but kl_penalty is 0, so there is no reference to sync"
             )
-        check_estimator(self.advantages)
+        check_estimator(self.advantage_estimator)
         check_gamma(self.gamma)
-        choose_normalisation(self.loss, self.normalisation)
+        choose_normalisation(self.loss, self.loss_aggregation)
         self.make_loss()
         check_lora(self)
         self.ordering.check()
-        check_difficulty(self.skip_at_most, self.skip_at_least, self.skip_memory)
-        if self.resample_zero_spread < 0:
-            raise ConfigError(f"resample_zero_spread is {self.resample_zero_spread}; expected 0 (never) or more rounds")
+        check_difficulty(self.hard_threshold, self.easy_threshold, self.difficulty_window)
+        if self.dynamic_sampling_rounds < 0:
+            raise ConfigError(
+                f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}; expected 0 (never) or more rounds"
+            )
         self._check_ahead()
-        if self.token_stats < 0:
-            raise ConfigError(f"token_stats is {self.token_stats}; expected a number of rollouts, or 0 to keep none")
+        if self.log_token_stats < 0:
+            raise ConfigError(
+                f"token_stats is {self.log_token_stats}; expected a number of rollouts, or 0 to keep none"
+            )
         if self.show_every < 0:
             raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")
         check_loggers(self.loggers)
-        self.alarms.check()
+        self.alerts.check()
         check_positive(self, "isolated_start_seconds", "isolated_hang_seconds")
         check_sampler(self)
         check_evaluations(self.evaluation, self.isolation)
@@ -286,14 +290,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Objective(
             self.make_loss(),
             self.entropy_bonus,
-            self.updates_per_batch,
-            self.token_stats,
+            self.num_iterations,
+            self.log_token_stats,
             reference if self.kl_penalty else None,
         )
 
     def make_loss(self) -> PolicyLoss:
         """The loss these settings ask for."""
-        return make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.correction_cap)
+        return make_loss(self.loss, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.importance_cap)
 
 
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -307,7 +311,7 @@ async def train_rl(
     run: Run,
     on_step: OnStep | None = None,
     *,
-    on_alarm: OnAlarm | None = None,
+    on_alert: OnAlert | None = None,
     on_sample: OnSample | None = None,
     on_progress: OnProgress = ignore,
     ranks: Ranks = ALONE,
@@ -319,7 +323,7 @@ async def train_rl(
         loaded: the model to train, in place.
         run: a started run folder.
         on_step: called after every step with its number and metrics.
-        on_alarm: called with every alarm when it starts.
+        on_alert: called with every alert when it starts.
         on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
         on_progress: called with the progress within every step: rollouts and micro-batches.
         ranks: the processes that train it; this is the first of them, the others `follow`.
@@ -336,7 +340,7 @@ async def train_rl(
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
     stopped = why_stop(history, goal)
-    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
+    watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         pipeline.start(step, history)
         while step < config.steps and stopped is None:

@@ -20,8 +20,8 @@ from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.alerts import AlarmLimits
-from rove.train.callbacks import OnAlarm, Watcher
+from rove.train.alerts import AlertLimits
+from rove.train.callbacks import OnAlert, Watcher
 from rove.train.checkpoint import restore_weights
 from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
 from rove.train.learner import Learner, Objective, resume
@@ -72,8 +72,8 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Metric that says which weights are the best: validation_loss, or one like "eval/NAME/reward/mean"."""
     loggers: list[str] = []
     """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
-    alarms: AlarmLimits = AlarmLimits()
-    """From where on something is alarming: the `[alarms]` table."""
+    alerts: AlertLimits = AlertLimits()
+    """From where on something is alerting: the `[alerts]` table."""
     env: str | None = None
     """Environment that the trained model is evaluated in; that of `data` when not given."""
     env_args: dict[str, Any] = {}
@@ -147,7 +147,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         check_lora(self)
         check_loggers(self.loggers)
-        self.alarms.check()
+        self.alerts.check()
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, ["validation_loss"])
 
@@ -257,7 +257,7 @@ def train_sft(
     run: Run,
     on_step: OnStep | None = None,
     *,
-    on_alarm: OnAlarm | None = None,
+    on_alert: OnAlert | None = None,
     on_progress: OnProgress = ignore,
     ranks: Ranks = ALONE,
 ) -> Path:
@@ -269,7 +269,7 @@ def train_sft(
         loaded: the model to train, in place.
         run: a started run folder; training goes on at its last checkpoint if it has one.
         on_step: called after every step with its number, the most there can be, and its metrics.
-        on_alarm: called with every alarm when it starts.
+        on_alert: called with every alert when it starts.
         on_progress: called with the progress of tokenizing, and within every step.
         ranks: the processes that train it; this is the first of them, the others `follow_sft`.
 
@@ -287,7 +287,7 @@ def train_sft(
     stopped = why_stop(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    watcher = Watcher(run, config.alarms, config.loggers, config, step, on_alarm)
+    watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         while step < total and stopped is None:
             metrics = _one_step(config, step, total, training, team, run, history)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error
 from rove.models.linear import use_fast_linear
-from rove.models.load import LoadedModel, default_threads, twin
+from rove.models.load import LoadedModel, clone_model, default_threads
 from rove.models.recompute import layers_of, recomputed
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
@@ -257,7 +257,7 @@ def in_parts(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
     """A copy of a model in the parts of so many processes; the model itself for one."""
     if ranks.size == 1:
         return model
-    parts = twin(model)
+    parts = clone_model(model)
     shard(parts, ranks, _score, mixed_precision)
     return parts
 

@@ -41,7 +41,7 @@ class Ranks(NamedTuple):
         dist.all_gather_object(everyone, dict(values))
         return {name: (max if name in largest else sum)(one[name] for one in everyone) for name in values}
 
-    def together(self, values: list[Any]) -> list[Any]:
+    def all_gather(self, values: list[Any]) -> list[Any]:
         """The lists of all processes as one."""
         if self.size == 1:
             return values

@@ -125,7 +125,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def write_whole(target: Path, content: bytes) -> None:
+def atomic_write(target: Path, content: bytes) -> None:
     """Write a file beside its place and rename it, so that a reader never sees half of it.
 
     Neither the file nor its draft is written through a symbolic link.
@@ -150,7 +150,7 @@ def create_folders(folder: Path) -> list[Path]:
     return [folder]
 
 
-def put_in_place(draft: Path, target: Path) -> None:
+def atomic_replace(draft: Path, target: Path) -> None:
     """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
     old = target.with_name(f".{target.name}.old")
     if target.exists():

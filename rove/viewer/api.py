@@ -20,7 +20,7 @@ from rove.viewer.index import Index, Progress
 from rove.viewer.jsonl_tail import GrowingLines
 from rove.viewer.queries import Chosen
 from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
-from rove.viewer.run_store import TROUBLE, Shelf, described, status, why_stopped
+from rove.viewer.run_store import TROUBLE, RunStore, described, status, why_stopped
 
 SIBLINGS = 16
 """Siblings shown side by side at most."""
@@ -67,18 +67,18 @@ class Asked:
         return int(given)
 
 
-def runs(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def runs(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """Every run, as a row of a table."""
     found = []
     for name in shelf.names():
         try:
-            found.append(shelf.card(name))
+            found.append(shelf.run_summary(name))
         except (ConfigError, OSError):  # gone by now
             continue
     return {"folder": utf8_text(shelf.base.name), "annotate": shelf.annotate, "runs": found}
 
 
-def run(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def run(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """One run: its settings, versions, summary, and what can be asked of its rollouts."""
     name = asked.text("run")
     folder = shelf.run(name)
@@ -121,14 +121,14 @@ def _progress(progress: Progress) -> dict[str, Any]:
     return {key: value for key, value in progress._asdict().items() if key != "stamp"}
 
 
-def _chosen(shelf: Shelf, asked: Asked) -> tuple[Index, Progress, Chosen]:
+def _chosen(shelf: RunStore, asked: Asked) -> tuple[Index, Progress, Chosen]:
     index, progress = shelf.index(asked.text("run"))
     if not progress.size:
         return index, progress, Chosen("1", [])
     return index, progress, queries.choose(queries.columns(index), asked.pairs)
 
 
-def rollouts(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def rollouts(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """A page of rows."""
     index, progress, chosen = _chosen(shelf, asked)
     offset, limit = asked.whole("offset", 0), asked.whole("limit", 50)
@@ -140,21 +140,21 @@ def rollouts(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     return {**found, "progress": _progress(progress)}
 
 
-def facet(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def facet(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """How many rollouts have which value."""
     index, progress, chosen = _chosen(shelf, asked)
     name = asked.text("name")
     return queries.facet(index, chosen, name) if progress.size else {"name": name, "values": [], "others": 0}
 
 
-def histogram(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def histogram(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """How often a number has which value."""
     index, progress, chosen = _chosen(shelf, asked)
     name = asked.text("name")
     return queries.histogram(index, chosen, name) if progress.size else {"name": name, "count": 0, "bars": []}
 
 
-def bad_lines(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def bad_lines(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """The lines that are no rollouts, with why, and how they begin."""
     index, progress = shelf.index(asked.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
@@ -172,7 +172,7 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
     return read_line(index.file, *found[0])
 
 
-def rollout(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def rollout(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """One rollout, with its advantage over its siblings and where they are; of its tokens, what the trainer knew of them where
     that was kept, and else of which rollouts of its step (`kept`) it was."""
     name, number = asked.text("run"), asked.whole("line")
@@ -210,7 +210,7 @@ def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
     return queries.rows(index, [line for (line,) in index.ask(sql, [key, step])])
 
 
-def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def group(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """The rollouts of an example side by side, each with the place where it parts from the first one."""
     index, progress = shelf.index(asked.text("run"), PATIENCE)
     first = decoded_place(_line(index, progress, asked.whole("line")))
@@ -226,7 +226,7 @@ def group(shelf: Shelf, asked: Asked) -> dict[str, Any]:
                 **row,
                 "prompt": record["prompt"],
                 "completion": record["completion"],
-                "boards": record["boards"],
+                "renderings": record["renderings"],
                 "parts": parts,
             }
         )
@@ -239,27 +239,27 @@ def decoded_place(line: bytes) -> tuple[str, int | None]:
     return record["example_key"], record.get("step")
 
 
-def raw(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def raw(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
     index, progress = shelf.index(asked.text("run"), PATIENCE)
     line = _line(index, progress, asked.whole("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
 
 
-def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:
-    """The rows of metrics after the first `after`, in the `life` of a file they were counted in; alarms, spread of the reward."""
+def metrics(shelf: RunStore, asked: Asked) -> dict[str, Any]:
+    """The rows of metrics after the first `after`, in the `life` of a file they were counted in; alerts, spread of the reward."""
     name = asked.text("run")
     folder, lines = shelf.run(name), shelf.metrics(name)
     after = asked.whole("after", 0) if asked.whole("life", lines.life) == lines.life else 0
     index, progress = shelf.index(name)
-    alarms = GrowingLines(folder.path / "alarms.jsonl")
-    alarms.catch_up()
+    alerts = GrowingLines(folder.path / "alerts.jsonl")
+    alerts.catch_up()
     return {
         "life": lines.life,
         "after": min(after, len(lines.rows)),
         "rows": lines.rows[after:],
-        "bad": lines.bad + alarms.bad,
-        "alarms": alarms.rows,
+        "bad": lines.bad + alerts.bad,
+        "alerts": alerts.rows,
         "steps": index.remember("steps", lambda: queries.steps(index)) if progress.size else [],
         **_state(folder),
         **_settled(lambda: {"kind": described(folder)["kind"]}, {"kind": "unreadable"}),
@@ -267,7 +267,7 @@ def metrics(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     }
 
 
-def groups(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def groups(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """How the groups of some training steps fared."""
     index, progress = shelf.index(asked.text("run"))
     if not progress.size:
@@ -275,7 +275,7 @@ def groups(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     return queries.groups(index, asked.whole("first", 0), asked.whole("last", queries.DEEPEST >> 8))
 
 
-def compare(shelf: Shelf, asked: Asked) -> dict[str, Any]:
+def compare(shelf: RunStore, asked: Asked) -> dict[str, Any]:
     """Two runs, example by example."""
     names = asked.text("a"), asked.text("b")
     indexes, readings = zip(*(shelf.index(name, PATIENCE) for name in names))
@@ -286,7 +286,7 @@ def compare(shelf: Shelf, asked: Asked) -> dict[str, Any]:
     return {**found, "reading": not all(progress.done for progress in readings)}
 
 
-def speller(shelf: Shelf, name: str) -> Spell | None:
+def speller(shelf: RunStore, name: str) -> Spell | None:
     """The text of a token, where the run or the model it was made with has a tokenizer in the same folder of runs."""
     folder = shelf.run(name)
     candidates = [folder.path / "final", *sorted((folder.path / "checkpoints").glob("*"))]
@@ -330,7 +330,7 @@ class Wish(msgspec.Struct, frozen=True):
     note: str | None = None
 
 
-def annotate(shelf: Shelf, body: bytes) -> dict[str, Any]:
+def annotate(shelf: RunStore, body: bytes) -> dict[str, Any]:
     """`say` what is in the body of a request.
 
     Raises:
@@ -346,7 +346,7 @@ def annotate(shelf: Shelf, body: bytes) -> dict[str, Any]:
     return say(shelf, wish)
 
 
-def say(shelf: Shelf, wish: Wish) -> dict[str, Any]:
+def say(shelf: RunStore, wish: Wish) -> dict[str, Any]:
     """Tag a run or a rollout, or write a note on one: what is said of it then.
 
     Raises:
@@ -367,7 +367,7 @@ def say(shelf: Shelf, wish: Wish) -> dict[str, Any]:
     return {"tags": now.tags, "note": now.note, "known_tags": said.tags()}
 
 
-ENDPOINTS: Mapping[str, Callable[[Shelf, Asked], dict[str, Any]]] = {
+ENDPOINTS: Mapping[str, Callable[[RunStore, Asked], dict[str, Any]]] = {
     "runs": runs,
     "run": run,
     "rollouts": rollouts,

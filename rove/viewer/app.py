@@ -22,7 +22,7 @@ from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
 from rove.viewer.html import utf8_text
-from rove.viewer.run_store import Shelf
+from rove.viewer.run_store import RunStore
 from rove.viewer.search import Query
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Refused(Exception):
         self.status = status
 
 
-def make_viewer(shelf: Shelf, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
+def make_viewer(shelf: RunStore, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
     """The application; it reads and never writes, but for indexes and, where the shelf lets people annotate, tags and notes.
 
     Args:
@@ -115,7 +115,7 @@ def file_answer(files: dict[str, bytes], name: str) -> web.Response:
     return web.Response(body=files[name], content_type=kind, charset="utf-8")
 
 
-async def _search(request: web.Request, shelf: Shelf) -> web.StreamResponse:
+async def _search(request: web.Request, shelf: RunStore) -> web.StreamResponse:
     """Hits as lines of JSON while they are found; the search ends when nobody listens any more."""
     asked = Asked(list(request.query.items()))
     folder = shelf.run(asked.text("run"))
@@ -237,7 +237,7 @@ def _told(error: Exception) -> tuple[int, str, dict[str, Any]]:
 
 
 async def serve_viewer(
-    shelf: Shelf, host: str, port: int, token: str | None, on_start: Callable[[str], None] = lambda url: None
+    store: RunStore, host: str, port: int, token: str | None, on_start: Callable[[str], None] = lambda url: None
 ) -> None:
     """Serve until cancelled.
 
@@ -251,7 +251,7 @@ async def serve_viewer(
     Raises:
         ConfigError: nobody can listen there.
     """
-    app = make_viewer(shelf, host=host, token=token)
+    app = make_viewer(store, host=host, token=token)
     async with listening(app, host, port) as runner:
         address, opened = runner.addresses[0][:2]
         address = socket.gethostname() if ipaddress.ip_address(address).is_unspecified else address

@@ -15,13 +15,13 @@ from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
-from rove.core.renderings import Board
+from rove.core.renderings import Rendering
 from rove.games.replay_cases import OPPONENT
 from rove.viewer.app import Refused, doorkeeper, file_answer, page_files
 from rove.viewer.rollouts import shortened
 
-OWN_SEATS = ("opponent", "model", "none")
-"""Where a person may sit: against the model, in its place, or beside it. Any other seat is one that the environment asks by name
+OWN_ROLES = ("opponent", "model", "none")
+"""Where a person may sit: against the model, in its place, or beside it. Any other role is one that the environment asks by name
 (`rove.ask`); it may be a pattern of names."""
 MESSAGE = 20_000
 """Most characters shown of a text, and taken of a move."""
@@ -37,9 +37,9 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another game, in another seat if it is given."""
+    """Another game, in another role if it is given."""
 
-    seat: str | None = None
+    role: str | None = None
 
 
 class Question(NamedTuple):
@@ -48,11 +48,11 @@ class Question(NamedTuple):
     view: str
     legal: list[str] | None
     """The legal moves, where they are known."""
-    board: Board | None
-    seat: str = ""
-    """The name by which the environment asks the person; "" where it is no seat of `rove.ask`."""
+    board: Rendering | None
+    role: str = ""
+    """The name by which the environment asks the person; "" where it is no role of `rove.ask`."""
     messages: list[dict[str, Any]] = []  # noqa: RUF012  never changed
-    """The conversation as that seat sees it."""
+    """The conversation as that role sees it."""
 
 
 class Table:
@@ -61,28 +61,28 @@ class Table:
     Args:
         env_id: name of the environment; the viewer may know how its texts are drawn.
         model: who plays, "" for nobody.
-        seats: where the person may sit; the first is taken. Further ones may be `offer`ed.
-        fields: what an answer in the model's seat consists of, tag by tag; none = it is a free text.
+        roles: where the person may sit; the first is taken. Further ones may be `offer`ed.
+        fields: what an answer in the model's role consists of, tag by tag; none = it is a free text.
         answer_field: which of them is the move.
     """
 
     def __init__(
-        self, env_id: str, model: str, seats: Sequence[str], fields: Sequence[str] = (), answer_field: str = ""
+        self, env_id: str, model: str, roles: Sequence[str], fields: Sequence[str] = (), answer_field: str = ""
     ):
         self.env_id = env_id
         self.model = model
-        self.seats = list(seats)
-        self.seat = seats[0]
+        self.model_roles = list(roles)
+        self.role = roles[0]
         self.fields = list(fields)
         self.answer_field = answer_field
         self.number = 0
         """Counts the changes."""
         self.messages: list[dict[str, Any]] = []
-        self.boards: Mapping[int, Board] = {}
+        self.renderings: Mapping[int, Rendering] = {}
         """What the environment drew, by the message it was drawn after."""
         self.asked: Question | None = None
         self.moves: list[tuple[str, str]] = []
-        """The person's in the opponent's seat, each with the view it answered."""
+        """The person's in the opponent's role, each with the view it answered."""
         self.record: RolloutRecord | None = None
         self.kept = ""
         self._answer: asyncio.Future[str] | None = None
@@ -102,12 +102,12 @@ class Table:
             "number": self.number,
             "env": self.env_id,
             "model": self.model,
-            "seat": self.seat,
-            "seats": self.seats,
+            "role": self.role,
+            "model_roles": self.model_roles,
             "fields": self.fields,
             "answer_field": self.answer_field,
             "messages": shortened(self.messages, MESSAGE),
-            "boards": {str(place): board for place, board in self.boards.items()},
+            "renderings": {str(place): board for place, board in self.renderings.items()},
             "asked": None if self.asked is None else shortened(self.asked._asdict(), MESSAGE),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
@@ -127,13 +127,13 @@ class Table:
 
     # the game's side
 
-    def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Board]) -> None:
+    def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Rendering]) -> None:
         """What has been said so far, and drawn after which message."""
         self.messages = [dict(message) for message in messages]
-        self.boards = dict(boards)
+        self.renderings = dict(boards)
         self._changed()
 
-    async def ask(self, view: str, legal: list[str] | None, board: Board | None = None) -> str:
+    async def ask(self, view: str, legal: list[str] | None, board: Rendering | None = None) -> str:
         """What the person does: an `Opponent` of a two-player environment."""
         answer = await self.answer(Question(view, legal, board))
         if legal is not None:
@@ -152,18 +152,18 @@ class Table:
                 self.asked = self._answer = None
                 self._changed()
 
-    def is_mine(self, seat: str) -> bool:
+    def is_mine(self, role: str) -> bool:
         """Whether the person sits where the environment asks by this name."""
-        return self.seat not in ("model", "none") and fnmatchcase(seat, self.seat)
+        return self.role not in ("model", "none") and fnmatchcase(role, self.role)
 
-    def offer(self, seats: Iterable[str]) -> None:
+    def offer(self, roles: Iterable[str]) -> None:
         """Let the person sit in these, too, in the games that come."""
-        self.seats += [seat for seat in seats if not any(fnmatchcase(seat, one) for one in self.seats)]
+        self.model_roles += [role for role in roles if not any(fnmatchcase(role, one) for one in self.model_roles)]
 
     async def finish(self, record: RolloutRecord) -> None:
         """The game is over; returns when another one is wanted."""
         self.record = with_opponent(record, self.moves)
-        self.show([*record.prompt, *record.completion], record.boards)
+        self.show([*record.prompt, *record.completion], record.renderings)
         self._again.clear()
         await self._again.wait()
         self.record, self.kept, self.moves = None, "", []
@@ -190,13 +190,15 @@ class Table:
         """Begin another game.
 
         Raises:
-            ConfigError: this one is not over yet, or there is no such seat.
+            ConfigError: this one is not over yet, or there is no such role.
         """
         self._finished()
-        seat = next((seat for seat in self.seats if seat == wanted.seat), None)
-        if wanted.seat is not None and seat is None:
-            raise ConfigError(f"no seat '{wanted.seat[:40]}' at this table; {nearest(wanted.seat[:40], self.seats)}")
-        self.seat = seat or self.seat
+        role = next((role for role in self.model_roles if role == wanted.role), None)
+        if wanted.role is not None and role is None:
+            raise ConfigError(
+                f"no role '{wanted.role[:40]}' at this table; {nearest(wanted.role[:40], self.model_roles)}"
+            )
+        self.role = role or self.role
         self._again.set()
 
     def keep(self, put: Callable[[RolloutRecord], str]) -> None:
@@ -217,9 +219,9 @@ class Table:
 
 
 def with_opponent(record: RolloutRecord, moves: Sequence[tuple[str, str]]) -> RolloutRecord:
-    """The record with what a person did in the opponent's seat: views and moves, as those of any other seat."""
+    """The record with what a person did in the opponent's role: views and moves, as those of any other role."""
     steps = [TrajectoryStep([UserMessage(view)], [AssistantMessage(move)]) for view, move in moves]
-    return msgspec.structs.replace(record, seats={**record.seats, OPPONENT: steps}) if steps else record
+    return msgspec.structs.replace(record, model_roles={**record.model_roles, OPPONENT: steps}) if steps else record
 
 
 class AtTable:
@@ -227,39 +229,39 @@ class AtTable:
 
     Args:
         table: where.
-        client: who answers where the person does not sit in the model's seat; None = nobody else.
-        seat: the name by which the environment asks; "" is the model's seat. Another seat's conversation is shown only where
+        client: who answers where the person does not sit in the model's role; None = nobody else.
+        role: the name by which the environment asks; "" is the model's role. Another role's conversation is shown only where
             the person is asked.
     """
 
-    def __init__(self, table: Table, client: Client | None, seat: str = ""):
+    def __init__(self, table: Table, client: Client | None, role: str = ""):
         self.table = table
         self.client = client
-        self.seat = seat
+        self.role = role
         self.max_concurrent = 1
 
-    def in_seat(self, seat: str) -> Client:
-        """The same, asked in another seat."""
-        return AtTable(self.table, self.client, seat)
+    def in_role(self, role: str) -> Client:
+        """The same, asked in another role."""
+        return AtTable(self.table, self.client, role)
 
     async def respond(self, request: Request) -> Response:
         """Show the conversation, and the answer."""
-        if self.seat:
-            return await self._respond_in_seat(request)
+        if self.role:
+            return await self._respond_in_role(request)
         said, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
         self.table.show(said, boards)
-        if self.client is None or self.table.seat == "model":
+        if self.client is None or self.table.role == "model":
             newest = boards.get(max(boards, default=0))
             return Response(AssistantMessage(await self.table.ask("", None, newest)))
         response = await self.client.respond(request)
         self.table.show([*said, response.message], boards)
         return response
 
-    async def _respond_in_seat(self, request: Request) -> Response:
-        if self.client is not None and self.table.seat != "model":
+    async def _respond_in_role(self, request: Request) -> Response:
+        if self.client is not None and self.table.role != "model":
             return await self.client.respond(request)
         said = [dict(message) for message in request.messages]
-        return Response(AssistantMessage(await self.table.answer(Question("", None, None, self.seat, said))))
+        return Response(AssistantMessage(await self.table.answer(Question("", None, None, self.role, said))))
 
     async def close(self) -> None:
         """Close the client behind."""

@@ -21,7 +21,7 @@ import tomli_w
 from rove.core.errors import RunError
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 from rove.viewer import queries
 from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
@@ -76,8 +76,8 @@ class Findings:
                 raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
 
     def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The metrics and alarms of a training run; damaged lines are counted and left out."""
-        files = [GrowingLines(self.run.path / name) for name in ("metrics.jsonl", "alarms.jsonl")]
+        """The metrics and alerts of a training run; damaged lines are counted and left out."""
+        files = [GrowingLines(self.run.path / name) for name in ("metrics.jsonl", "alerts.jsonl")]
         for lines in files:
             lines.catch_up()
         found = training(files[0].rows, files[1].rows, self.config.get("steps"), steps)
@@ -146,7 +146,7 @@ def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
     finally:
         index.close()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode("utf-8", "replace"))
+    atomic_write(path, page.encode("utf-8", "replace"))
     return path
 
 

@@ -60,16 +60,16 @@ def told(
     record = decode_record(line)
     texts = max(1, len(record.prompt) + len(record.completion))
     limit = 1 << 24 if whole else max(LEAST, min(most[0], most[1] // texts))
-    plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], seats={}))
-    shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "seats")}
-    seats = {
-        seat: [shortened(dict(message), limit) for step in steps for message in step.completion]
-        for seat, steps in record.seats.items()
+    plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], model_roles={}))
+    shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "model_roles")}
+    roles = {
+        role: [shortened(dict(message), limit) for step in steps for message in step.completion]
+        for role, steps in record.model_roles.items()
     }
     return {
         **shown,
         "reward": record.reward,
-        "seats": seats,
+        "model_roles": roles,
         "steps": [_step(step, limit) for step in record.steps],
         "tokens": _tokens(record.steps, spell),
         "parts": {"model": record.timing.model, "scoring": record.timing.scoring, "environment": _elsewhere(record)},

@@ -39,7 +39,7 @@ READ = (
     "stopped.json",
     "rollouts.jsonl",
     "metrics.jsonl",
-    "alarms.jsonl",
+    "alerts.jsonl",
     FILE,
 )
 """Files of a run that are read; tags and notes are written, too, where that is allowed."""
@@ -51,7 +51,7 @@ WHY = 600
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
-class Shelf:
+class RunStore:
     """The runs in a folder, or the one run that the folder is.
 
     Args:
@@ -137,7 +137,7 @@ class Shelf:
 
     # what is told of a run
 
-    def card(self, name: str) -> dict[str, Any]:
+    def run_summary(self, name: str) -> dict[str, Any]:
         """One row of the table of runs; `trouble` says what cannot be read of it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A training run for a report: what was measured first, last and at best, its curves and its alarms."""
+"""A training run for a report: what was measured first, last and at best, its curves and its alerts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MEASURED = (("reward/mean",), ("loss", "validation_loss"))
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 DIGITS = 6
 """Significant digits of a metric that are kept."""
-ALARMS = 100
-"""Alarms that are told, the last ones."""
+MAX_ALERTS = 100
+"""Alerts that are told, the last ones."""
 
 
 def training(
     rows: Sequence[Mapping[str, Any]],
-    alarms: Sequence[Mapping[str, Any]],
+    alerts: Sequence[Mapping[str, Any]],
     planned: int | None = None,
     steps: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def training(
 
     Args:
         rows: of metrics.
-        alarms: of the run.
+        alerts: of the run.
         planned: steps it was to take.
         steps: of `queries.steps`: the spread of the reward.
     """
@@ -37,9 +37,9 @@ def training(
     taken = int(rows[-1].get("step", len(rows))) if rows else 0
     seconds = sum(_seconds(row) for row in rows)
     of = f" of {planned:,}" if planned else ""
-    counts = [f"{taken:,}{of} steps taken", f"{len(alarms):,} alarms" if alarms else "no alarm"]
+    counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
     counts += [f"{seconds / 60:,.0f} minutes in all"] if seconds >= 60 else []
-    counts += [f"step {alarm['step']}: {alarm['text']}" for alarm in alarms[-3:] if {"step", "text"} <= alarm.keys()]
+    counts += [f"step {alert['step']}: {alert['text']}" for alert in alerts[-3:] if {"step", "text"} <= alert.keys()]
     return {
         "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
         "head": HEAD,
@@ -47,7 +47,7 @@ def training(
         "counts": counts,
         "training": {
             "rows": [{name: _short(value) for name, value in row.items()} for row in rows],
-            "alarms": list(alarms[-ALARMS:]),
+            "alerts": list(alerts[-MAX_ALERTS:]),
             "steps": list(steps),
             "groups": None,
         },

@@ -17,12 +17,12 @@ import aiohttp
 import msgspec
 
 from rove.core.errors import ConfigError, InfraError, ModelError
-from rove.core.protocols import Generation, OnToken, Sampling, Token, room_after
-from rove.engine.stop_checker import Ending, ends_of
+from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
+from rove.engine.stop_checker import StopChecker, ends_of
 from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, Weights
 from rove.vllm.health import Watch
-from rove.vllm.responses import Probe, generation, prompt_logprobs
+from rove.vllm.responses import ParityCheck, generation, prompt_logprobs
 from rove.vllm.router import Spread
 from rove.vllm.server import Server, VLLMConfig
 
@@ -97,7 +97,7 @@ class VLLMEngine:
     async def generate(
         self,
         prompt_ids: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed: int = 0,
         on_token: OnToken | None = None,
         adapter: str | None = None,
@@ -167,7 +167,7 @@ class VLLMEngine:
         if old is not None and old.model != weights:
             shutil.rmtree(old.model, ignore_errors=True)
 
-    def check(self, probe: Probe) -> None:
+    def check(self, probe: ParityCheck) -> None:
         """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
 
         Raises:
@@ -199,7 +199,7 @@ class VLLMEngine:
 
     # Asking
 
-    def _params(self, prompt_ids: Sequence[int], asked: Sampling) -> tuple[dict[str, Any], Ending]:
+    def _params(self, prompt_ids: Sequence[int], asked: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
         """What vLLM is told of how to sample, and what tells where the answer ends."""
         room = room_after(prompt_ids, self.vocab, self.context)
         unknown = [name for name in UNKNOWN if getattr(asked, name)]
@@ -222,7 +222,7 @@ class VLLMEngine:
         }
         if asked.prompt_logprobs is not None:
             params["prompt_logprobs"] = asked.prompt_logprobs
-        return params, Ending(asked, max_tokens, self.stop_ids, decode)
+        return params, StopChecker(asked, max_tokens, self.stop_ids, decode)
 
     async def _ask(
         self, server: Server, ids: Sequence[int], params: Mapping[str, Any]

@@ -24,7 +24,7 @@ import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
-from rove.vllm.responses import Probe, differences
+from rove.vllm.responses import ParityCheck, differences
 from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
 
 STARTS = 3
@@ -74,7 +74,7 @@ class Fleet:
         """A server that was started again computes something else."""
         urls = config.urls or [None] * config.servers
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
-        self.probe: Probe | None = None
+        self.probe: ParityCheck | None = None
         self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
         self._met: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
@@ -124,7 +124,7 @@ class Fleet:
                 except InfraError as error:
                     raise RunError(f"{what}: {error}") from error
 
-    def check(self, probe: Probe) -> None:
+    def check(self, probe: ParityCheck) -> None:
         """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
 
         Raises:
@@ -136,7 +136,7 @@ class Fleet:
         except InfraError as error:
             raise RunError(str(error)) from error
 
-    def _checked(self, server: Server, probe: Probe) -> float:
+    def _checked(self, server: Server, probe: ParityCheck) -> float:
         try:
             return self._compare(server, probe)
         except InfraError:
@@ -276,7 +276,7 @@ class Fleet:
     def _tell_version(self, server: Server, version: int) -> None:
         server.ask("POST", "/update_weight_version", {"new_version": str(version)})
 
-    def _compare(self, server: Server, probe: Probe) -> float:
+    def _compare(self, server: Server, probe: ParityCheck) -> float:
         """How far a server's log-probabilities of a probe are off."""
         answer = server.ask("POST", "/inference/v1/generate", self.probing(probe.ids, probe.temperature))
         worst, drawn = differences(answer, probe)

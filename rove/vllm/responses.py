@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rove.core.errors import ModelError
-from rove.core.protocols import Generation, Sampling
-from rove.engine.stop_checker import Ending
+from rove.core.protocols import Generation, SamplingParams
+from rove.engine.stop_checker import StopChecker
 
 NO_NUMBER = -9998.0
 """vLLM writes -9999 for what is no number, or minus infinity."""
 
 
-class Probe(NamedTuple):
+class ParityCheck(NamedTuple):
     """What a model says of a fixed sequence of tokens."""
 
     ids: list[int]
@@ -24,7 +24,7 @@ class Probe(NamedTuple):
     temperature: float = 0.5
 
 
-def differences(answer: Mapping[str, Any], probe: Probe) -> tuple[float, float]:
+def differences(answer: Mapping[str, Any], probe: ParityCheck) -> tuple[float, float]:
     """How far a server is off at most: in the probe's tokens, and in the one that it drew after them."""
     choice = answer["choices"][0]
     told = prompt_logprobs(answer, probe.ids)
@@ -33,7 +33,7 @@ def differences(answer: Mapping[str, Any], probe: Probe) -> tuple[float, float]:
 
 
 def generation(
-    answer: Mapping[str, Any], prompt_ids: Sequence[int], asked: Sampling, ending: Ending, version: int
+    answer: Mapping[str, Any], prompt_ids: Sequence[int], asked: SamplingParams, ending: StopChecker, version: int
 ) -> Generation:
     """The tokens of an answer, up to where it ends.
 

@@ -100,7 +100,7 @@ def request_body(request: Request) -> dict[str, Any]:
             web address, tool arguments that are no JSON object; a tool is not in chat form; or the sampling has what the API
             does not: without it the model would say something else than was asked for.
     """
-    refuse_sampling(request.sampling, "Anthropic's Messages API", *_LACKING)
+    refuse_sampling(request.sampling_params, "Anthropic's Messages API", *_LACKING)
     refuse_template_options(request, "Anthropic's Messages API")
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def request_body(request: Request) -> dict[str, Any]:
             turns[-1]["content"] += blocks
         elif blocks:
             turns.append({"role": role, "content": blocks})
-    sampling = request.sampling
+    sampling = request.sampling_params
     if sampling.max_tokens == 0:
         raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
     body: dict[str, Any] = {

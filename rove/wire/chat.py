@@ -93,7 +93,7 @@ def request_body(request: Request) -> dict[str, Any]:
     name every compatible server knows. `state`, `previous` and `seed` of the request stay here;
     `sampling.seed` is sent.
     """
-    sampling = request.sampling
+    sampling = request.sampling_params
     body: dict[str, Any] = {
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],

@@ -9,7 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
 from rove.core.messages import AssistantMessage, text_of
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
 MAX_TOKENS = 10**9
@@ -112,7 +112,7 @@ def still_says(message: Mapping[str, Any], text: str, tool_calls: list[dict[str,
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
 
-def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """How to sample, under the names that servers of (chat) completions know; some are None.
 
     Those that are not OpenAI's are vLLM's, SGLang's and others' at the top level of the body. Log-probabilities of the
@@ -170,7 +170,7 @@ def refuse_template_options(request: Request, api: str) -> None:
         raise ConfigError(f"{name} is given, but {api} has no such argument; leave it out or use chat completions")
 
 
-def refuse_sampling(sampling: Sampling, api: str, *names: str) -> None:
+def refuse_sampling(sampling: SamplingParams, api: str, *names: str) -> None:
     """Refuse what an API does not have: without it the model would say something else than was asked for.
 
     Raises:

@@ -106,7 +106,7 @@ def request_body(request: Request) -> dict[str, Any]:
         ConfigError: a message holds what the API cannot take, a tool is not in chat form, or the sampling has what
             the API does not, such as stop sequences: without them the model would say something else than was asked for.
     """
-    sampling = request.sampling
+    sampling = request.sampling_params
     refuse_sampling(sampling, "OpenAI's Responses API", *_LACKING)
     refuse_template_options(request, "OpenAI's Responses API")
     body: dict[str, Any] = {

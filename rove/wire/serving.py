@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
-from rove.core.protocols import Request, Response, Sampling, ToolChoice
+from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.common import excerpt
 
@@ -155,7 +155,7 @@ def _given(body: Any, error: str) -> str:
     return excerpt(msgspec.json.encode(body), 100)
 
 
-def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> Sampling:
+def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> SamplingParams:
     """How to sample: the options' own fields, those of the body that no struct of ours names, and `fields`.
 
     Raises:
@@ -166,9 +166,9 @@ def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any)
     further = {name: value for name, value in body.items() if name not in known}
     given = {name: getattr(options, name, None) for name in _SAMPLING}
     if given["max_tokens"] == 0 and given["max_completion_tokens"] is None:
-        sampling = Sampling.from_args(further, {**given, "max_tokens": None}, fields)
+        sampling = SamplingParams.from_args(further, {**given, "max_tokens": None}, fields)
         return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=None)
-    return Sampling.from_args(further, given, fields)
+    return SamplingParams.from_args(further, given, fields)
 
 
 def prompt_logprobs_of(options: TokenOptions) -> int | None:
@@ -187,7 +187,7 @@ def prompt_logprobs_of(options: TokenOptions) -> int | None:
 
 def fields_of(options: msgspec.Struct) -> frozenset[str]:
     """The fields that an API with these options knows: its own, and those of sampling."""
-    return frozenset((*options.__struct_fields__, *Sampling.__struct_fields__, *IGNORED)) - {"extra"}
+    return frozenset((*options.__struct_fields__, *SamplingParams.__struct_fields__, *IGNORED)) - {"extra"}
 
 
 def check_known(asked: Asked) -> Asked:
@@ -199,14 +199,14 @@ def check_known(asked: Asked) -> Asked:
     questions = []
     for question in asked.questions:
         request = question.request
-        extra = request.sampling.extra
+        extra = request.sampling_params.extra
         unknown = sorted(extra.keys() - ONLY_ENDPOINTS)
         if unknown:
             close = get_close_matches(unknown[0], sorted(asked.fields), n=1)
             mean = f"did you mean '{close[0]}'? Else leave it out" if close else "leave it out"
             raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {mean}. docs/serving.md lists all fields")
         if extra:
-            sampling = msgspec.structs.replace(request.sampling, extra={})
+            sampling = msgspec.structs.replace(request.sampling_params, extra={})
             question = msgspec.structs.replace(question, request=msgspec.structs.replace(request, sampling=sampling))
         questions.append(question)
     return msgspec.structs.replace(asked, questions=questions)
@@ -215,11 +215,15 @@ def check_known(asked: Asked) -> Asked:
 def questions_of(question: Question, n: int | None) -> list[Question]:
     """`n` questions that differ in their random stream only: seeds count up from the one given, else from any."""
     request = question.request
-    given = request.sampling.seed
+    given = request.sampling_params.seed
     start = random.getrandbits(62) if given is None else given
     made = []
     for i in range(n or 1):
-        sampling = request.sampling if given is None else msgspec.structs.replace(request.sampling, seed=given + i)
+        sampling = (
+            request.sampling_params
+            if given is None
+            else msgspec.structs.replace(request.sampling_params, seed=given + i)
+        )
         one = msgspec.structs.replace(request, sampling=sampling, seed=start + i)
         made.append(msgspec.structs.replace(question, request=one))
     return made

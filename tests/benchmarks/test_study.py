@@ -22,7 +22,7 @@ def changed(**options: Any) -> Environment:
 
 
 async def games(env: Environment, player: str = "optimal") -> list[RolloutRecord]:
-    return await env.generate(ScriptedClient(env.players[player], player), num_examples=40, rollouts_per_example=1)
+    return await env.generate(ScriptedClient(env.policies[player], player), num_examples=40, rollouts_per_example=1)
 
 
 def talks(records: list[RolloutRecord]) -> list[Any]:

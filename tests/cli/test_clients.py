@@ -31,7 +31,7 @@ def a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def env() -> Quiz:
-    return Quiz(players={"teacher": right})
+    return Quiz(policies={"teacher": right})
 
 
 def test_a_name_in_the_file_comes_before_everything_but_a_player():
@@ -86,7 +86,7 @@ def test_a_broken_file_is_in_the_way_of_names_only():
 
 
 def test_a_misspelt_name_is_told_the_nearest():
-    with pytest.raises(MissingKeyError, match=r"neither a folder here nor a scripted player \(scripted:teacher\)$"):
+    with pytest.raises(MissingKeyError, match=r"neither a folder here nor a scripted policy \(scripted:teacher\)$"):
         make_client("qwen3-4", env())
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
     with pytest.raises(MissingKeyError, match=r"nor in endpoints.toml: did you mean 'qwen3-4b'\?$"):
@@ -104,7 +104,7 @@ def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_players_folders_and_keys_that_are_not_there():
-    with pytest.raises(ConfigError, match=r"no scripted player 'techer'; did you mean 'teacher'\?"):
+    with pytest.raises(ConfigError, match=r"no scripted policy 'techer'; did you mean 'teacher'\?"):
         make_client("scripted:techer", env())
     with pytest.raises(ConfigError, match="model folder nowhere does not exist"):
         make_client("./nowhere", env())

@@ -42,7 +42,7 @@ def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove
     again = rove("demo", "tictactoe", "--smoke", "--json")
     assert json.loads(again.out) == shown
     assert {path: content for path, (_, content) in contents(folder).items()} == before
-    row = rove("eval", "--fresh", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
+    row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
     assert json.loads(row.out)["functions"] == shown["rows"][4]["opponents"]["optimal"]["functions"]
 
 
@@ -80,7 +80,7 @@ def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
 
 def test_prove_refuses_what_has_no_lines(rove: Rove):
     assert "has no demo" in rove("demo", "reverse_text", "--prove", "scripted:oracle").err
-    assert "no scripted player 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
+    assert "no scripted policy 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
 
 
 def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:

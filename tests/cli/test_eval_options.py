@@ -57,7 +57,7 @@ class Asks(vf.MultiTurnEnv):
         state["peak"] = await peak("playing")
 
     async def env_response(self, messages, state, **kwargs):
-        await vf.ask(state, "and now?", other, seat="other")
+        await vf.ask(state, "and now?", other, role="other")
         if "stall" in state["prompt"][0].content:
             time.sleep(0.5)
         return "and?"
@@ -76,7 +76,7 @@ def load_environment(word="say"):
     for metric in (scoring, playing, process):
         rubric.add_metric(metric)
     return Asks(
-        dataset=rows[::-1], eval_dataset=rows, rubric=rubric, max_turns=2, players={"knows": knows, "guesses": guesses}
+        dataset=rows[::-1], eval_dataset=rows, rubric=rubric, max_turns=2, policies={"knows": knows, "guesses": guesses}
     )
 """
 
@@ -146,7 +146,7 @@ CASES: dict[str, Case] = {
     "max_scoring": Case(1, {}, metric("scoring")),
     "limits": Case({"max_turns": 1}),
     "price": Case({"input": 1.0, "output": 2.0}, {}, lambda ran: ran.summary.get("cost")),
-    "seat_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda ran: ran.summary["seats"]),
+    "role_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda ran: ran.summary["model_roles"]),
     "budget": Case(1e-9, {**PRICE, **ONE_BY_ONE}, count),
     "max_errors": Case(1.0, {**BROKEN, **ONE_BY_ONE}, lambda ran: ran.error),
     "fail_fast": Case(True, BROKEN, lambda ran: ran.error),

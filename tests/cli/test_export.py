@@ -1,4 +1,4 @@
-"""`rove data` as people type it."""
+"""`rove export` as people type it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(folder: str) -> set[str]:
 
 
 def test_every_scored_rollout_is_a_row(rove: Rove):
-    done = rove("data", "run")
+    done = rove("export", "run")
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("3 of 3 scored rollouts → run/data.jsonl (1 failed rollouts are left out)\n")
     assert 'load it: datasets.load_dataset("json", data_files="run/data.jsonl")' in done.out
@@ -42,7 +42,9 @@ def test_every_scored_rollout_is_a_row(rove: Rove):
 
 
 def test_a_filter_and_a_place(rove: Rove):
-    done = rove("data", "run", "--filter", "metrics.win > 0 and metrics.format == 1", "-o", "out/mine.jsonl", "--json")
+    done = rove(
+        "export", "run", "--filter", "metrics.win > 0 and metrics.format == 1", "-o", "out/mine.jsonl", "--json"
+    )
     assert json.loads(done.out) == {
         "rows": 2,
         "scored": 3,
@@ -67,7 +69,7 @@ def test_a_filter_and_a_place(rove: Rove):
     ],
 )
 def test_other_forms(rove: Rove, words: list[str], there: str):
-    assert rove("data", "run", *words).status == 0
+    assert rove("export", "run", *words).status == 0
     if there.endswith("parquet"):
         assert Path(there).read_bytes().startswith(b"PAR1")
     else:
@@ -76,7 +78,7 @@ def test_other_forms(rove: Rove, words: list[str], there: str):
 
 @pytest.mark.parametrize("words", [["-o", "mine.csv"], ["--to", "csv", "-o", "mine.csv"]])
 def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
-    done = rove("data", "run", *words)
+    done = rove("export", "run", *words)
     assert (done.status, done.err) == (0, "")
     assert 'load it: datasets.load_dataset("csv", data_files="mine.csv")' in done.out
     with open("mine.csv", newline="") as file:
@@ -110,7 +112,7 @@ def test_what_is_refused_before_anything_is_written(rove: Rove, words: list[str]
     Path("folder").mkdir()
     Path("folder/kept.txt").touch()
     before = files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()
-    done = rove("data", "run", *words)
+    done = rove("export", "run", *words)
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert "Traceback" not in done.err
@@ -118,7 +120,7 @@ def test_what_is_refused_before_anything_is_written(rove: Rove, words: list[str]
 
 
 def test_what_is_no_run_is_refused(rove: Rove):
-    done = rove("data", "nothing")
+    done = rove("export", "nothing")
     assert (done.status, done.err) == (1, "error: nothing is not a run folder: it has no config.toml\n")
     assert not Path("nothing").exists()
 
@@ -126,13 +128,13 @@ def test_what_is_no_run_is_refused(rove: Rove):
 def test_nothing_is_uploaded_unless_told_to(rove: Rove, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, str]] = []
     monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name, **_: asked.append((len(self), name)))
-    assert rove("data", "run", "--to", "hf-dir").status == 0
+    assert rove("export", "run", "--to", "hf-dir").status == 0
     assert asked == []
-    done = rove("data", "run", "--filter", "reward > 0.5", "--push", "me/games", "--json")
+    done = rove("export", "run", "--filter", "reward > 0.5", "--push", "me/games", "--json")
     assert asked == [(2, "me/games")]
     counts = json.loads(done.out)
     assert (counts["pushed"], counts["form"]) == ("https://huggingface.co/datasets/me/games", "hf-dir")
-    assert "uploaded: https://huggingface.co/datasets/me/games" in rove("data", "run", "--push", "me/games").out
+    assert "uploaded: https://huggingface.co/datasets/me/games" in rove("export", "run", "--push", "me/games").out
 
 
 def test_tags_choose_rollouts(rove: Rove):
@@ -140,16 +142,16 @@ def test_tags_choose_rollouts(rove: Rove):
         annotate(Path("run"), Change(tags, rollout=Subject(*rollout)))
 
     def rewards(*words: str) -> list[float]:
-        assert rove("data", "run", *words, "-o", "out.jsonl").status == 0
+        assert rove("export", "run", *words, "-o", "out.jsonl").status == 0
         return [row["reward"] for row in rows("out.jsonl")]
 
     assert rewards("--tag", "good") == [1.2, 0.2]
     assert rewards("--tag", "good", "--not-tag", "bad") == [1.2]
     assert rewards("--tag", "good", "--tag", "odd", "--filter", "reward < 1") == [0.2, 0.7]
     assert rewards("--not-tag", "good") == [0.7]
-    done = rove("data", "run", "--tag", "god", "-o", "out.jsonl")
+    done = rove("export", "run", "--tag", "god", "-o", "out.jsonl")
     assert (done.status, done.err) == (2, "error: no rollout of run is tagged 'god'; did you mean 'good'?\n")
     (Path("run") / "annotations.jsonl").open("ab").write(b"{\n")
-    done = rove("data", "run", "--not-tag", "bad", "-o", "out.jsonl")
+    done = rove("export", "run", "--not-tag", "bad", "-o", "out.jsonl")
     assert done.status == 1 and "annotations.jsonl, line 4: not an annotation" in done.err
-    assert rove("data", "run", "-o", "run/annotations.jsonl").status == 2
+    assert rove("export", "run", "-o", "run/annotations.jsonl").status == 2

@@ -130,7 +130,7 @@ def test_version(rove: Rove):
         (["eval", *SMALL, "-a", "[1]"], "-a takes a JSON object like '{\"seed\": 1}', got '[1]'"),
         (["eval", *SMALL, "-a", '{"sed": 1}'], "environment 'tictactoe' has no argument 'sed'; did you mean 'seed'?"),
         (["eval", "tictactoo", "-m", "scripted:teacher"], "did you mean 'tictactoe'?"),
-        (["eval", "tictactoe", "-m", "scripted:teachr"], "has no scripted player 'teachr'; did you mean 'teacher'?"),
+        (["eval", "tictactoe", "-m", "scripted:teachr"], "has no scripted policy 'teachr'; did you mean 'teacher'?"),
         (["eval", "tictactoe", "-m", "models/none"], "model folder models/none does not exist"),
         (["eval", "tictactoe"], "missing setting: model"),
         (["eval"], "missing settings: env, model"),
@@ -161,7 +161,7 @@ def test_a_model_that_nobody_serves_says_what_is_missing(rove: Rove):
     done = rove("eval", "tictactoe", "-m", "gpt-5-mini")
     assert done.status == 2
     assert "no API key for https://api.openai.com/v1: set OPENAI_API_KEY" in done.err
-    assert "'gpt-5-mini' is neither a folder here nor a scripted player (scripted:optimal, scripted:random," in done.err
+    assert "'gpt-5-mini' is neither a folder here nor a scripted policy (scripted:optimal, scripted:random," in done.err
 
 
 def test_sft_on_what_is_no_run_says_so(rove: Rove):
@@ -228,16 +228,16 @@ def test_another_setting_in_the_same_folder_is_refused_with_what_differs(rove: R
         "error: runs/mine holds a different run; what differs:",
         "  env_args.num_groups: there None, now 2",
         "  sampling.temperature: there None, now 0.5",
-        "Give another --run-dir, or --fresh to throw the old one away",
+        "Give another --run-dir, or --overwrite to throw the old one away",
     ]
     assert lines("runs/mine") == before
-    assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--fresh").status == 0
+    assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--overwrite").status == 0
     assert len(lines("runs/mine")) == 10
     assert lines("runs/mine") != before
 
 
 def test_a_run_folders_config_repeats_the_run(rove: Rove):
-    first = json.loads(rove("eval", *SMALL, "--fresh", "--seed", "4", "--json").out)
+    first = json.loads(rove("eval", *SMALL, "--overwrite", "--seed", "4", "--json").out)
     before = lines(first["run"])
     again = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
     assert again == first
@@ -372,7 +372,7 @@ def knows(messages, state, rng):
 
 def load_environment(num_examples: int = 4, seed: int = 0):
     rows = [{"question": f"[bold]{i}[/red]?", "answer": str(i)} for i in range(num_examples)]
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right], [1.0]), players={"knows": knows})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right], [1.0]), policies={"knows": knows})
 """
 
 
@@ -456,7 +456,7 @@ def test_a_person_plays_against_a_model(rove: Rove):
     assert apart.out == done.out
 
 
-def test_a_person_takes_the_models_seat(rove: Rove):
+def test_a_person_takes_the_models_role(rove: Rove):
     moves = "".join(f"<think>{n}</think><move>{n}</move>\n" for n in (4, 0, 1, 2, 3, 5, 6, 7, 8))
     done = rove("play", "tictactoe", "--seed", "1", stdin=moves)
     assert done.status == 0
@@ -473,10 +473,10 @@ def test_a_person_watches(rove: Rove):
     assert "reward of the model: " in done.out
 
 
-def test_where_there_is_no_second_seat_one_watches(rove: Rove):
+def test_where_there_is_no_second_role_one_watches(rove: Rove):
     done = rove("play", "reverse_text", "-m", "scripted:oracle", "--seed", "1")
     assert done.status == 0
-    assert "'reverse_text' has no second seat" in done.out
+    assert "'reverse_text' has no second role" in done.out
     assert "reward of the model: 1.20" in done.out
 
 
@@ -612,7 +612,7 @@ def test_an_edited_environment_is_another_run(tmp_path: Path, monkeypatch: pytes
 import rove as vf
 def load_environment():
     return vf.SingleTurnEnv(
-        dataset=[{"question": "?"}], rubric=vf.Rubric([right], [WEIGHT]), players={"p": lambda messages, state, rng: "x"}
+        dataset=[{"question": "?"}], rubric=vf.Rubric([right], [WEIGHT]), policies={"p": lambda messages, state, rng: "x"}
     )
 def right():
     return 1.0

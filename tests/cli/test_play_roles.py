@@ -14,10 +14,10 @@ from commands import Rove, environment, in_this_process
 
 import rove as vf
 from rove.cli.play import one_game
-from rove.cli.play_roles import Given, Seats, never_asked, read_seats
+from rove.cli.play_roles import Given, Roles, never_asked, read_roles
 from rove.cli.play_web import folder_of, keep_game
 from rove.core.errors import ConfigError
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
 from rove.viewer.play_session import AtTable, Table, make_table
@@ -53,17 +53,17 @@ class Haggle(vf.MultiTurnEnv):
 
     async def ask_seller(self, state, told):
         if self.own_model:
-            return await state["asked_of_the_model"](state, [vf.UserMessage(told)], seat="seller")
-        return await vf.ask(state, told, vf.ScriptedClient(greedy, "greedy"), seat="seller", model="greedy")
+            return await state["asked_of_the_model"](state, [vf.UserMessage(told)], role="seller")
+        return await vf.ask(state, told, vf.ScriptedClient(greedy, "greedy"), role="seller", model="greedy")
 
 def sold(state):
-    return float("Sold." in [step.completion[0]["content"] for step in state["seats"]["seller"]])
+    return float("Sold." in [step.completion[0]["content"] for step in state["model_roles"]["seller"]])
 
 def load_environment(num_examples=3, seed=0, turns=2, sellers=1, own_model=False):
     rows = [{"question": f"Buy lamp {i}."} for i in range(num_examples)]
     rubric = vf.Rubric([sold], [1.0])
     players = {"buyer": offers, "yes": yes, "no": greedy}
-    return Haggle(sellers, own_model, dataset=rows, max_turns=turns, rubric=rubric, players=players)
+    return Haggle(sellers, own_model, dataset=rows, max_turns=turns, rubric=rubric, policies=players)
 """
 PLAY = ("play", "haggle", "--env-dir", "mine", "--seed", "1", "-m", "scripted:buyer")
 
@@ -76,20 +76,20 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @asynccontextmanager
 async def at_table(
-    folder: Path, seats: Sequence[str], has_model: bool = True, **args: Any
+    folder: Path, roles: Sequence[str], has_model: bool = True, **args: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Games of that environment at a table: what asks for its state when that is as wanted, and what acts."""
     env = load_environment("haggle", str(folder / "mine"), **args)
-    player: Client | None = vf.ScriptedClient(env.players["buyer"]) if has_model else None
-    table = Table("haggle", "buyer" if has_model else "", seats)
+    player: Client | None = vf.ScriptedClient(env.policies["buyer"]) if has_model else None
+    table = Table("haggle", "buyer" if has_model else "", roles)
 
     def keep(game: vf.RolloutRecord) -> str:
-        return str(keep_game(folder / "kept", {"env": "haggle", "model": "buyer", "seat": table.seat}, game))
+        return str(keep_game(folder / "kept", {"env": "haggle", "model": "buyer", "role": table.role}, game))
 
     async def games() -> None:
         for seed in range(10):
-            asked = Seats({}, lambda seat: AtTable(table, None, seat) if table.is_mine(seat) else None)
-            record = await one_game(env, AtTable(table, player), "m", Sampling(), seed, asked)
+            asked = Roles({}, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
+            record = await one_game(env, AtTable(table, player), "m", SamplingParams(), seed, asked)
             table.offer(asked.asked if has_model else ())
             await table.finish(record)
 
@@ -115,46 +115,51 @@ async def at_table(
 def test_without_a_word_the_environment_asks_whom_it_always_asks(rove: Rove):
     done = rove(*PLAY)
     assert done.status == 0, done.err
-    assert "'haggle' has no second seat, so you watch" in done.out and "Too little." in done.out
+    assert "'haggle' has no second role, so you watch" in done.out and "Too little." in done.out
     assert "reward of the model: 0.00" in done.out
-    assert "others were asked, too; sit there yourself: --seat seller" in done.out
+    assert "others were asked, too; sit there yourself: --model-role seller" in done.out
 
 
 def test_a_person_sits_where_it_asks_by_name(rove: Rove):
-    done = rove(*PLAY, "--seat", "seller", stdin="Never.\nSold.\n")
+    done = rove(*PLAY, "--model-role", "seller", stdin="Never.\nSold.\n")
     assert done.status == 0, done.err
     assert "user to seller\nThe buyer says: 10?" in done.out and "The buyer says: 20?" in done.out
     assert done.out.count("you as seller> ") == 2 and "scripted:buyer 10?" in done.out
     assert "reward of the model: 1.00" in done.out and "sit there yourself" not in done.out
-    assert rove(*PLAY, "--seat", "sell*", stdin="Never.\nSold.\n").out == done.out
+    assert rove(*PLAY, "--model-role", "sell*", stdin="Never.\nSold.\n").out == done.out
 
 
-def test_a_model_that_is_named_sits_there_also_for_a_person_in_the_models_seat(rove: Rove):
-    done = rove(*PLAY, "--seat", "seller=scripted:yes")
+def test_a_model_that_is_named_sits_there_also_for_a_person_in_the_models_role(rove: Rove):
+    done = rove(*PLAY, "--model-role", "seller=scripted:yes")
     assert (done.status, "reward of the model: 1.00" in done.out) == (0, True), done.out + done.err
-    mine = rove(*PLAY[:-2], "--seat", "seller=scripted:yes", stdin="Five?\n")
+    mine = rove(*PLAY[:-2], "--model-role", "seller=scripted:yes", stdin="Five?\n")
     assert (mine.status, "reward of you: 1.00" in mine.out) == (0, True), mine.out + mine.err
     assert "you as seller" not in mine.out
 
 
 def test_a_name_that_nobody_was_asked_by_is_told(rove: Rove):
-    done = rove(*PLAY, "--seat", "judge")
+    done = rove(*PLAY, "--model-role", "judge")
     assert done.status == 0
-    assert "nobody was asked in the seat 'judge'; those that were: seller" in done.out
-    other = rove("play", "reverse_text", "-m", "scripted:oracle", "--seat", "judge=scripted:oracle", "--seed", "1")
-    assert "nobody was asked in the seat 'judge'; this environment asked nobody through rove.ask" in other.out
+    assert "nobody was asked in the role 'judge'; those that were: seller" in done.out
+    other = rove(
+        "play", "reverse_text", "-m", "scripted:oracle", "--model-role", "judge=scripted:oracle", "--seed", "1"
+    )
+    assert "nobody was asked in the role 'judge'; this environment asked nobody through rove.ask" in other.out
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--seat", "=x"), "--seat is '=x'; expected --seat NAME for you, or --seat NAME=MODEL"),
-        (("--seat", "seller="), "expected --seat NAME for you"),
-        (("--seat", "seller", "--seat", "seller=scripted:yes"), "--seat seller is given twice"),
-        (("--seat", "seller", "--watch"), "you watch, or you sit there"),
-        (("--seat", "seller=scripted:nobody"), "has no scripted player 'nobody'"),
-        (("--seat", "seller", "--isolated"), "'haggle' has a process of its own and asks others there"),
-        (("--seat", "seller", "--cases", "kept"), "--seat goes without --cases"),
+        (
+            ("--model-role", "=x"),
+            "--model-role is '=x'; expected --model-role NAME for you, or --model-role NAME=MODEL",
+        ),
+        (("--model-role", "seller="), "expected --model-role NAME for you"),
+        (("--model-role", "seller", "--model-role", "seller=scripted:yes"), "--model-role seller is given twice"),
+        (("--model-role", "seller", "--watch"), "you watch, or you sit there"),
+        (("--model-role", "seller=scripted:nobody"), "has no scripted policy 'nobody'"),
+        (("--model-role", "seller", "--isolated"), "'haggle' has a process of its own and asks others there"),
+        (("--model-role", "seller", "--cases", "kept"), "--model-role goes without --cases"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_game(rove: Rove, words: tuple[str, ...], told: str):
@@ -162,18 +167,18 @@ def test_what_cannot_be_is_refused_before_the_game(rove: Rove, words: tuple[str,
     assert (done.status != 0, told in done.err) == (True, True), done.out + done.err
 
 
-def test_a_seat_of_ones_own_needs_somebody_who_plays():
-    with pytest.raises(ConfigError, match=r"--seat seller is your seat; who takes the model's\? -m MODEL"):
-        read_seats(["seller"], watch=False, has_model=False)
-    assert read_seats(["b=x", "a"], watch=False, has_model=True) == Given(["a"], {"b": "x"})
+def test_a_role_of_ones_own_needs_somebody_who_plays():
+    with pytest.raises(ConfigError, match=r"--model-role seller is your role; who takes the model's\? -m MODEL"):
+        read_roles(["seller"], watch=False, has_model=False)
+    assert read_roles(["b=x", "a"], watch=False, has_model=True) == Given(["a"], {"b": "x"})
 
 
 async def test_the_person_comes_before_models_and_these_before_whom_the_environment_asks():
     one, other, own = (vf.ScriptedClient(lambda messages, state, rng: "", name) for name in ("1", "2", "own"))
-    seats = Seats({"a*": one}, lambda seat: other if seat == "ab" else None)
-    assert [seats.get(seat, own) for seat in ("ab", "ac", "b")] == [other, one, own]
-    assert list(seats.asked) == ["ab", "ac", "b"] and never_asked(["a?"], seats.asked) == []
-    assert [folder_of(seat) for seat in ("model", "player *", "*")] == ["by-person", "as-player", "as-any"]
+    roles = Roles({"a*": one}, lambda role: other if role == "ab" else None)
+    assert [roles.get(role, own) for role in ("ab", "ac", "b")] == [other, one, own]
+    assert list(roles.asked) == ["ab", "ac", "b"] and never_asked(["a?"], roles.asked) == []
+    assert [folder_of(role) for role in ("model", "player *", "*")] == ["by-person", "as-player", "as-any"]
 
 
 def over(now: dict[str, Any]) -> bool:
@@ -188,21 +193,21 @@ async def haggled(folder: Path) -> None:
     """A game in which the person sells at the second try, and one that it watches."""
     async with at_table(folder, ["seller", "none", "model"]) as (state, act):
         found = await state(asked)
-        assert (found["asked"]["seat"], found["asked"]["legal"]) == ("seller", None)
+        assert (found["asked"]["role"], found["asked"]["legal"]) == ("seller", None)
         assert found["asked"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
         await act("move", number=found["number"], text="Never.")
         await act("move", number=(await state(asked))["number"], text="Sold.")
         assert (await state(over))["scores"]["reward"] == 1.0
         await act("keep")
-        await act("again", seat="none")  # whom the environment asks says something else
-        found = await state(lambda now: over(now) and now["seat"] == "none")
-        assert (found["scores"]["reward"], found["seats"]) == (0.0, ["seller", "none", "model"])
+        await act("again", role="none")  # whom the environment asks says something else
+        found = await state(lambda now: over(now) and now["role"] == "none")
+        assert (found["scores"]["reward"], found["model_roles"]) == (0.0, ["seller", "none", "model"])
 
 
-def test_at_the_table_a_person_takes_a_seat_by_name_and_the_game_is_a_case(rove: Rove, tmp_path: Path):
+def test_at_the_table_a_person_takes_a_role_by_name_and_the_game_is_a_case(rove: Rove, tmp_path: Path):
     asyncio.run(haggled(tmp_path))
     [kept] = Run(tmp_path / "kept").rollouts()
-    assert [step.completion[0]["content"] for step in kept.seats["seller"]] == ["Never.", "Sold."]
+    assert [step.completion[0]["content"] for step in kept.model_roles["seller"]] == ["Never.", "Sold."]
     again = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--cases", "kept")
     assert (again.status, "0 of 1 games go worse" in again.out) == (0, True), again.out + again.err
     other = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--cases", "kept")
@@ -210,28 +215,28 @@ def test_at_the_table_a_person_takes_a_seat_by_name_and_the_game_is_a_case(rove:
 
 
 @pytest.mark.usefixtures("rove")
-async def test_seats_that_were_asked_are_offered_and_two_questions_at_once_come_one_by_one(tmp_path: Path):
+async def test_roles_that_were_asked_are_offered_and_two_questions_at_once_come_one_by_one(tmp_path: Path):
     async with at_table(tmp_path, ["none", "model"], turns=1, sellers=2) as (state, act):
-        assert (await state(over))["seats"] == ["none", "model", "seller"]
-        await act("again", seat="seller")
+        assert (await state(over))["model_roles"] == ["none", "model", "seller"]
+        await act("again", role="seller")
         for text in ("Never.", "Sold."):
             found = await state(asked)
             assert found["asked"]["messages"][0]["content"] == "The buyer says: 10?"
             await act("move", number=found["number"], text=text)
-        assert (await state(lambda now: over(now) and now["seat"] == "seller"))["scores"]["reward"] == 1.0
+        assert (await state(lambda now: over(now) and now["role"] == "seller"))["scores"]["reward"] == 1.0
 
 
 @pytest.mark.usefixtures("rove")
-async def test_a_person_in_the_models_seat_answers_wherever_the_model_is_asked(tmp_path: Path):
+async def test_a_person_in_the_models_role_answers_wherever_the_model_is_asked(tmp_path: Path):
     async with at_table(tmp_path, ["model"], has_model=False, own_model=True) as (state, act):
         found = await state(asked)
-        assert found["asked"]["seat"] == ""
+        assert found["asked"]["role"] == ""
         await act("move", number=found["number"], text="10?")
         found = await state(asked)
-        assert found["asked"]["seat"] == "seller"
+        assert found["asked"]["role"] == "seller"
         await act("move", number=found["number"], text="Sold.")
         found = await state(over)
-        assert (found["scores"]["reward"], found["seats"]) == (1.0, ["model"])
+        assert (found["scores"]["reward"], found["model_roles"]) == (1.0, ["model"])
 
 
 def test_at_the_terminal_too(rove: Rove):

@@ -28,7 +28,7 @@ def forgets(messages, state, rng):
 
 def load_environment(num_examples: int = 3, ask: str = "How many"):
     rows = [{{"question": f"{{ask}}: {{i}}?", "answer": str(i)}} for i in range(num_examples)]
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([judge]), players={{"knows": knows, "forgets": forgets}})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([judge]), policies={{"knows": knows, "forgets": forgets}})
 """
 
 
@@ -87,8 +87,8 @@ def test_another_folder_is_asked_for_or_fresh(rove: Rove):
     assert refused.status == 1
     assert "runs/new holds a different run" in refused.err
     assert "env_args.max_turns: there None, now 9" in refused.err
-    assert rove(*words, "--fresh").status == 0
-    itself = rove("rescore", old, "--run-dir", old, "--fresh")
+    assert rove(*words, "--overwrite").status == 0
+    itself = rove("rescore", old, "--run-dir", old, "--overwrite")
     assert itself.status == 2
     assert "cannot be rescored into itself" in itself.err
     assert len(lines(old)) == 8

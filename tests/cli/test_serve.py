@@ -27,7 +27,7 @@ async def slow(messages, state, rng):
     return "done"
 
 def load_environment(**kwargs):
-    return vf.SingleTurnEnv(dataset=[{"question": "wait"}], players={"slow": slow})
+    return vf.SingleTurnEnv(dataset=[{"question": "wait"}], policies={"slow": slow})
 """
 
 
@@ -38,7 +38,7 @@ def oracle(messages, state, rng):
     return state["answer"]
 
 def load_environment(**kwargs):
-    return vf.SingleTurnEnv(dataset=[{"question": "What's \\"$x\\" in [bold]?", "answer": "42"}], players={"oracle": oracle})
+    return vf.SingleTurnEnv(dataset=[{"question": "What's \\"$x\\" in [bold]?", "answer": "42"}], policies={"oracle": oracle})
 """
 
 

@@ -41,7 +41,7 @@ def load_environment(num_examples: int = 4, broken: bool = False):
         if broken:
             raise OSError("disk on fire")
         return [{"question": f"{i}?", "answer": str(i)} for i in range(num_examples)]
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), players={"knows": knows, "fails": fails})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), policies={"knows": knows, "fails": fails})
 """
 
 

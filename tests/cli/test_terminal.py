@@ -22,7 +22,7 @@ from rove.cli.terminal import Comparison, Facets, Rollout, Rollouts, Runs, Termi
 from rove.cli.terminal_format import Filter, inert
 from rove.core.errors import ConfigError
 from rove.runs.annotations import Annotations
-from rove.viewer.run_store import Shelf
+from rove.viewer.run_store import RunStore
 
 EVIL = "[red]\x1b[31m\x1b]0;title\x07\u202egnp[/red] [@click=app.quit]x[/]"
 
@@ -35,13 +35,13 @@ def folder(tmp_path: Path) -> Path:
     made_run(runs / "worse", worse)
     with made_run(runs / "rl", [record(0, i, i, step=1) for i in range(2)], kind="rl", steps=9) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.7})
-        run.append_alarm({"step": 1, "name": "x", "text": EVIL})
+        run.append_alert({"step": 1, "name": "x", "text": EVIL})
     return runs
 
 
 @asynccontextmanager
 async def looking(folder: Path, annotate: bool = False) -> AsyncIterator[Pilot[None]]:
-    shelf = Shelf(folder, annotate)
+    shelf = RunStore(folder, annotate)
     async with Terminal(shelf).run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         yield pilot
@@ -167,7 +167,7 @@ async def test_two_runs_are_compared(folder: Path):
 async def test_what_a_run_writes_appears_by_itself(folder: Path):
     async with looking(folder) as pilot:
         await go_to(pilot, "rl")
-        assert "step 1: reward/mean 0.700" in shown(pilot) and "alarm: [red]\\x1b[31m" in shown(pilot)
+        assert "step 1: reward/mean 0.700" in shown(pilot) and "alert: [red]\\x1b[31m" in shown(pilot)
         found = pilot.app.screen.query_one(DataTable)
         found.move_cursor(row=1)
         with made_run(folder / "rl", [record(1, 0, 1.0, step=2)], kind="rl", steps=9) as run:

@@ -183,9 +183,9 @@ def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
     before = contents(Path("runs/mine"))
     again = rove(*words)
     assert again.status == 0
-    assert "runs/mine is complete; --fresh to train again" in again.out
+    assert "runs/mine is complete; --overwrite to train again" in again.out
     assert contents(Path("runs/mine")) == before
-    fresh = rove(*words, "--fresh")
+    fresh = rove(*words, "--overwrite")
     assert "is complete" not in fresh.out
     after = contents(Path("runs/mine"))
     final = "runs/mine/final/model.safetensors"
@@ -318,7 +318,7 @@ WATCHED = """
 shuffle = true
 keep_best = "eval/perfect/reward/mean"
 show_every = 1
-[alarms]
+[alerts]
 window = 1
 grad_norm_factor = 1e-9
 length_factor = 1e-9
@@ -343,7 +343,7 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
     assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
     assert done.out.count("· example ") == 2
     assert "step 2: length growth" in done.out
-    assert "length_growth" in [alarm["name"] for alarm in run.alarms()]
+    assert "length_growth" in [alert["name"] for alert in run.alerts()]
     words = [
         "eval",
         "tictactoe",
@@ -392,7 +392,7 @@ def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
         (0.4, {}, True),
         (0.9, {}, False),
         (0.4, {"curriculum": "level"}, False),
-        (0.4, {"skip_at_least": 1.0}, False),
+        (0.4, {"easy_threshold": 1.0}, False),
         (0.4, {"keep_best": "eval/x/reward/mean"}, False),
     ],
 )
@@ -468,5 +468,5 @@ def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, ma
     done = rove(*words)
     assert done.status == 1
     assert done.err.startswith("error: no checkpoint of runs/sft is intact:")
-    assert "progress.json is damaged" in done.err and "--fresh" in done.err
-    assert rove(*words, "--fresh").status == 0
+    assert "progress.json is damaged" in done.err and "--overwrite" in done.err
+    assert rove(*words, "--overwrite").status == 0

@@ -28,7 +28,7 @@ from rove.core.errors import (
     OverlongPromptError,
 )
 from rove.core.messages import UserMessage
-from rove.core.protocols import Client, Request, Sampling
+from rove.core.protocols import Client, Request, SamplingParams
 from rove.core.records import Usage
 
 pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
@@ -58,7 +58,7 @@ async def answer(server: FaultEndpoint, request: Request | None = None, **settin
 
 async def test_round_trip():
     async with FaultEndpoint() as server:
-        response = await answer(server, ask("Привет, 世界 🌍", sampling=Sampling(max_tokens=5)), api_key="sk-1")
+        response = await answer(server, ask("Привет, 世界 🌍", sampling=SamplingParams(max_tokens=5)), api_key="sk-1")
     assert response.message == {"role": "assistant", "content": "Привет, 世界 🌍"}
     assert response.usage == Usage(3, 2)
     message = {"role": "user", "content": "Привет, 世界 🌍"}
@@ -108,7 +108,7 @@ async def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_openai_itself_gets_the_newer_name_of_the_length_limit():
-    request = ask(sampling=Sampling(max_tokens=5))
+    request = ask(sampling=SamplingParams(max_tokens=5))
     assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
     assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
     assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5
@@ -124,7 +124,7 @@ def completions_endpoint(faults: Any = "ok") -> ApiEndpoint:
 
 @pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
 async def test_a_raw_text_is_continued(kind: type[OpenAIClient]):
-    sampling = Sampling(max_tokens=5, stop=["\n"])
+    sampling = SamplingParams(max_tokens=5, stop=["\n"])
     request = Request([UserMessage("not looked at")], sampling, "tiny", text="Once upon")
     async with completions_endpoint(["500"]) as server:
         client = kind(server.base_url, "sk-1", backoff=0.0)

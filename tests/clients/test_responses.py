@@ -19,7 +19,7 @@ from rove.core.errors import (
     OverlongPromptError,
 )
 from rove.core.messages import SystemMessage, UserMessage
-from rove.core.protocols import Client, Request, Sampling
+from rove.core.protocols import Client, Request, SamplingParams
 from rove.core.records import Usage
 
 pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
@@ -52,7 +52,7 @@ async def answer(base_url: str, request: Request | None = None, **settings: Any)
 
 
 async def test_round_trip():
-    request = Request([SystemMessage("be brief"), UserMessage("hello")], Sampling(max_tokens=5), "tiny")
+    request = Request([SystemMessage("be brief"), UserMessage("hello")], SamplingParams(max_tokens=5), "tiny")
     async with responses_endpoint() as server:
         response = await answer(server.base_url, request, api_key="sk-1")
     assert response.message == {"role": "assistant", "content": "you said: hello"}

@@ -438,9 +438,9 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
     client = Says("4")
     [record] = await rove.generate(env, client)
     assert len(record.steps) == 2
-    assert len(record.seats["environment"]) == 2
+    assert len(record.model_roles["environment"]) == 2
     assert len({request.seed for request in client.asked}) == 4
-    assert [request.sampling.temperature for request in client.asked] == [None, 0.5, None, None]
+    assert [request.sampling_params.temperature for request in client.asked] == [None, 0.5, None, None]
     again = Says("4")
     await rove.generate(env, again)
     assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
@@ -466,7 +466,7 @@ async def test_calls_of_the_environment_may_be_many_at_once() -> None:
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     [record] = await rove.generate(env, Echo())
     assert record.completion[1]["content"] == "0 1 2 3 4 5 6 7"
-    assert (len(record.steps), len(record.seats["environment"])) == (2, 8)
+    assert (len(record.steps), len(record.model_roles["environment"])) == (2, 8)
 
 
 async def test_the_model_is_shown_its_turns_as_it_sampled_them() -> None:

@@ -76,13 +76,13 @@ def test_a_flag_sets_what_it_names(words: list[str], expected: dict[str, Any] | 
     ("words", "save", "fresh"),
     [
         ([], True, False),
-        (["--fresh"], True, True),
+        (["--overwrite"], True, True),
         (["--no-fresh"], True, False),
-        (["--no-save", "--fresh"], False, True),
+        (["--no-save", "--overwrite"], False, True),
         (["--no_save", "--steps", "10"], False, False),
         (["--save", "false"], False, False),
-        (["--fresh=true", "--save=false"], False, True),
-        (["--fresh", "--no-fresh"], True, False),
+        (["--overwrite=true", "--save=false"], False, True),
+        (["--overwrite", "--no-fresh"], True, False),
     ],
 )
 def test_switches(words: list[str], save: bool, fresh: bool):
@@ -90,7 +90,7 @@ def test_switches(words: list[str], save: bool, fresh: bool):
 
 
 def test_a_switch_does_not_swallow_the_word_after_it():
-    assert read("--fresh", "game") == Settings(env="game", fresh=True)
+    assert read("--overwrite", "game") == Settings(env="game", fresh=True)
     assert read("--no-save", "game") == Settings(env="game", save=False)
 
 
@@ -151,7 +151,7 @@ def test_the_bare_word_wins_over_files_wherever_it_stands(tmp_path: Path):
     settings = file(tmp_path, "settings.toml", env="theirs", steps=1)
     assert read("@", settings) == Settings(env="theirs", steps=1)
     assert read("@", settings, "mine") == read("mine", "@", settings) == Settings(env="mine", steps=1)
-    assert read("--steps", "2", "mine", "--fresh") == Settings(env="mine", steps=2, fresh=True)
+    assert read("--steps", "2", "mine", "--overwrite") == Settings(env="mine", steps=2, fresh=True)
     assert read("2048").env == "2048"
 
 

@@ -1,4 +1,4 @@
-"""Other seats: what an opponent says is recorded and counted apart, and its failures are told apart."""
+"""Other roles: what an opponent says is recorded and counted apart, and its failures are told apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Quarrel(vf.MultiTurnEnv):
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         sides = {"user": "assistant", "assistant": "user"}
         seen = [{"role": sides[m["role"]], "content": m["content"]} for m in messages if m["role"] in sides]
-        said = await vf.ask(state, seen, self.other, seat="opponent", sampling_args={"temperature": 0.5})
+        said = await vf.query(state, seen, self.other, role="opponent", sampling_args={"temperature": 0.5})
         return said["content"]
 
 
@@ -37,53 +37,53 @@ def dice(messages: vf.Messages, state: vf.State, rng: Any) -> str:
 def test_an_opponent_is_recorded_and_counted_apart() -> None:
     records = roll(Quarrel(says(dice)), says("never mind"))
     for record in records:
-        steps = record.seats["opponent"]
+        steps = record.model_roles["opponent"]
         assert [len(step.prompt) for step in steps] == [2, 4, 6]
         assert [step.completion[0]["content"] for step in steps] == [m["content"] for m in record.completion[1::2]]
         assert all(step.completion[0]["content"] == "never mind" for step in record.steps) and len(record.steps) == 3
         assert record.usage.completion_tokens == 6
-    said = [step.completion[0]["content"] for record in records for step in record.seats["opponent"]]
+    said = [step.completion[0]["content"] for record in records for step in record.model_roles["opponent"]]
     assert len(set(said)) == 6  # every call has a random stream of its own
     again = roll(Quarrel(says(dice)), says("never mind"))
     assert [timeless(r).completion for r in again] == [timeless(r).completion for r in records]
 
 
-def test_seats_survive_the_disk() -> None:
+def test_roles_survive_the_disk() -> None:
     [record, _] = roll(Quarrel(says(dice)), says("never mind"))
     line = encode_record(record)
     assert decode_record(line) == record
     outcome = decode_outcome(line)
-    assert outcome == record.outcome and len(outcome.seats["opponent"]) == 3
-    bare = msgspec.structs.replace(record, seats={})
-    assert decode_record(encode_record(bare)).seats == {}
+    assert outcome == record.outcome and len(outcome.model_roles["opponent"]) == 3
+    bare = msgspec.structs.replace(record, model_roles={})
+    assert decode_record(encode_record(bare)).model_roles == {}
 
 
-def test_a_line_of_an_older_rove_has_no_seats() -> None:
+def test_a_line_of_an_older_rove_has_no_roles() -> None:
     [record, _] = roll(Quarrel(says(dice)), says("never mind"))
     stored = msgspec.json.decode(encode_record(record))
-    del stored["seats"], stored["record"]["seats"], stored["record"]["env_id"]
+    del stored["model_roles"], stored["record"]["model_roles"], stored["record"]["env_id"]
     old = decode_record(msgspec.json.encode(stored))
-    assert (old.seats, old.env_id) == ({}, "") and decode_outcome(msgspec.json.encode(stored)).seats == {}
+    assert (old.model_roles, old.env_id) == ({}, "") and decode_outcome(msgspec.json.encode(stored)).model_roles == {}
 
 
-def test_tokens_and_cost_by_seat() -> None:
-    tally = Tally(seat_prices={"opponent": Price(0, 1e6)})
+def test_tokens_and_cost_by_role() -> None:
+    tally = Tally(role_prices={"opponent": Price(0, 1e6)})
     for record in roll(Quarrel(says("so there"), turns=2), says("x")):
         tally.add(record)
-    assert tally.summary()["seats"] == {
+    assert tally.summary()["model_roles"] == {
         "opponent": {"calls": 4, "prompt_tokens": 14, "completion_tokens": 8, "cost": 8.0}
     }
-    assert "seats" not in Tally().summary()
+    assert "model_roles" not in Tally().summary()
 
 
-def test_an_opponent_that_fails_is_an_error_of_its_seat() -> None:
+def test_an_opponent_that_fails_is_an_error_of_its_role() -> None:
     def fails(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         raise vf.InfraError("gone", ["HTTP 503"])
 
     [record, _] = roll(Quarrel(says(fails)), says("x"))
     assert record.error is not None
     assert (record.error.phase, record.error.type, record.error.attempts) == (
-        "seat opponent",
+        "role opponent",
         "InfraError",
         ["HTTP 503"],
     )
@@ -103,7 +103,7 @@ def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
         env = Quarrel(says(other), rubric=vf.Rubric([length]))
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
         assert (summary["failed"], summary["reward"]["mean"], len(asked)) == (0, 6.0, before)
-        assert summary["seats"]["opponent"]["calls"] == 6
+        assert summary["model_roles"]["opponent"]["calls"] == 6
         changed = asyncio.run(vf.generate(Deaf(says(other)), says("x"), run=None))
         assert len(changed) == 2  # it plays, but not as those that were recorded did
         failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed"))["errors"]
@@ -111,14 +111,14 @@ def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
 
 
 class Crowd(vf.MultiTurnEnv):
-    """Asks one seat three things at once; they come back in another order."""
+    """Asks one role three things at once; they come back in another order."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(dataset=rows(1), max_turns=1, **kwargs)
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         questions = ("3", "1", "2")
-        said = await asyncio.gather(*(vf.ask(state, text, says(late), seat="crowd") for text in questions))
+        said = await asyncio.gather(*(vf.query(state, text, says(late), role="crowd") for text in questions))
         return " ".join(str(one["content"]) for one in said)
 
 
@@ -133,7 +133,7 @@ def test_what_is_asked_at_once_is_kept_in_the_order_of_asking(tmp_path: Path) ->
     with vf.Run(tmp_path / "run") as run:
         asyncio.run(vf.evaluate(Crowd(), says("x"), run=tmp_path / "run"))
         [record] = run.rollouts()
-        steps = record.seats["crowd"]
+        steps = record.model_roles["crowd"]
         assert [step.prompt[0]["content"] for step in steps] == ["3", "1", "2"]
         said = [str(step.completion[0]["content"]) for step in steps]
         assert record.completion[1]["content"] == " ".join(said)
@@ -150,11 +150,11 @@ class Deaf(Quarrel):
     """Its opponent sees nothing of what was said."""
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
-        return (await vf.ask(state, "say something", self.other, seat="opponent"))["content"]
+        return (await vf.query(state, "say something", self.other, role="opponent"))["content"]
 
 
 async def test_mistakes_of_the_caller() -> None:
     for messages, options in ((3, {}), ("hi", {"sampling_args": {"temperature": -1}})):
         with pytest.raises(ConfigError) as error:
-            await vf.ask(vf.State(), messages, says("x"), seat="user", **options)  # pyright: ignore[reportArgumentType]
-        assert phase_of(error.value) == "seat user"
+            await vf.query(vf.State(), messages, says("x"), role="user", **options)  # pyright: ignore[reportArgumentType]
+        assert phase_of(error.value) == "role user"

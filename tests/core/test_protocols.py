@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, OverlongPromptError
-from rove.core.protocols import Sampling, room_after
+from rove.core.protocols import SamplingParams, room_after
 
 
 def test_nothing_is_set_unless_it_is_given():
-    told = msgspec.structs.asdict(Sampling.from_args({"temperature": 0.5, "top_k": None}, None, {}))
+    told = msgspec.structs.asdict(SamplingParams.from_args({"temperature": 0.5, "top_k": None}, None, {}))
     assert {name: value for name, value in told.items() if value is not None} == {"temperature": 0.5, "extra": {}}
 
 
 def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
-    made = Sampling.from_args(
+    made = SamplingParams.from_args(
         {"max_tokens": 5, "logprobs": 3, "stop": ["a"], "mine": 1},
         {"max_completion_tokens": 7, "logprobs": True, "top_logprobs": 2, "stop": "b", "extra_body": {"mine": 2}},
     )
-    assert made == Sampling(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
+    assert made == SamplingParams(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
     ],
 )
 def test_log_probabilities_in_the_shapes_of_both_apis(given: dict[str, Any], logprobs: int | None):
-    assert Sampling.from_args(given) == Sampling(logprobs=logprobs)
+    assert SamplingParams.from_args(given) == SamplingParams(logprobs=logprobs)
 
 
 def test_false_takes_log_probabilities_back():
-    assert Sampling.from_args({"logprobs": True}, {"logprobs": False}).logprobs is None
+    assert SamplingParams.from_args({"logprobs": True}, {"logprobs": False}).logprobs is None
 
 
 def test_tokens_with_a_bias_may_be_texts():
-    assert Sampling.from_args({"logit_bias": {"17": -100, 3: 1.5}}).logit_bias == {17: -100.0, 3: 1.5}
+    assert SamplingParams.from_args({"logit_bias": {"17": -100, 3: 1.5}}).logit_bias == {17: -100.0, 3: 1.5}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_tokens_with_a_bias_may_be_texts():
 )
 def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        Sampling.from_args(given)
+        SamplingParams.from_args(given)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))

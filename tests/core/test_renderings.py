@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rove as vf
-from rove.core.renderings import LOOKS, SIZE, TEXT, Board
+from rove.core.renderings import LOOKS, SIZE, TEXT, Rendering
 from rove.runs.serialization import decode_record, encode_record
 
 cells = st.tuples(st.text(max_size=TEXT), st.sampled_from(LOOKS))
-boards = st.builds(Board, st.lists(st.lists(cells, max_size=SIZE), max_size=SIZE))
+boards = st.builds(Rendering, st.lists(st.lists(cells, max_size=SIZE), max_size=SIZE))
 
 
 @given(boards)
-def test_a_board_comes_back_from_json_as_it_was(board: Board):
-    assert msgspec.json.decode(msgspec.json.encode(board), type=Board) == board
+def test_a_board_comes_back_from_json_as_it_was(board: Rendering):
+    assert msgspec.json.decode(msgspec.json.encode(board), type=Rendering) == board
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_a_board_comes_back_from_json_as_it_was(board: Board):
 )
 def test_what_no_page_could_show_is_refused(rows: Any, complaint: str):
     with pytest.raises(vf.ConfigError, match=complaint):
-        Board(rows)
+        Rendering(rows)
     with pytest.raises(msgspec.ValidationError, match=complaint):
-        msgspec.json.decode(msgspec.json.encode({"rows": rows}), type=Board)
+        msgspec.json.decode(msgspec.json.encode({"rows": rows}), type=Rendering)
 
 
 class Counting(vf.MultiTurnEnv):
@@ -52,8 +52,8 @@ class Counting(vf.MultiTurnEnv):
         state["count"] += 1
         return "again"
 
-    def draw_board(self, state: vf.State) -> Any:
-        return self.drawn or vf.Board([[(str(state["count"]), "")]])
+    def render(self, state: vf.State) -> Any:
+        return self.drawn or vf.Rendering([[(str(state["count"]), "")]])
 
 
 def say(messages: Any, state: Any, rng: Any) -> str:
@@ -69,7 +69,7 @@ async def test_a_board_stands_beside_the_message_it_was_drawn_after_and_the_mode
         return "so"
 
     [record] = await vf.generate(env, vf.ScriptedClient(player))
-    assert {place: board.rows for place, board in record.boards.items()} == {
+    assert {place: board.rows for place, board in record.renderings.items()} == {
         1: [[("0", "")]],
         3: [[("1", "")]],
         5: [[("2", "")]],
@@ -87,11 +87,11 @@ async def test_a_board_stands_beside_the_message_it_was_drawn_after_and_the_mode
 async def test_what_is_no_board_fails_the_rollout_in_words(drawn: Any):
     [record] = await vf.generate(Counting(drawn, dataset=[{"question": "?"}], max_turns=1), vf.ScriptedClient(say))
     assert record.error is not None
-    assert (record.error.phase, record.error.type) == ("draw_board", "ConfigError")
-    assert "expected a rove.Board or None" in record.error.message
+    assert (record.error.phase, record.error.type) == ("render", "ConfigError")
+    assert "expected a rove.Rendering or None" in record.error.message
 
 
 async def test_environments_that_draw_nothing_keep_nothing():
     env = vf.SingleTurnEnv(dataset=[{"question": "?"}])
     [record] = await vf.generate(env, vf.ScriptedClient(say))
-    assert record.boards == {} and b'"boards":{}' in encode_record(record)
+    assert record.renderings == {} and b'"renderings":{}' in encode_record(record)

@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_model
 
 from rove.core.messages import UserMessage
-from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Request, SamplingParams
 from rove.doctor import machine
 from rove.doctor.findings import FAIL, OK, WARN
 from rove.doctor.machine import (
@@ -26,7 +26,7 @@ from rove.doctor.machine import (
     try_training,
 )
 from rove.engine.client import EngineClient
-from rove.models.load import trained, twin
+from rove.models.load import clone_model, trained
 from rove.train.lora import adapted
 from rove.train.rl import RLConfig
 from rove.train.sequences import Sample
@@ -71,7 +71,7 @@ def test_activations_that_are_computed_again_need_no_memory():
 async def test_sampler_and_trainer_agree():
     loaded = tiny_model()
     client = EngineClient.of(loaded)
-    made = (await client.respond(Request([UserMessage("0 1")], Sampling(max_tokens=12, temperature=1.0)))).tokens
+    made = (await client.respond(Request([UserMessage("0 1")], SamplingParams(max_tokens=12, temperature=1.0)))).tokens
     assert made is not None
     mask = [False] * len(made.prompt_ids) + [True] * len(made.completion_ids)
     logprobs = [0.0] * len(made.prompt_ids) + made.logprobs
@@ -117,7 +117,7 @@ def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
     assert needed["weights"] == base + own
     assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
     assert needed["sampler's copies"] == base + own + (own if "max_off_policy_steps" in more else 0)
-    shared = twin(loaded.model)
+    shared = clone_model(loaded.model)
     mine = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
     assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in mine) == own
 

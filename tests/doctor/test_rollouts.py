@@ -94,11 +94,11 @@ def test_truncation():
     assert check_truncation(fine, Lengths(), 32).status == OK
     assert check_truncation([cut(one) for one in fine], Lengths(), 32).status == WARN
     finding = check_truncation(fine, Lengths(100, 40, 5), 32)
-    assert (finding.status, finding.advice) == (WARN, "a scripted player needs 40: -t 60")
+    assert (finding.status, finding.advice) == (WARN, "a scripted policy needs 40: -t 60")
 
 
 @pytest.mark.parametrize(
-    ("sampled", "players", "status"),
+    ("sampled", "policies", "status"),
     [
         (Lengths(60, 9, 10), Lengths(), OK),
         (Lengths(60, 9, 10), Lengths(90, 9, 10), WARN),

@@ -30,14 +30,14 @@ def even(completion):
 
 BROKEN = False
 
-def load_environment(count=64, broken=False, players=True):
+def load_environment(count=64, broken=False, policies=True):
     global BROKEN
     BROKEN = broken
     if count == 0:
         raise RuntimeError("no letters today")
     said = {"brief": lambda messages, state, rng: "4", "wrong": lambda messages, state, rng: 1 / 0}
     rows = [{"question": f"{n % 9}"} for n in range(count)]
-    return Letters(dataset=rows, rubric=vf.Rubric([even]), max_turns=2, players=said if players else {})
+    return Letters(dataset=rows, rubric=vf.Rubric([even]), max_turns=2, policies=said if players else {})
 '''
 
 
@@ -111,7 +111,7 @@ async def test_quick_samples_nothing(folder: Path):
         ({"env_args": {"count": 0}}, "environment", "RuntimeError: no letters today"),
         ({"env_args": {"size": 1}}, "environment", "size"),
         ({"env_args": {"broken": True}}, "rollouts", "reward even: ValueError: no such letter"),
-        ({"model": "scripted:brief"}, "model", "scripted player"),
+        ({"model": "scripted:brief"}, "model", "scripted policy"),
         ({"model": "gpt-5"}, "model", "no model 'gpt-5'"),
     ],
 )
@@ -153,7 +153,7 @@ async def test_answers_longer_than_the_context(folder: Path, groups: int):
 
 
 async def test_raw_texts(folder: Path):
-    environment(folder, "texts", SOURCE.replace("players=said", "message_type='completion', players=said"))
+    environment(folder, "texts", SOURCE.replace("policies=said", "message_type='completion', policies=said"))
     source = folder / "texts" / "texts.py"
     text = (
         source.read_text(encoding="utf-8")
@@ -169,4 +169,4 @@ async def test_raw_texts(folder: Path):
 
 
 async def test_without_players(folder: Path):
-    assert not failed((await found(folder, env_args={"players": False})).values())
+    assert not failed((await found(folder, env_args={"policies": False})).values())

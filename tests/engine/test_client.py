@@ -10,13 +10,13 @@ from tiers import first_quick
 
 import rove as vf
 from rove.core.errors import ConfigError, OverlongPromptError
-from rove.core.protocols import Client, Request, Sampling, Token
+from rove.core.protocols import Client, Request, SamplingParams, Token
 from rove.core.records import StepTokens, Usage
 from rove.engine.client import EngineClient
 from rove.train.sequences import samples_from_record
 from tests.rendering.test_tools import TEMPLATES
 
-SAMPLING = Sampling(max_tokens=6)
+SAMPLING = SamplingParams(max_tokens=6)
 ASK = [{"role": "user", "content": "0 1 2"}]
 
 
@@ -62,11 +62,11 @@ async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
 
 async def test_the_next_turn_computes_only_what_is_new():
     client = EngineClient.of(tiny_model())
-    first = await client.respond(Request(ASK, Sampling(max_tokens=1)))
+    first = await client.respond(Request(ASK, SamplingParams(max_tokens=1)))
     before = client.engine.computed
     messages = [*ASK, first.message, {"role": "user", "content": "no"}]
     assert first.tokens is not None
-    second = await client.respond(Request(messages, Sampling(max_tokens=1), previous=first.tokens))
+    second = await client.respond(Request(messages, SamplingParams(max_tokens=1), previous=first.tokens))
     assert second.tokens is not None
     assert client.engine.computed - before == len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)
 
@@ -86,7 +86,7 @@ async def test_a_rewritten_conversation_is_tokenised_afresh():
 async def test_an_environment_may_take_an_answer_back_and_ask_again(max_tokens: int):
     loaded = tiny_model()
     client = EngineClient.of(loaded)
-    sampling = Sampling(max_tokens=max_tokens)
+    sampling = SamplingParams(max_tokens=max_tokens)
     first = await client.respond(Request(ASK, sampling))
     again = await client.respond(Request(ASK, sampling, previous=first.tokens, seed=1))
     assert first.tokens is not None and again.tokens is not None
@@ -118,7 +118,7 @@ async def test_it_refuses_what_it_cannot_do():
     with pytest.raises(ConfigError, match="no way to call them"):
         await client.respond(Request(ASK, tools=[{"type": "function"}]))
     with pytest.raises(ConfigError, match="beams"):
-        await client.respond(Request(ASK, Sampling(extra={"beams": 2})))
+        await client.respond(Request(ASK, SamplingParams(extra={"beams": 2})))
     with pytest.raises(OverlongPromptError):
         await client.respond(Request([{"role": "user", "content": "hello " * 20}]))
 
@@ -135,10 +135,12 @@ async def test_closing_frees_the_cache_and_keeps_the_version():
 
 async def test_greedy_answers_do_not_depend_on_the_seed():
     client = EngineClient.of(tiny_model())
-    made = [await client.respond(Request(ASK, Sampling(temperature=0.0, max_tokens=6), seed=seed)) for seed in (1, 2)]
+    made = [
+        await client.respond(Request(ASK, SamplingParams(temperature=0.0, max_tokens=6), seed=seed)) for seed in (1, 2)
+    ]
     assert made[0].tokens is not None and made[1].tokens is not None
     assert made[0].tokens.completion_ids == made[1].tokens.completion_ids
-    free = [await client.respond(Request(ASK, Sampling(max_tokens=6), seed=seed)) for seed in (1, 2)]
+    free = [await client.respond(Request(ASK, SamplingParams(max_tokens=6), seed=seed)) for seed in (1, 2)]
     assert free[0].message != free[1].message
 
 
@@ -175,7 +177,7 @@ async def test_the_next_turn_of_a_raw_text_computes_only_what_is_new(end: str):
     assert first.tokens is not None
     before = client.engine.computed
     text = f"0 1 2{first.message.content} no"
-    second = await client.respond(Request([], Sampling(max_tokens=1), previous=first.tokens, text=text))
+    second = await client.respond(Request([], SamplingParams(max_tokens=1), previous=first.tokens, text=text))
     assert second.tokens is not None
     # At least all but the last sampled token was computed before; an end that was sampled last is not part of the text.
     assert client.engine.computed - before <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
@@ -212,7 +214,7 @@ async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: st
     client = EngineClient.of(tiny_model(seed=1))
     ended, told_early = set(), 0
     for seed in range(12):
-        sampling = Sampling(max_tokens=24, min_tokens=seed % 3)
+        sampling = SamplingParams(max_tokens=24, min_tokens=seed % 3)
         asked = Request([] if text else ASK, sampling, seed=seed, text=text)
         said = (await client.respond(asked)).message.content
         stop = [said[len(said) // 2 :][:3] or "none", said[-4:-1] + "?"]
@@ -237,7 +239,7 @@ async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: li
     form = {"choice": [f"Let me see.{call}"]}
     pieces: list[str] = []
     tokens: list[Token] = []
-    sampling = Sampling(max_tokens=99, structured_outputs=form, stop=stop)
+    sampling = SamplingParams(max_tokens=99, structured_outputs=form, stop=stop)
     tools = [{"type": "function", "function": {"name": "f"}}]
     made = await client.respond(Request(ASK, sampling, tools=tools, on_text=pieces.append, on_token=tokens.append))
     assert made.message.content == ("Let me see." if name == "f" else f"Let me see.{call}")
@@ -248,7 +250,7 @@ async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: li
 
 async def test_log_probabilities_of_the_prompt_are_told():
     client = EngineClient.of(tiny_model())
-    made = await client.respond(Request(ASK, Sampling(max_tokens=1, prompt_logprobs=2)))
+    made = await client.respond(Request(ASK, SamplingParams(max_tokens=1, prompt_logprobs=2)))
     assert made.tokens is not None
     assert made.prompt_logprobs == pytest.approx(client.engine.score(made.tokens.prompt_ids), abs=1e-5)
     assert [len(top) for top in made.prompt_top_logprobs or []] == [2] * (len(made.tokens.prompt_ids) - 1)

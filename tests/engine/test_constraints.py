@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tiers import first_quick
 
 from rove.core.errors import ConfigError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint, constraint_for
 from rove.engine.sampler import Row, Sampler
-from rove.engine.stop_checker import Ending
+from rove.engine.stop_checker import StopChecker
 
 SCHEMA = {
     "type": "object",
@@ -35,27 +35,27 @@ def loaded() -> Any:
     return tiny_model()
 
 
-def as_json(schema: dict[str, Any]) -> Sampling:
-    return Sampling(response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
+def as_json(schema: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
 
 
-def as_outputs(**given: Any) -> Sampling:
-    return Sampling(structured_outputs=given)
+def as_outputs(**given: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=given)
 
 
-def form(loaded: Any, sampling: Sampling) -> Constraint:
+def form(loaded: Any, sampling: SamplingParams) -> Constraint:
     made = constraint_for(sampling, loaded.tokenizer, sorted(loaded.renderer.stop_ids))
     assert made is not None
     return made
 
 
-def generate(loaded: Any, sampling: Sampling, seed: int, max_tokens: int = 200) -> tuple[str, str | None]:
+def generate(loaded: Any, sampling: SamplingParams, seed: int, max_tokens: int = 200) -> tuple[str, str | None]:
     """What the model says, one whole forward pass for each token, and why it ended."""
     constraint, stop_ids = form(loaded, sampling), loaded.renderer.stop_ids
     vocab = loaded.model.config.vocab_size
     prompt = loaded.renderer.encode("hello world")
     sampler = Sampler(vocab, sorted(stop_ids), rows=[Row(sampling, seed, prompt, constraint=constraint)])
-    ending = Ending(sampling, max_tokens, stop_ids, loaded.renderer.decode, constraint)
+    ending = StopChecker(sampling, max_tokens, stop_ids, loaded.renderer.decode, constraint)
     ids = list(prompt)
     while ending.reason is None:
         with torch.inference_mode():
@@ -80,7 +80,7 @@ def check(answer: Any) -> None:
 @pytest.mark.parametrize("temperature", first_quick([0.0, 1.0, 3.0]))
 def test_a_random_model_says_json_of_the_schema(loaded: Any, temperature: float):
     for seed in range(4):
-        sampling = Sampling(temperature=temperature, response_format=as_json(SCHEMA).response_format)
+        sampling = SamplingParams(temperature=temperature, response_format=as_json(SCHEMA).response_format)
         text, reason = generate(loaded, sampling, seed)
         check(json.loads(text))
         assert reason == "stop"
@@ -88,7 +88,7 @@ def test_a_random_model_says_json_of_the_schema(loaded: Any, temperature: float)
 
 @pytest.mark.parametrize("regex", ["[a-c]{3}-[0-9]+x", "(ab|cd){1,5}", "é€+🌍"])
 def test_a_random_model_says_what_the_expression_matches(loaded: Any, regex: str):
-    sampling = Sampling(structured_outputs={"regex": regex}, temperature=2.0, logit_bias={1: 3.0})
+    sampling = SamplingParams(structured_outputs={"regex": regex}, temperature=2.0, logit_bias={1: 3.0})
     for seed in range(3):
         text, reason = generate(loaded, sampling, seed)
         assert reason == "stop"
@@ -102,7 +102,7 @@ def test_a_form_that_could_go_on_may_end_with_the_models_end(loaded: Any):
 
 
 def test_filters_penalties_and_min_tokens_leave_the_form_alone(loaded: Any):
-    hard = Sampling(
+    hard = SamplingParams(
         top_k=1,
         top_p=0.1,
         min_p=0.9,
@@ -136,15 +136,15 @@ def test_a_choice_is_one_of_the_texts(loaded: Any, choices: list[str], seed: int
         as_outputs(grammar='start: "\\"x\\""'),
     ],
 )
-def test_every_way_to_ask_is_understood(loaded: Any, sampling: Sampling):
+def test_every_way_to_ask_is_understood(loaded: Any, sampling: SamplingParams):
     assert generate(loaded, sampling, 0) == ('"x"', "stop")
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(response_format={"type": "json_object"}), as_outputs(json_object=True)],
+    [SamplingParams(response_format={"type": "json_object"}), as_outputs(json_object=True)],
 )
-def test_any_object_begins_like_one(loaded: Any, sampling: Sampling):
+def test_any_object_begins_like_one(loaded: Any, sampling: SamplingParams):
     assert generate(loaded, sampling, 0, max_tokens=3)[0].startswith("{")
 
 
@@ -184,8 +184,8 @@ def test_a_token_out_of_the_form_is_an_error(loaded: Any, capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(response_format={"type": "text"})])
-def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: Sampling):
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(response_format={"type": "text"})])
+def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: SamplingParams):
     assert constraint_for(sampling, loaded.tokenizer) is None
 
 
@@ -202,11 +202,11 @@ def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: Sampling
         (as_outputs(choice=[]), "expected exactly one of"),
         (as_outputs(choice=["a", 1]), "expected exactly one of"),
         (as_outputs(), "expected exactly one of"),
-        (Sampling(response_format={"type": "json_schema"}), "response_format is .*; expected"),
-        (Sampling(response_format={"type": "xml"}), "response_format is .*; expected"),
-        (Sampling(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}), "both given"),
+        (SamplingParams(response_format={"type": "json_schema"}), "response_format is .*; expected"),
+        (SamplingParams(response_format={"type": "xml"}), "response_format is .*; expected"),
+        (SamplingParams(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}), "both given"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(loaded: Any, sampling: Sampling, message: str):
+def test_a_form_that_cannot_be_is_refused(loaded: Any, sampling: SamplingParams, message: str):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         constraint_for(sampling, loaded.tokenizer)

@@ -15,7 +15,7 @@ from tiers import first_quick
 from transformers import Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from rove.core.protocols import Generation, Sampling
+from rove.core.protocols import Generation, SamplingParams
 from rove.engine.convolution import Convolution, Window, convolve
 from rove.engine.engine import Engine
 from rove.engine.kv_cache import KVCache, Shape
@@ -88,7 +88,7 @@ def test_a_chunk_may_end_inside_the_kernels_window(chunk: int):
     prompts = [list(range(10, 10 + length)) for length in range(1, 10)]
 
     async def every() -> list[Generation]:
-        asked = (engine.generate(prompt, Sampling(max_tokens=6), seed=i) for i, prompt in enumerate(prompts))
+        asked = (engine.generate(prompt, SamplingParams(max_tokens=6), seed=i) for i, prompt in enumerate(prompts))
         return await asyncio.gather(*asked)
 
     for turn in range(2):
@@ -103,7 +103,7 @@ async def test_prompts_shorter_than_the_kernel(prompt: list[int]):
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids))
     assert engine.is_fast
     for seed in range(3):
-        got = await engine.generate(prompt, Sampling(max_tokens=12), seed=seed)
+        got = await engine.generate(prompt, SamplingParams(max_tokens=12), seed=seed)
         wanted = generate_naively(loaded, prompt, seed, max_tokens=12)
         assert got.ids == wanted.ids
         assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
@@ -112,9 +112,9 @@ async def test_prompts_shorter_than_the_kernel(prompt: list[int]):
 async def test_a_next_turn_computes_only_its_new_tokens():
     engine = Engine(tiny_model("lfm2").model, [])
     prompt = list(range(10, 50))
-    first = await engine.generate(prompt, Sampling(max_tokens=5), seed=1)
+    first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
     before = engine.computed
-    await engine.generate([*prompt, *first.ids, 1, 2, 3], Sampling(max_tokens=1), seed=2)
+    await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
     assert engine.computed - before == 4
 
 
@@ -127,7 +127,7 @@ async def test_little_memory_means_computing_again_never_a_wrong_token(rows: int
     prompts = [[i + 1] * (5 * i + 2) for i in range(8)]
     for turn in range(2):
         made = await asyncio.gather(
-            *(engine.generate(prompt, Sampling(max_tokens=70), seed=i) for i, prompt in enumerate(prompts))
+            *(engine.generate(prompt, SamplingParams(max_tokens=70), seed=i) for i, prompt in enumerate(prompts))
         )
         cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
         assert cache.shape.bytes * 64 == row_bytes and cache.bytes <= rows * row_bytes
@@ -141,7 +141,7 @@ async def test_bf16_is_near_fp32():
     prompt = list(range(40, 80))
     with torch.inference_mode():
         loaded.model.to(torch.bfloat16)
-        made = await Engine(loaded.model, [], chunk=7).generate(prompt, Sampling(max_tokens=20), seed=1)
+        made = await Engine(loaded.model, [], chunk=7).generate(prompt, SamplingParams(max_tokens=20), seed=1)
         loaded.model.to(torch.float32)
     exact = Engine(loaded.model, []).score([*prompt, *made.ids])[-20:]
     assert sum(abs(a - b) for a, b in zip(made.logprobs, exact, strict=True)) / 20 < 0.2
@@ -150,9 +150,9 @@ async def test_bf16_is_near_fp32():
 async def test_a_changed_kernel_counts_at_once():
     loaded = family_model("lfm2")
     engine = Engine(loaded.model, [])
-    await engine.generate([5, 6, 7], Sampling(max_tokens=3))
+    await engine.generate([5, 6, 7], SamplingParams(max_tokens=3))
     with torch.no_grad():
         loaded.model.model.layers[0].conv.conv.weight.neg_()
     engine.update_weights(1)
-    got = await engine.generate([5, 6, 7], Sampling(max_tokens=8), seed=1)
+    got = await engine.generate([5, 6, 7], SamplingParams(max_tokens=8), seed=1)
     assert_agrees(loaded, [5, 6, 7], got, 1, 1.0)

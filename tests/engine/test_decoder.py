@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiers import first_quick
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rove.core.protocols import Generation, Sampling
+from rove.core.protocols import Generation, SamplingParams
 from rove.engine.decoder import supports
 from rove.engine.engine import Engine
 from rove.models.load import LoadedModel
@@ -39,7 +39,7 @@ async def converse(
     for _ in range(turns):
         for _ in range(5 * wait):
             await asyncio.sleep(0)
-        made = await engine.generate(prompt, Sampling(temperature=temperature, max_tokens=most), seed=seed)
+        made = await engine.generate(prompt, SamplingParams(temperature=temperature, max_tokens=most), seed=seed)
         said.append((prompt, made, temperature))
         prompt = [*prompt, *made.ids, *end[:5], 3]
     return said
@@ -97,7 +97,7 @@ def test_stretched_positions_are_the_models_own(rope: str):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     assert supports(model)
-    made = asyncio.run(Engine(model, []).generate(list(range(150)), Sampling(max_tokens=20), seed=3))
+    made = asyncio.run(Engine(model, []).generate(list(range(150)), SamplingParams(max_tokens=20), seed=3))
     loaded = loaded_family("llama")._replace(model=model)
     assert_agrees(loaded, list(range(150)), made, 3, 1.0)
 
@@ -108,7 +108,7 @@ def test_bf16_stays_close_to_the_models_own_bf16(family: str, native: bool):
     loaded = family_model(family, seed=2)
     loaded.model.to(torch.bfloat16)
     prompt = list(range(40, 80))
-    made = asyncio.run(Engine(loaded.model, [], native=native).generate(prompt, Sampling(max_tokens=20), seed=1))
+    made = asyncio.run(Engine(loaded.model, [], native=native).generate(prompt, SamplingParams(max_tokens=20), seed=1))
     scored = Engine(loaded.model, []).score([*prompt, *made.ids])[-20:]
     assert sum(abs(a - b) for a, b in zip(made.logprobs, scored, strict=True)) / 20 < 0.2
 

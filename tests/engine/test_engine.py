@@ -13,7 +13,7 @@ from families import assert_agrees
 from tiers import first_quick
 
 from rove.core.errors import ConfigError, ModelError, OverlongPromptError
-from rove.core.protocols import Generation, InferenceEngine, Sampling, Token
+from rove.core.protocols import Generation, InferenceEngine, SamplingParams, Token
 from rove.engine.engine import Engine
 from rove.engine.sampler import Row, Sampler
 from rove.models.load import LoadedModel
@@ -46,7 +46,9 @@ async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str)
     assert engine.is_fast == (arch != "gemma2")
     rng = random.Random(0)
     prompts = ragged_prompts(10)
-    samplings = [Sampling(temperature=[1.0, 1.25, 0.7, 0.0][i % 4], max_tokens=3 + i % 10) for i in range(len(prompts))]
+    samplings = [
+        SamplingParams(temperature=[1.0, 1.25, 0.7, 0.0][i % 4], max_tokens=3 + i % 10) for i in range(len(prompts))
+    ]
     reasons = set()
     for turn in range(3):
         made = await asyncio.gather(
@@ -74,9 +76,9 @@ async def test_tokens_do_not_depend_on_what_else_is_in_the_batch(arch: str):
     loaded = tiny_model(arch, seed=2)
     prompts = ragged_prompts(8, seed=3)
     alone, together = engine_of(loaded), engine_of(loaded)
-    single = [await alone.generate(prompt, Sampling(max_tokens=10), seed=i) for i, prompt in enumerate(prompts)]
+    single = [await alone.generate(prompt, SamplingParams(max_tokens=10), seed=i) for i, prompt in enumerate(prompts)]
     order = random.Random(0).sample(range(len(prompts)), len(prompts))
-    made = await asyncio.gather(*(together.generate(prompts[i], Sampling(max_tokens=10), seed=i) for i in order))
+    made = await asyncio.gather(*(together.generate(prompts[i], SamplingParams(max_tokens=10), seed=i) for i in order))
     for i, got in zip(order, made, strict=True):
         assert_same(got, single[i])
 
@@ -86,33 +88,33 @@ async def test_scoring_agrees_with_sampling(arch: str):
     loaded = tiny_model(arch, seed=3)
     engine = engine_of(loaded)
     for temperature in (1.0, 1.25):
-        made = await engine.generate([5, 6, 7], Sampling(temperature=temperature, max_tokens=20), seed=1)
+        made = await engine.generate([5, 6, 7], SamplingParams(temperature=temperature, max_tokens=20), seed=1)
         assert engine.score([5, 6, 7, *made.ids], temperature)[2:] == pytest.approx(made.logprobs, abs=TOLERANCE)
     assert engine.score([5]) == []
 
 
 async def test_max_tokens_0_generates_nothing_and_scores_the_prompt():
     engine = engine_of(tiny_model())
-    made = await engine.generate([5, 6, 7], Sampling(max_tokens=0, prompt_logprobs=1))
+    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=0, prompt_logprobs=1))
     assert (made.ids, made.logprobs, made.finish_reason) == ([], [], "length")
     assert made.prompt_logprobs == pytest.approx(engine.score([5, 6, 7]), abs=TOLERANCE)
     assert made.prompt_top_logprobs is not None and len(made.prompt_top_logprobs) == 2
-    assert (await engine.generate([5, 6, 7], Sampling(max_tokens=0, stop=["a"]))).ids == []
+    assert (await engine.generate([5, 6, 7], SamplingParams(max_tokens=0, stop=["a"]))).ids == []
 
 
 async def test_a_second_turn_computes_only_its_new_tokens():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
-    first = await engine.generate(prompt, Sampling(max_tokens=5), seed=1)
+    first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
     before = engine.computed
-    await engine.generate([*prompt, *first.ids, 1, 2, 3], Sampling(max_tokens=1), seed=2)
+    await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
     assert engine.computed - before == 4  # the last sampled token, never fed back until now, and three new ones
 
 
 async def test_equal_prompts_are_computed_once():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
-    await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=1), seed=i) for i in range(8)))
+    await asyncio.gather(*(engine.generate(prompt, SamplingParams(max_tokens=1), seed=i) for i in range(8)))
     assert engine.computed == 40 + 7  # all but the first only need the logits of the last token
 
 
@@ -120,14 +122,18 @@ async def test_a_common_beginning_is_computed_once():
     engine = engine_of(tiny_model(), chunk=16)
     system = list(range(10, 110))
     prompts = [[*system, 200 + i, 7] for i in range(6)]
-    await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=1), seed=i) for i, prompt in enumerate(prompts)))
+    await asyncio.gather(
+        *(engine.generate(prompt, SamplingParams(max_tokens=1), seed=i) for i, prompt in enumerate(prompts))
+    )
     assert engine.computed <= 102 + 5 * (2 + 16)
 
 
 async def test_ended_rows_leave_the_batch():
     engine = Engine(tiny_model().model, [])
     limits = [2, 2, 2, 2, 2, 2, 2, 30]
-    await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=n), seed=i) for i, n in enumerate(limits)))
+    await asyncio.gather(
+        *(engine.generate([i + 1], SamplingParams(max_tokens=n), seed=i) for i, n in enumerate(limits))
+    )
     assert engine.computed == sum(limits)
 
 
@@ -135,10 +141,10 @@ async def test_requests_join_while_others_run():
     loaded = tiny_model(seed=3)
     engine = Engine(loaded.model, [])
     said: list[int] = []
-    long = asyncio.create_task(engine.generate([5], Sampling(max_tokens=200), on_token=lambda *_: said.append(1)))
+    long = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: said.append(1)))
     while len(said) < 10:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    short = await engine.generate([6, 7], Sampling(max_tokens=3), seed=1)
+    short = await engine.generate([6, 7], SamplingParams(max_tokens=3), seed=1)
     assert len(short.ids) == 3
     assert 10 < len(said) < 30 and not long.done()
     assert len((await long).ids) == 200
@@ -148,13 +154,15 @@ async def test_a_long_prompt_is_read_in_pieces_beside_those_who_run():
     loaded = tiny_model(seed=3)
     engine = Engine(loaded.model, [], chunk=16)
     said: list[int] = []
-    running = asyncio.create_task(engine.generate([5], Sampling(max_tokens=200), on_token=lambda *_: said.append(1)))
+    running = asyncio.create_task(
+        engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: said.append(1))
+    )
     while not said:  # noqa: ASYNC110
         await asyncio.sleep(0)
     prompt = [i % 300 for i in range(160)]
-    made = await engine.generate(prompt, Sampling(max_tokens=1), seed=1)
+    made = await engine.generate(prompt, SamplingParams(max_tokens=1), seed=1)
     assert len(said) >= 10
-    wanted = await engine_of(loaded).generate(prompt, Sampling(max_tokens=1), seed=1)
+    wanted = await engine_of(loaded).generate(prompt, SamplingParams(max_tokens=1), seed=1)
     assert made.ids == wanted.ids
     await running
 
@@ -168,10 +176,10 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await engine.generate([5], Sampling(max_tokens=50_000), on_token=stop)
+            await engine.generate([5], SamplingParams(max_tokens=50_000), on_token=stop)
     await asyncio.sleep(0.05)
     count = len(said)
-    await engine.generate([6], Sampling(max_tokens=5))
+    await engine.generate([6], SamplingParams(max_tokens=5))
     assert len(said) == count
     assert engine._runner.rows() == []
 
@@ -180,7 +188,7 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
 async def test_every_token_is_told_as_it_is_sampled(arch: str):
     engine = engine_of(tiny_model(arch, seed=1))
     told: list[Token] = []
-    made = await engine.generate([5, 6], Sampling(max_tokens=9, logprobs=2), seed=3, on_token=told.append)
+    made = await engine.generate([5, 6], SamplingParams(max_tokens=9, logprobs=2), seed=3, on_token=told.append)
     assert [(one.id, one.logprob, one.text) for one in told] == [(i, p, None) for i, p in zip(made.ids, made.logprobs)]
     assert [one.top for one in told] == made.top_logprobs
 
@@ -192,8 +200,8 @@ async def test_a_callback_that_fails_fails_its_own_request_only():
         raise RuntimeError("broken callback")
 
     bad, good = await asyncio.gather(
-        engine.generate([5], Sampling(max_tokens=4), on_token=broken),
-        engine.generate([6], Sampling(max_tokens=4)),
+        engine.generate([5], SamplingParams(max_tokens=4), on_token=broken),
+        engine.generate([6], SamplingParams(max_tokens=4)),
         return_exceptions=True,
     )
     assert isinstance(bad, RuntimeError)
@@ -205,11 +213,11 @@ async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right(
     # of the long row lie past the room that was made for the wave.
     loaded = tiny_model(seed=4)
     engine = engine_of(loaded)
-    sampling = Sampling(max_tokens=2)
+    sampling = SamplingParams(max_tokens=2)
     long, short = [i % 300 for i in range(3, 203)], [5, 6]
     firsts = await asyncio.gather(engine.generate(long, sampling, seed=1), engine.generate(short, sampling, seed=2))
     prompts = [[*long, *firsts[0].ids, 9], [*short, *firsts[1].ids, *range(20, 180)]]
-    sampling = Sampling(max_tokens=8)
+    sampling = SamplingParams(max_tokens=8)
     seconds = await asyncio.gather(
         *(engine.generate(p, sampling, seed=3) for p in prompts),
         engine.generate([1, 2, 3], sampling, seed=3),
@@ -221,7 +229,7 @@ async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right(
 async def test_siblings_whose_turns_came_out_equal_are_all_answered():
     loaded = tiny_model(seed=5)
     engine = engine_of(loaded)
-    greedy = Sampling(temperature=0.0, max_tokens=4)
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
     first = (await asyncio.gather(*(engine.generate([5, 6, 7], greedy) for _ in range(4))))[0]
     prompt = [5, 6, 7, *first.ids, 8]
     made = await asyncio.gather(*(engine.generate(prompt, greedy) for _ in range(4)))
@@ -236,7 +244,7 @@ async def test_more_requests_than_fit_a_batch_wait():
     most: list[int] = []
     step = engine._runner.step
     engine._runner.step = lambda: (step(), most.append(len(engine._runner.scheduler.running)))[0]  # pyright: ignore[reportAttributeAccessIssue]
-    made = await asyncio.gather(*(engine.generate([i + 1, 2], Sampling(max_tokens=6), seed=i) for i in range(8)))
+    made = await asyncio.gather(*(engine.generate([i + 1, 2], SamplingParams(max_tokens=6), seed=i) for i in range(8)))
     assert max(most) == 3
     for i, got in enumerate(made):
         assert_same(got, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
@@ -248,7 +256,7 @@ async def test_the_same_requests_are_computed_in_the_same_batches():
     async def play(engine: Engine, seed: int) -> list[float]:
         ids, logprobs = [seed % 3 + 1], []
         for turn in range(3):
-            made = await engine.generate(ids, Sampling(max_tokens=seed % 4 + 1), seed=turn)
+            made = await engine.generate(ids, SamplingParams(max_tokens=seed % 4 + 1), seed=turn)
             for _ in range(seed % 3):  # what an environment does between two turns takes a few passes of the event loop
                 await asyncio.sleep(0)
             ids, logprobs = ids + made.ids + [9], logprobs + made.logprobs
@@ -265,15 +273,15 @@ async def test_the_same_requests_are_computed_in_the_same_batches():
 
 async def test_max_tokens_ends_with_length_and_a_stop_token_with_stop():
     loaded = tiny_model(seed=1)
-    free = (await Engine(loaded.model, []).generate([5], Sampling(temperature=0.0, max_tokens=8))).ids
+    free = (await Engine(loaded.model, []).generate([5], SamplingParams(temperature=0.0, max_tokens=8))).ids
     assert len(free) == 8
     stop = free[3]
     wanted = free[: free.index(stop) + 1]
-    made = await Engine(loaded.model, [stop]).generate([5], Sampling(temperature=0.0, max_tokens=8))
+    made = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=8))
     assert (made.ids, made.finish_reason) == (wanted, "stop")
-    exact = await Engine(loaded.model, [stop]).generate([5], Sampling(temperature=0.0, max_tokens=len(wanted)))
+    exact = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=len(wanted)))
     assert (exact.ids, exact.finish_reason) == (wanted, "stop")
-    short = await Engine(loaded.model, []).generate([5], Sampling(temperature=0.0, max_tokens=3))
+    short = await Engine(loaded.model, []).generate([5], SamplingParams(temperature=0.0, max_tokens=3))
     assert (short.ids, short.finish_reason) == (free[:3], "length")
 
 
@@ -281,15 +289,15 @@ async def test_max_tokens_ends_with_length_and_a_stop_token_with_stop():
 async def test_a_prompt_must_leave_room_in_the_context(arch: str):
     engine = Engine(tiny_model(arch, context=16).model, [])
     with pytest.raises(OverlongPromptError, match="16"):
-        await engine.generate([5] * 16, Sampling())
-    made = await engine.generate([5] * 13, Sampling(max_tokens=10))
+        await engine.generate([5] * 16, SamplingParams())
+    made = await engine.generate([5] * 13, SamplingParams(max_tokens=10))
     assert (len(made.ids), made.finish_reason) == (3, "length")
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_a_prompt_that_is_only_scored_may_fill_the_context(arch: str):
     engine = Engine(tiny_model(arch, context=16).model, [])
-    scoring = Sampling(max_tokens=0, prompt_logprobs=0)
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=0)
     made = await engine.generate([5] * 16, scoring)
     assert made.ids == [] and made.prompt_logprobs == pytest.approx(engine.score([5] * 16), abs=TOLERANCE)
     with pytest.raises(OverlongPromptError, match="17 tokens, .* context 16; expected at most 16"):
@@ -299,16 +307,16 @@ async def test_a_prompt_that_is_only_scored_may_fill_the_context(arch: str):
 async def test_sampling_it_does_not_have_is_refused():
     loaded = tiny_model()
     with pytest.raises(ConfigError, match="does not have beams"):
-        await engine_of(loaded).generate([5], Sampling(extra={"beams": 2}))
+        await engine_of(loaded).generate([5], SamplingParams(extra={"beams": 2}))
     with pytest.raises(ConfigError, match=r"tokens \[9999\]; expected ids from 0 to"):
-        await engine_of(loaded).generate([5], Sampling(logit_bias={9999: 1.0}))
+        await engine_of(loaded).generate([5], SamplingParams(logit_bias={9999: 1.0}))
     with pytest.raises(ConfigError, match="stop needs the tokens' texts"):
-        await Engine(loaded.model, []).generate([5], Sampling(stop=["a"]))
+        await Engine(loaded.model, []).generate([5], SamplingParams(stop=["a"]))
     with pytest.raises(ConfigError, match="prompt_logprobs of 40 tokens needs"):
-        await engine_of(loaded, cache_bytes=1 << 16).generate([5] * 40, Sampling(prompt_logprobs=0))
+        await engine_of(loaded, cache_bytes=1 << 16).generate([5] * 40, SamplingParams(prompt_logprobs=0))
 
 
-EVERYTHING = Sampling(
+EVERYTHING = SamplingParams(
     temperature=0.9,
     max_tokens=12,
     top_p=0.95,
@@ -323,7 +331,7 @@ EVERYTHING = Sampling(
 )
 
 
-def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
+def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: SamplingParams, seed: int) -> Generation:
     """A sampler of its own, on the logits of full recomputation."""
     assert sampling.max_tokens is not None
     ids, logprobs, top = [], [], []
@@ -345,7 +353,7 @@ async def test_rows_sample_as_each_of_them_asks(arch: str):
     loaded = tiny_model(arch, seed=6)
     rng = random.Random(1)
     prompts = [[rng.randrange(300) for _ in range(rng.randrange(1, 30))] for _ in range(9)]
-    samplings = [EVERYTHING if i % 2 else Sampling(max_tokens=3 + i, logprobs=2) for i in range(9)]
+    samplings = [EVERYTHING if i % 2 else SamplingParams(max_tokens=3 + i, logprobs=2) for i in range(9)]
     engine = engine_of(loaded, max_batch=4)
     made = await asyncio.gather(
         *(engine.generate(p, s, seed=i) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
@@ -375,10 +383,10 @@ async def test_rows_that_were_set_aside_go_on_as_they_had_begun():
 
 async def test_a_stop_text_ends_the_answer_and_is_no_part_of_its_text():
     loaded = tiny_model(seed=1)
-    free = await engine_of(loaded).generate([5, 6], Sampling(max_tokens=20, ignore_eos=True), seed=3)
+    free = await engine_of(loaded).generate([5, 6], SamplingParams(max_tokens=20, ignore_eos=True), seed=3)
     text = loaded.renderer.decode(free.ids)
     stop = text[8:11]
-    made = await engine_of(loaded).generate([5, 6], Sampling(max_tokens=20, ignore_eos=True, stop=[stop]), seed=3)
+    made = await engine_of(loaded).generate([5, 6], SamplingParams(max_tokens=20, ignore_eos=True, stop=[stop]), seed=3)
     assert (made.text, made.finish_reason, made.stopped_by) == (text[: text.index(stop)], "stop", stop)
     assert made.ids == free.ids[: len(made.ids)]
     assert stop in loaded.renderer.decode(made.ids)
@@ -387,9 +395,12 @@ async def test_a_stop_text_ends_the_answer_and_is_no_part_of_its_text():
 async def test_structured_output_has_the_form_asked_for():
     loaded = tiny_model(seed=1)
     form = {"regex": "(yes|no), [0-9]{2}"}
-    plain = Sampling(max_tokens=30)
+    plain = SamplingParams(max_tokens=30)
     made = await asyncio.gather(
-        *(engine_of(loaded).generate([5], Sampling(max_tokens=30, structured_outputs=form), seed=i) for i in range(3)),
+        *(
+            engine_of(loaded).generate([5], SamplingParams(max_tokens=30, structured_outputs=form), seed=i)
+            for i in range(3)
+        ),
         engine_of(loaded).generate([5], plain, seed=3),
     )
     for got in made[:3]:
@@ -400,7 +411,7 @@ async def test_structured_output_has_the_form_asked_for():
         assert got.finish_reason == "stop"
     assert_same(made[3], generate_naively(loaded, [5], 3, 1.0, 30))
     with pytest.raises(ConfigError, match="not possible"):
-        await engine_of(loaded).generate([5], Sampling(structured_outputs={"regex": "("}))
+        await engine_of(loaded).generate([5], SamplingParams(structured_outputs={"regex": "("}))
 
 
 @pytest.mark.parametrize("top", [0, 2])
@@ -408,7 +419,7 @@ async def test_a_prompt_can_be_scored_too(top: int):
     loaded = tiny_model(seed=1)
     engine = engine_of(loaded)
     prompt = [5, 6, 7, 8]
-    made = await engine.generate(prompt, Sampling(max_tokens=1, prompt_logprobs=top), seed=3)
+    made = await engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=top), seed=3)
     assert made.prompt_logprobs == pytest.approx(engine.score(prompt), abs=TOLERANCE)
     if top:
         assert made.prompt_top_logprobs is not None
@@ -420,7 +431,9 @@ async def test_a_prompt_can_be_scored_too(top: int):
 async def test_an_empty_prompt_is_refused_and_hurts_nobody():
     engine = engine_of(tiny_model())
     empty, other = await asyncio.gather(
-        engine.generate([], Sampling()), engine.generate([5], Sampling(max_tokens=2)), return_exceptions=True
+        engine.generate([], SamplingParams()),
+        engine.generate([5], SamplingParams(max_tokens=2)),
+        return_exceptions=True,
     )
     assert isinstance(empty, ConfigError)
     assert isinstance(other, Generation)
@@ -429,7 +442,8 @@ async def test_an_empty_prompt_is_refused_and_hurts_nobody():
 async def test_any_integer_is_a_seed():
     engine = Engine(tiny_model().model, [])
     made = [
-        await engine.generate([5], Sampling(max_tokens=8), seed=seed) for seed in (0, 2**63 - 1, 2**63, 2**70 + 1, -1)
+        await engine.generate([5], SamplingParams(max_tokens=8), seed=seed)
+        for seed in (0, 2**63 - 1, 2**63, 2**70 + 1, -1)
     ]
     assert all(len(g.ids) == 8 for g in made)
     assert made[0].ids == made[2].ids  # taken modulo 2⁶³
@@ -439,7 +453,7 @@ async def test_any_integer_is_a_seed():
 async def test_cancelled_requests_do_not_break_the_wave():
     loaded = tiny_model()
     engine = engine_of(loaded)
-    tasks = [asyncio.create_task(engine.generate([i + 1, 2], Sampling(max_tokens=6), seed=i)) for i in range(6)]
+    tasks = [asyncio.create_task(engine.generate([i + 1, 2], SamplingParams(max_tokens=6), seed=i)) for i in range(6)]
     await asyncio.sleep(0)  # all are waiting for the wave to start
     for task in tasks[::2]:
         task.cancel()
@@ -452,22 +466,22 @@ async def test_cancelled_requests_do_not_break_the_wave():
 
 async def test_a_wave_of_cancelled_requests_only_leaves_the_engine_alive():
     engine = engine_of(tiny_model())
-    task = asyncio.create_task(engine.generate([5], Sampling(max_tokens=2)))
+    task = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert len((await engine.generate([5], Sampling(max_tokens=2))).ids) == 2
+    assert len((await engine.generate([5], SamplingParams(max_tokens=2))).ids) == 2
 
 
 def test_an_engine_outlives_its_event_loop():
     engine = engine_of(tiny_model())
 
     async def abandon() -> None:
-        asyncio.create_task(engine.generate([5], Sampling(max_tokens=2)))  # noqa: RUF006 - left behind on purpose
+        asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))  # noqa: RUF006 - left behind on purpose
         await asyncio.sleep(0)
 
     async def ask() -> Generation:
-        return await engine.generate([5], Sampling(max_tokens=2))
+        return await engine.generate([5], SamplingParams(max_tokens=2))
 
     asyncio.run(abandon())
     assert asyncio.run(ask()) == asyncio.run(ask())
@@ -479,15 +493,15 @@ async def test_an_error_reaches_every_request_and_the_engine_lives_on(monkeypatc
     with monkeypatch.context() as broken:
         broken.setattr(engine._runner, "step", lambda: 1 / 0)
         made = await asyncio.gather(
-            *(engine.generate(ids, Sampling(max_tokens=2)) for ids in ([5], [6])), return_exceptions=True
+            *(engine.generate(ids, SamplingParams(max_tokens=2)) for ids in ([5], [6])), return_exceptions=True
         )
     assert all(isinstance(got, ZeroDivisionError) for got in made)
-    assert_same(await engine.generate([5], Sampling(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
+    assert_same(await engine.generate([5], SamplingParams(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
 
 
 async def test_a_token_the_model_does_not_have_is_refused():
     with pytest.raises(ConfigError, match="token 10000; expected ids from 0 to"):
-        await engine_of(tiny_model()).generate([5, 10_000], Sampling())
+        await engine_of(tiny_model()).generate([5, 10_000], SamplingParams())
 
 
 @pytest.mark.broad
@@ -500,7 +514,7 @@ async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_tok
     prompts = [[i + 1] * (5 * i + 2) for i in range(8)]
     for turn in range(2):
         made = await asyncio.gather(
-            *(engine.generate(p, Sampling(max_tokens=70), seed=i) for i, p in enumerate(prompts))
+            *(engine.generate(p, SamplingParams(max_tokens=70), seed=i) for i, p in enumerate(prompts))
         )
         assert cache.bytes <= rows * row_bytes
         for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
@@ -512,8 +526,8 @@ async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_tok
 async def test_what_can_never_fit_is_refused(arch: str):
     engine = Engine(tiny_model(arch).model, [], cache_bytes=64 * 1024)
     with pytest.raises(ConfigError, match=r"needs up to .* MiB .*lower max_tokens"):
-        await engine.generate([5] * 100, Sampling(max_tokens=900))
-    assert len((await engine.generate([5], Sampling(max_tokens=3))).ids) == 3
+        await engine.generate([5] * 100, SamplingParams(max_tokens=900))
+    assert len((await engine.generate([5], SamplingParams(max_tokens=3))).ids) == 3
 
 
 def test_it_is_an_inference_engine():
@@ -526,4 +540,4 @@ def test_weights_that_are_no_numbers_are_an_error_not_a_token() -> None:
     with torch.no_grad():
         next(loaded.model.parameters()).fill_(float("nan"))
     with pytest.raises(ModelError, match="not finite"):
-        asyncio.run(engine.generate([7, 8, 9], Sampling(max_tokens=3)))
+        asyncio.run(engine.generate([7, 8, 9], SamplingParams(max_tokens=3)))

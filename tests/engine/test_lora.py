@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tiers import first_quick
 
 from rove.core.errors import ConfigError
-from rove.core.protocols import Generation, Sampling
+from rove.core.protocols import Generation, SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.engine.lora import PeftWeights, applied, projections
@@ -100,7 +100,7 @@ async def test_an_adapter_says_what_merged_weights_say(family: str, native: bool
     said = []
     for version, name in enumerate(NAMES):
         for temperature in (0.0, 1.0):
-            asked = Sampling(temperature=temperature, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
+            asked = SamplingParams(temperature=temperature, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
             made = await engine.generate(prompt, asked, seed=3, adapter=name)
             assert_agrees(models[name], prompt, made, 3, temperature)
             assert made.policy_version == version
@@ -132,7 +132,7 @@ def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: boo
         for _ in range(turns):
             for _ in range(5 * wait):
                 await asyncio.sleep(0)
-            sampling = Sampling(temperature=temperature, max_tokens=most)
+            sampling = SamplingParams(temperature=temperature, max_tokens=most)
             made = await engine.generate(prompt, sampling, seed=seed, adapter=adapter)
             said.append((prompt, made))
             prompt = [*prompt, *made.ids, *end[:5], 3]
@@ -165,7 +165,7 @@ def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: boo
 async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
     _, models, _ = three("qwen3")
     engine = engine_with("qwen3", native=native, cache_bytes=384 * 512)  # keys and values of 384 positions
-    asked = Sampling(max_tokens=100, ignore_eos=True)
+    asked = SamplingParams(max_tokens=100, ignore_eos=True)
     prompts = [[*range(i, i + 40)] for i in range(6)]
     made = await asyncio.gather(
         *(engine.generate(prompt, asked, seed=i, adapter=NAMES[i % 3]) for i, prompt in enumerate(prompts))
@@ -178,7 +178,7 @@ async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
 async def test_beginnings_are_shared_by_those_with_the_same_adapter_alone():
     engine = engine_with("qwen3")
     prompt = list(range(10, 50))
-    one = Sampling(max_tokens=1)
+    one = SamplingParams(max_tokens=1)
     await asyncio.gather(*(engine.generate(prompt, one, seed=i, adapter=NAMES[i % 3]) for i in range(9)))
     assert engine.computed == 3 * (40 + 2)
     await engine.generate([*prompt, 5], one, adapter="a")
@@ -191,24 +191,24 @@ async def test_a_row_that_grows_stays_its_adapters():
     engine = engine_with("qwen3")
     prompt, said = list(range(10, 50)), []
     long = asyncio.create_task(
-        engine.generate(prompt, Sampling(max_tokens=150, ignore_eos=True), 1, lambda *_: said.append(1), "a")
+        engine.generate(prompt, SamplingParams(max_tokens=150, ignore_eos=True), 1, lambda *_: said.append(1), "a")
     )
     while len(said) < 120:  # noqa: ASYNC110  until it has moved to a larger row
         await asyncio.sleep(0)
-    beside = await engine.generate(prompt, Sampling(max_tokens=4), seed=2)
+    beside = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
     assert not long.done()
     assert_agrees(models[None], prompt, beside, 2, 1.0)
     longer = [*prompt, *(await long).ids, 5]
     for name in NAMES:
         assert_agrees(
-            models[name], longer, await engine.generate(longer, Sampling(max_tokens=4), 3, None, name), 3, 1.0
+            models[name], longer, await engine.generate(longer, SamplingParams(max_tokens=4), 3, None, name), 3, 1.0
         )
 
 
 async def test_loading_under_the_same_name_swaps():
     loaded, models, adapters = three("qwen3")
     engine = engine_with("qwen3")
-    prompt, one = list(range(10, 50)), Sampling(max_tokens=1)
+    prompt, one = list(range(10, 50)), SamplingParams(max_tokens=1)
     for name in NAMES:
         await engine.generate(prompt, one, adapter=name)
     assert engine.adapters == ["a", "b"]
@@ -218,7 +218,7 @@ async def test_loading_under_the_same_name_swaps():
     assert len(kept) == 2
     assert engine.adapters == ["a", "b"]
     before = engine.computed
-    made = await engine.generate(prompt, Sampling(max_tokens=8), seed=1, adapter="a")
+    made = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
     assert_agrees(models["b"], prompt, made, 1, 1.0)
     assert (made.policy_version, engine.policy_version) == (7, 0)
     assert engine.computed - before == 40 + len(made.ids) - 1  # nothing of the old one was used
@@ -238,7 +238,7 @@ async def test_loading_under_the_same_name_swaps():
 async def test_an_adapter_is_not_taken_from_those_who_use_it():
     _, models, adapters = three("qwen3")
     engine = engine_with("qwen3")
-    running = asyncio.create_task(engine.generate([5], Sampling(max_tokens=30, ignore_eos=True), adapter="a"))
+    running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30, ignore_eos=True), adapter="a"))
     await asyncio.sleep(0)
     for forbidden in (lambda: engine.load_adapter("a", adapters["b"]), lambda: engine.drop_adapter("a")):
         with pytest.raises(ConfigError, match="1 requests with the adapter 'a' are under way"):
@@ -246,7 +246,7 @@ async def test_an_adapter_is_not_taken_from_those_who_use_it():
     engine.load_adapter("b", adapters["a"])
     engine.drop_adapter("b")
     assert_agrees(models["a"], [5], await running, 0, 1.0)
-    cancelled = asyncio.create_task(engine.generate([5], Sampling(max_tokens=30), adapter="a"))
+    cancelled = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30), adapter="a"))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
@@ -260,9 +260,9 @@ async def test_adapters_stay_when_the_weights_beneath_change():
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", adapter, version=4)
     prompt = list(range(10, 50))
-    await engine.generate(prompt, Sampling(max_tokens=2), adapter="a")
+    await engine.generate(prompt, SamplingParams(max_tokens=2), adapter="a")
     engine.update_weights(1, dict(family_model("qwen3", seed=5).model.named_parameters()))
-    made = await engine.generate(prompt, Sampling(max_tokens=8), seed=1, adapter="a")
+    made = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
     assert made.policy_version == 4
     assert_agrees(merged(loaded, adapter), prompt, made, 1, 1.0)
 
@@ -295,7 +295,7 @@ async def test_settings_of_peft_mean_what_they_mean_there(
             wanted = merged(wanted, PeftWeights(one, {}), scale)
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", save(adapter, tmp_path / "a"))
-    made = await engine.generate([5, 6, 7], Sampling(max_tokens=16), seed=2, adapter="a")
+    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
     assert_agrees(wanted, [5, 6, 7], made, 2, 1.0)
     engine.load_adapter("a", str(tmp_path / "a"))
 
@@ -310,7 +310,7 @@ async def test_ranks_may_differ_between_modules():
     )
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", both)
-    made = await engine.generate([5, 6, 7], Sampling(max_tokens=16), seed=2, adapter="a")
+    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
     assert_agrees(merged(loaded, both), [5, 6, 7], made, 2, 1.0)
 
 
@@ -326,8 +326,8 @@ async def test_bf16_stays_close_to_merged_bf16(family: str, native: bool):
     engine.load_adapter("a", adapter)
     prompt = list(range(40, 80))
     made, plain = await asyncio.gather(
-        engine.generate(prompt, Sampling(max_tokens=20), seed=1, adapter="a"),
-        engine.generate(prompt, Sampling(max_tokens=20), seed=1),
+        engine.generate(prompt, SamplingParams(max_tokens=20), seed=1, adapter="a"),
+        engine.generate(prompt, SamplingParams(max_tokens=20), seed=1),
     )
     for model, said in ((wanted.model, made), (loaded.model, plain)):
         scored = Engine(model, []).score([*prompt, *said.ids])[-20:]
@@ -435,7 +435,7 @@ def test_the_giver_may_go_on_training_his_tensors():
     engine.load_adapter("a", given_away)
     for tensor in given_away.tensors.values():
         tensor.zero_()
-    made = asyncio.run(engine.generate([5, 6], Sampling(max_tokens=8), adapter="a"))
+    made = asyncio.run(engine.generate([5, 6], SamplingParams(max_tokens=8), adapter="a"))
     assert_agrees(models["a"], [5, 6], made, 0, 1.0)
 
 

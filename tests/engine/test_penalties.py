@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.penalties import Penalties, has_penalty
 
 V = 12
@@ -17,7 +17,7 @@ def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
     return 3 * torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
 
 
-def penalised(sampling: Sampling, prompt: list[int], answer: list[int], logits: torch.Tensor) -> torch.Tensor:
+def penalised(sampling: SamplingParams, prompt: list[int], answer: list[int], logits: torch.Tensor) -> torch.Tensor:
     penalties = Penalties(V)
     penalties.add([(sampling, prompt, answer)])
     return penalties.apply(logits)
@@ -31,7 +31,7 @@ def test_the_repetition_penalty_is_that_of_transformers(
     had = torch.tensor([[*prompt, *answer]], dtype=torch.long)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(had, logits_of(seed))
     torch.testing.assert_close(
-        penalised(Sampling(repetition_penalty=penalty), prompt, answer, logits_of(seed)), expected
+        penalised(SamplingParams(repetition_penalty=penalty), prompt, answer, logits_of(seed)), expected
     )
 
 
@@ -40,7 +40,7 @@ def test_the_repetition_penalty_is_that_of_transformers(
 def test_presence_and_frequency_count_the_answer_alone(
     prompt: list[int], answer: list[int], presence: float, frequency: float
 ):
-    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
+    sampling = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
     made = penalised(sampling, prompt, answer, logits_of(5))
     for token in range(V):
         count = answer.count(token)
@@ -49,7 +49,7 @@ def test_presence_and_frequency_count_the_answer_alone(
 
 
 def test_repetition_comes_before_what_is_taken_off():
-    sampling = Sampling(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
+    sampling = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
     made = penalised(sampling, [0], [1, 1], torch.tensor([[4.0, 4.0, -4.0] + [0.0] * (V - 3)]))
     assert made[0, :3].tolist() == [2.0, 4 / 2 - 1 - 2 * 0.5, -4.0]
 
@@ -57,7 +57,7 @@ def test_repetition_comes_before_what_is_taken_off():
 @settings(deadline=None)
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4), st.data())
 def test_counting_token_by_token_is_counting_all(rows: list[tuple[list[int], list[int]]], data: st.DataObject):
-    sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+    sampling = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
     steps = data.draw(st.lists(st.lists(st.integers(0, V - 1), min_size=len(rows), max_size=len(rows)), max_size=4))
     order = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(0, len(rows)))]
     growing, whole = Penalties(V), Penalties(V)
@@ -73,19 +73,21 @@ def test_counting_token_by_token_is_counting_all(rows: list[tuple[list[int], lis
 
 def test_impossible_tokens_stay_impossible():
     logits = torch.full((1, V), -torch.inf)
-    made = penalised(Sampling(repetition_penalty=1.5, presence_penalty=-2, frequency_penalty=-2), [1], [2, 2], logits)
+    made = penalised(
+        SamplingParams(repetition_penalty=1.5, presence_penalty=-2, frequency_penalty=-2), [1], [2, 2], logits
+    )
     assert made.tolist() == logits.tolist()
 
 
 @pytest.mark.parametrize(
     ("sampling", "has"),
     [
-        (Sampling(), False),
-        (Sampling(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0), False),
-        (Sampling(repetition_penalty=1.1), True),
-        (Sampling(presence_penalty=-0.1), True),
-        (Sampling(frequency_penalty=0.1), True),
+        (SamplingParams(), False),
+        (SamplingParams(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0), False),
+        (SamplingParams(repetition_penalty=1.1), True),
+        (SamplingParams(presence_penalty=-0.1), True),
+        (SamplingParams(frequency_penalty=0.1), True),
     ],
 )
-def test_what_is_off_is_no_penalty(sampling: Sampling, has: bool):
+def test_what_is_off_is_no_penalty(sampling: SamplingParams, has: bool):
     assert has_penalty(sampling) is has

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from rove.core.errors import ConfigError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.draw import uniforms
 from rove.engine.sampler import Row, Sampler
 
@@ -27,7 +27,7 @@ EOS = 3
 
 MAYBE = st.none()
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=MAYBE | st.sampled_from([0.0, 0.5, 1.0, 1.7]),
     top_k=MAYBE | st.integers(-1, 30),
     top_p=MAYBE | st.floats(0.125, 1, width=32),
@@ -44,7 +44,7 @@ SAMPLINGS = st.builds(
 PROMPTS = st.lists(st.integers(0, V - 1), min_size=1, max_size=6)
 
 
-def row_of(sampling: Sampling, seed: int = 0, **fields: Any) -> Row:
+def row_of(sampling: SamplingParams, seed: int = 0, **fields: Any) -> Row:
     return Row(sampling, seed, fields.pop("prompt", (1, 2)), **fields)
 
 
@@ -70,7 +70,7 @@ def test_plain_rows_are_sampled_as_by_sample():
     temperature = [1.0, 0.0, 0.7, 0.0, 2.0, 1.0]
     seeds = [5, 5, 6, 2**63 + 7, -1, 0]
     step = sampler_of(
-        *(row_of(Sampling(temperature=t), seed, answer=[0] * 4) for t, seed in zip(temperature, seeds))
+        *(row_of(SamplingParams(temperature=t), seed, answer=[0] * 4) for t, seed in zip(temperature, seeds))
     ).step(logits)
     ids, logprobs = sample(
         logits,
@@ -118,7 +118,7 @@ def in_words(row: Row, logits: torch.Tensor) -> torch.Tensor:
     SAMPLINGS, PROMPTS, st.lists(st.integers(0, V - 1), max_size=6), st.integers(0, 10**6), st.integers(0, 2**63 - 1)
 )
 def test_a_token_is_drawn_from_the_distribution_in_the_order_of_the_module(
-    sampling: Sampling, prompt: list[int], answer: list[int], key: int, seed: int
+    sampling: SamplingParams, prompt: list[int], answer: list[int], key: int, seed: int
 ):
     row, logits = Row(sampling, seed, prompt, answer), logits_of(key, 0)
     expected = in_words(row, logits)
@@ -168,7 +168,7 @@ def test_what_a_row_says_does_not_depend_on_what_else_is_in_the_batch(rows: list
 @given(st.integers(0, 100), st.integers(1, V), st.floats(0.125, 1, width=32), st.floats(0, 1, width=32))
 def test_filters_do_nothing_to_greedy_rows(key: int, k: int, p: float, least: float):
     logits = logits_of(key, 0)
-    step = sampler_of(row_of(Sampling(temperature=0, top_k=k, top_p=p, min_p=least, logprobs=V))).step(logits)
+    step = sampler_of(row_of(SamplingParams(temperature=0, top_k=k, top_p=p, min_p=least, logprobs=V))).step(logits)
     assert step.ids.item() == logits.argmax()
     torch.testing.assert_close(step.logprobs[0], logits.log_softmax(-1).max())
     assert len(step.top[0]) == V
@@ -178,8 +178,8 @@ def test_a_bias_can_force_and_forbid():
     logits = logits_of(1, 0).expand(2, V)
     best = int(logits[0].argmax())
     for temperature in (0.0, 1.0):
-        forced = row_of(Sampling(temperature=temperature, logit_bias={7: 100}))
-        forbidden = row_of(Sampling(temperature=temperature, logit_bias={best: -100}))
+        forced = row_of(SamplingParams(temperature=temperature, logit_bias={7: 100}))
+        forbidden = row_of(SamplingParams(temperature=temperature, logit_bias={best: -100}))
         for seed in range(20):
             ids = sampler_of(forced._replace(seed=seed), forbidden._replace(seed=seed)).step(logits).ids.tolist()
             assert ids[0] == 7
@@ -190,9 +190,9 @@ def test_min_tokens_keeps_every_end_away_until_then():
     logits = torch.zeros(3, V)
     logits[:, [EOS, 5]] = 50.0
     asks = [
-        Sampling(temperature=0, min_tokens=2),
-        Sampling(temperature=0, min_tokens=2, stop_token_ids=[5, V + 10]),
-        Sampling(temperature=0, min_tokens=2, ignore_eos=True),
+        SamplingParams(temperature=0, min_tokens=2),
+        SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[5, V + 10]),
+        SamplingParams(temperature=0, min_tokens=2, ignore_eos=True),
     ]
     sampler = sampler_of(*(row_of(ask) for ask in asks))
     assert [sampler.step(logits).ids.tolist() for _ in range(3)] == [[5, 0, EOS], [5, 0, EOS], [EOS, EOS, EOS]]
@@ -200,7 +200,12 @@ def test_min_tokens_keeps_every_end_away_until_then():
 
 def test_alternatives_come_from_what_the_filters_left():
     logits = torch.tensor([[0.0] * (V - 3) + [1.0, 3.0, 2.0]])
-    asks = [Sampling(logprobs=5, top_k=2), Sampling(), Sampling(logprobs=3, temperature=0.5), Sampling(logprobs=0)]
+    asks = [
+        SamplingParams(logprobs=5, top_k=2),
+        SamplingParams(),
+        SamplingParams(logprobs=3, temperature=0.5),
+        SamplingParams(logprobs=0),
+    ]
     step = sampler_of(*(row_of(ask) for ask in asks)).step(logits.expand(4, V))
     assert sorted(step.top) == [0, 2]
     assert [id for id, _ in step.top[0]] == [V - 2, V - 1]
@@ -226,7 +231,7 @@ class Only:
 
 def test_a_constrained_row_says_what_its_grammar_allows():
     forms: Any = Only(4, 9, 2), Only(1, 1, 1)
-    asks = [Sampling(repetition_penalty=1.5), Sampling(), Sampling(temperature=0, top_p=0.5)]
+    asks = [SamplingParams(repetition_penalty=1.5), SamplingParams(), SamplingParams(temperature=0, top_p=0.5)]
     sampler = sampler_of(row_of(asks[0], constraint=forms[0]), row_of(asks[1]), row_of(asks[2], constraint=forms[1]))
     steps = [sampler.step(logits_of(4, i).expand(3, V)) for i in range(3)]
     assert [step.ids[0].item() for step in steps] == forms[0].seen == [4, 9, 2]
@@ -236,14 +241,16 @@ def test_a_constrained_row_says_what_its_grammar_allows():
 
 def test_logits_of_low_precision_are_sampled_in_fp32():
     logits = logits_of(5, 0).bfloat16()
-    ask = Sampling(logit_bias={1: 0.001}, top_p=0.9)
+    ask = SamplingParams(logit_bias={1: 0.001}, top_p=0.9)
     low, full = (sampler_of(row_of(ask)).step(x) for x in (logits, logits.float()))
     assert low.logprobs.dtype == torch.float32
     assert (low.ids.item(), low.logprobs.item()) == (full.ids.item(), full.logprobs.item())
 
 
-@pytest.mark.parametrize("ask", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.5, presence_penalty=1.0)])
-def test_a_row_whose_logits_are_no_numbers_says_so_and_leaves_the_others_alone(ask: Sampling):
+@pytest.mark.parametrize(
+    "ask", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, presence_penalty=1.0)]
+)
+def test_a_row_whose_logits_are_no_numbers_says_so_and_leaves_the_others_alone(ask: SamplingParams):
     logits = logits_of(6, 0).repeat(2, 1)
     logits[0, 3] = math.nan
     step = sampler_of(row_of(ask), row_of(ask)).step(logits)
@@ -261,5 +268,5 @@ def test_no_rows_are_no_tokens():
 def test_a_bias_for_a_token_that_is_not_there_is_refused_before_the_row_joins():
     sampler = Sampler(V)
     with pytest.raises(ConfigError, match=rf"logit_bias is for the tokens \[{V}\]; expected ids below {V}"):
-        sampler.add([row_of(Sampling()), row_of(Sampling(logit_bias={V: 1.0, 2: 1.0}))])
+        sampler.add([row_of(SamplingParams()), row_of(SamplingParams(logit_bias={V: 1.0, 2: 1.0}))])
     assert len(sampler) == 0

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.errors import ModelError
-from rove.core.protocols import Sampling
-from rove.engine.stop_checker import Ending, ends_of
+from rove.core.protocols import SamplingParams
+from rove.engine.stop_checker import StopChecker, ends_of
 
 TEXTS = st.text(alphabet="abA é€🌍\ufffd\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="abA é€\n", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -27,9 +27,11 @@ class Pieces:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
 
-def play(pieces: Pieces, sampling: Sampling, max_tokens: int = 1000, **fields: Any) -> tuple[Ending, int, list[str]]:
+def play(
+    pieces: Pieces, sampling: SamplingParams, max_tokens: int = 1000, **fields: Any
+) -> tuple[StopChecker, int, list[str]]:
     """Push tokens until the end; the ending, how many there were, and what could be streamed after each."""
-    ending, told = Ending(sampling, max_tokens, decode=pieces, **fields), []
+    ending, told = StopChecker(sampling, max_tokens, decode=pieces, **fields), []
     for count in range(len(pieces.pieces)):
         reason = ending.push(count)
         assert reason == ending.reason
@@ -53,7 +55,7 @@ def cut(text: str, stops: list[str]) -> tuple[str, str] | None:
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20))
 def test_the_cut_does_not_depend_on_the_split_into_tokens(text: str, stops: list[str], cuts: list[int]):
     pieces = Pieces(text, cuts)
-    ending, count, told = play(pieces, Sampling(stop=stops))
+    ending, count, told = play(pieces, SamplingParams(stop=stops))
     expected = cut(text, stops)
     if expected is None:
         assert ending.reason is None
@@ -70,7 +72,7 @@ def test_the_cut_does_not_depend_on_the_split_into_tokens(text: str, stops: list
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20), st.integers(1, 10))
 def test_what_was_streamed_is_never_taken_back(text: str, stops: list[str], cuts: list[int], max_tokens: int):
-    ending, count, told = play(Pieces(text, cuts), Sampling(stop=stops), max_tokens)
+    ending, count, told = play(Pieces(text, cuts), SamplingParams(stop=stops), max_tokens)
     if ending.reason:
         assert "".join(told) == ending.text
     assert ending.text.startswith("".join(told))
@@ -81,7 +83,7 @@ def test_what_was_streamed_is_never_taken_back(text: str, stops: list[str], cuts
 @given(TEXTS, st.lists(st.integers(0, 100), max_size=20))
 def test_the_text_of_a_whole_answer_is_the_text(text: str, cuts: list[int]):
     pieces = Pieces(text, cuts)
-    ending, _, _ = play(pieces, Sampling(), max_tokens=max(1, len(pieces.pieces)))
+    ending, _, _ = play(pieces, SamplingParams(), max_tokens=max(1, len(pieces.pieces)))
     assert ending.text == text
     assert ending.reason == ("length" if text else None)
 
@@ -92,67 +94,69 @@ def test_long_answers_are_read_as_short_ones(text: str, stops: list[str]):
     """Every byte a token, so that only the last tokens are decoded again."""
     text = "x🌍é\ufffd" * 30 + text
     pieces = Pieces(text, range(4 * len(text)))
-    ending, _, told = play(pieces, Sampling(stop=stops), max_tokens=len(pieces.pieces))
+    ending, _, told = play(pieces, SamplingParams(stop=stops), max_tokens=len(pieces.pieces))
     assert ending.text == "".join(told) == (cut(text, stops) or [text])[0]
 
 
 def test_an_answer_cut_inside_a_character_says_so():
     pieces = Pieces("a€", [2])
-    ending = Ending(Sampling(), 1, decode=pieces)
+    ending = StopChecker(SamplingParams(), 1, decode=pieces)
     assert ending.push(0) == "length"
     assert ending.take() == "a\ufffd"
 
 
 def test_text_that_may_begin_a_stop_text_is_held_back():
-    _, _, told = play(Pieces("xENx END", range(8)), Sampling(stop=["END"]))
+    _, _, told = play(Pieces("xENx END", range(8)), SamplingParams(stop=["END"]))
     assert told == ["x", "", "", "ENx", " ", "", "", ""]
 
 
 def test_the_longest_of_the_stop_texts_that_end_together_counts():
-    ending, _, _ = play(Pieces("one two"), Sampling(stop=["wo", " two", "o"]))
+    ending, _, _ = play(Pieces("one two"), SamplingParams(stop=["wo", " two", "o"]))
     assert (ending.text, ending.stopped_by) == ("", "o")
-    ending, _, _ = play(Pieces("ne two"), Sampling(stop=["wo", " two"]))
+    ending, _, _ = play(Pieces("ne two"), SamplingParams(stop=["wo", " two"]))
     assert (ending.text, ending.stopped_by) == ("ne", " two")
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_in_its_text():
     pieces = Pieces("ab", [1])
-    ending, count, _ = play(pieces, Sampling(stop_token_ids=[1]))
+    ending, count, _ = play(pieces, SamplingParams(stop_token_ids=[1]))
     assert (ending.reason, ending.stopped_by, ending.text, count) == ("stop", 1, "a", 2)
-    ending, *_ = play(pieces, Sampling(), stop_ids=frozenset([0]))
+    ending, *_ = play(pieces, SamplingParams(), stop_ids=frozenset([0]))
     assert (ending.reason, ending.stopped_by, ending.text) == ("stop", 0, "")
 
 
 def test_nothing_but_the_limit_counts_before_min_tokens():
     pieces = Pieces("aXbXcX", range(6))
-    ending, count, _ = play(pieces, Sampling(stop=["X"], min_tokens=2))
+    ending, count, _ = play(pieces, SamplingParams(stop=["X"], min_tokens=2))
     assert (count, ending.text) == (4, "aXb")
-    ending, count, _ = play(pieces, Sampling(stop_token_ids=[0, 2], min_tokens=2))
+    ending, count, _ = play(pieces, SamplingParams(stop_token_ids=[0, 2], min_tokens=2))
     assert (count, ending.text) == (3, "aX")
-    ending, count, _ = play(pieces, Sampling(stop=["X"], min_tokens=4), max_tokens=3)
+    ending, count, _ = play(pieces, SamplingParams(stop=["X"], min_tokens=4), max_tokens=3)
     assert (count, ending.reason, ending.text) == (3, "length", "aXb")
 
 
 def test_a_stop_text_may_begin_before_min_tokens():
-    ending, count, _ = play(Pieces("aENDb", range(5)), Sampling(stop=["END"], min_tokens=2))
+    ending, count, _ = play(Pieces("aENDb", range(5)), SamplingParams(stop=["END"], min_tokens=2))
     assert (count, ending.text) == (4, "a")
 
 
 def test_the_models_end_may_be_ignored_but_not_the_requests():
-    assert ends_of(Sampling(stop_token_ids=[5]), frozenset([1])) == {1, 5}
-    assert ends_of(Sampling(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
-    ending, count, _ = play(Pieces("abc", range(3)), Sampling(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1]))
+    assert ends_of(SamplingParams(stop_token_ids=[5]), frozenset([1])) == {1, 5}
+    assert ends_of(SamplingParams(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
+    ending, count, _ = play(
+        Pieces("abc", range(3)), SamplingParams(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1])
+    )
     assert (count, ending.reason) == (3, "length")
 
 
 def test_no_text_is_read_where_nobody_asks_for_it():
-    ending = Ending(Sampling(stop_token_ids=[7]), 5)
+    ending = StopChecker(SamplingParams(stop_token_ids=[7]), 5)
     assert [ending.push(3), ending.push(7)] == [None, "stop"]
     assert (ending.text, ending.take()) == ("", "")
 
 
 def test_a_stop_beats_the_limit():
-    ending, *_ = play(Pieces("aX", [1]), Sampling(stop=["X"]), max_tokens=2)
+    ending, *_ = play(Pieces("aX", [1]), SamplingParams(stop=["X"]), max_tokens=2)
     assert ending.reason == "stop"
 
 
@@ -160,7 +164,7 @@ def test_text_of_tokens_that_are_written_differently_at_the_beginning():
     def decode(ids: Sequence[int]) -> str:  # as sentencepiece does: the first word's space is dropped
         return "".join([" the", " end", "ing"][i] for i in ids).removeprefix(" ")
 
-    ending = Ending(Sampling(), 1000, decode=decode)
+    ending = StopChecker(SamplingParams(), 1000, decode=decode)
     assert [(ending.push(i), ending.take())[1] for i in (0, 1, 2, 0)] == ["the", " end", "ing", " the"]
     assert [(ending.push(i), ending.take())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
 
@@ -174,7 +178,7 @@ class Form:
 
 def test_the_end_of_the_grammar_ends_the_answer():
     form: Any = Form()
-    ending = Ending(Sampling(min_tokens=3), 10, constraint=form)
+    ending = StopChecker(SamplingParams(min_tokens=3), 10, constraint=form)
     assert ending.push(4) == "stop"
     assert ending.stopped_by is None
 
@@ -182,4 +186,4 @@ def test_the_end_of_the_grammar_ends_the_answer():
 def test_a_grammar_that_breaks_off_fails_the_answer():
     broken: Any = Form("too complex")
     with pytest.raises(ModelError, match="broke off: too complex"):
-        Ending(Sampling(), 10, constraint=broken).push(4)
+        StopChecker(SamplingParams(), 10, constraint=broken).push(4)

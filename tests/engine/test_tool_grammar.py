@@ -10,7 +10,7 @@ from fakes import tiny_model
 
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
-from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.engine.client import EngineClient
 from rove.engine.constraints import Constraint
 from rove.engine.tool_grammar import tool_call_grammar
@@ -169,11 +169,13 @@ async def test_the_client_answers_with_a_forced_call(arch: str):
     choice = ToolChoice(("move",), False)
     forms: list[Any] = [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
     for seed in range(2):
-        request = Request([UserMessage("hi")], Sampling(max_tokens=200), tools=TOOLS, tool_choice=choice, seed=seed)
+        request = Request(
+            [UserMessage("hi")], SamplingParams(max_tokens=200), tools=TOOLS, tool_choice=choice, seed=seed
+        )
         made = await client.respond(request)
         (call,) = made.message["tool_calls"]
         assert (made.finish_reason, call["function"]["name"]) == ("tool_calls", "move")
         assert json.loads(call["function"]["arguments"])["square"] in range(9)
     for given in forms:
         with pytest.raises(ConfigError, match="tool_choice forces a tool call, and .* is given too"):
-            await client.respond(Request([UserMessage("hi")], Sampling(**given), tools=TOOLS, tool_choice=choice))
+            await client.respond(Request([UserMessage("hi")], SamplingParams(**given), tools=TOOLS, tool_choice=choice))

@@ -11,7 +11,7 @@ from fakes import generate_naively, sample, tiny_model
 from tiers import first_quick
 
 from rove.core.errors import ConfigError
-from rove.core.protocols import Generation, Sampling
+from rove.core.protocols import Generation, SamplingParams
 from rove.engine.engine import Engine
 from rove.models.load import LoadedModel
 from tests.engine.test_engine import TOLERANCE, assert_same, engine_of
@@ -27,7 +27,7 @@ async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool
     loaded = tiny_model(seed=7)
     engine = engine_of(loaded)
     prompt = list(range(20, 40))
-    first = await engine.generate(prompt, Sampling(max_tokens=4), seed=1)
+    first = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=1)
     assert first.policy_version == 0
     weights = perturbed(loaded)
     if in_place:
@@ -38,7 +38,7 @@ async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool
     assert engine.policy_version == 3
     before = engine.computed
     longer = [*prompt, *first.ids, 5]
-    second = await engine.generate(longer, Sampling(max_tokens=4), seed=2)
+    second = await engine.generate(longer, SamplingParams(max_tokens=4), seed=2)
     assert second.policy_version == 3
     assert engine.computed - before == len(longer) + len(second.ids) - 1
     assert_same(second, generate_naively(loaded, longer, 2, 1.0, 4))
@@ -69,7 +69,7 @@ async def test_a_tied_model_takes_the_state_dict_of_another(arch: str):
     assert "lm_head.weight" in weights and "lm_head.weight" not in dict(other.model.named_parameters())
     engine = engine_of(loaded)
     engine.update_weights(1, {name: weight.clone() for name, weight in weights.items()})
-    assert_same(await engine.generate([5, 6], Sampling(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
+    assert_same(await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
     engine.update_weights(2, weights)
 
 
@@ -86,22 +86,22 @@ async def test_weights_come_from_a_checkpoint_too(tmp_path: Path):
     loaded, other = tiny_model(seed=1), tiny_model(seed=2)
     other.save(tmp_path)
     engine = engine_of(loaded)
-    await engine.generate([5, 6], Sampling(max_tokens=4))
+    await engine.generate([5, 6], SamplingParams(max_tokens=4))
     engine.update_weights(1, tmp_path)
-    assert_same(await engine.generate([5, 6], Sampling(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
+    assert_same(await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
     with pytest.raises(ConfigError, match="holds no weights"):
         engine.update_weights(2, tmp_path / "nothing")
 
 
 async def test_weights_do_not_change_under_a_running_request():
     engine = Engine(tiny_model().model, [])
-    running = asyncio.create_task(engine.generate([5], Sampling(max_tokens=50)))
+    running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
     with pytest.raises(ConfigError, match="1 requests are under way"):
         engine.update_weights(1)
     assert (await running).policy_version == 0
     engine.update_weights(1)
-    cancelled = asyncio.create_task(engine.generate([5], Sampling(max_tokens=50)))
+    cancelled = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
@@ -112,15 +112,17 @@ async def test_weights_do_not_change_under_a_running_request():
 async def test_weights_changed_by_an_optimizer_that_leaves_no_trace_are_seen():
     loaded = tiny_model(seed=7)
     engine = engine_of(loaded)
-    await engine.generate([5, 6], Sampling(max_tokens=2))
+    await engine.generate([5, 6], SamplingParams(max_tokens=2))
     for parameter in loaded.model.parameters():
         parameter.data.mul_(0.9)  # as fused optimizers, without raising the tensor's version
     engine.update_weights(1)
-    assert_same(await engine.generate([5, 6], Sampling(max_tokens=8)), generate_naively(loaded, [5, 6], 0, 1.0, 8))
+    assert_same(
+        await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(loaded, [5, 6], 0, 1.0, 8)
+    )
 
 
 ARCHITECTURES = ["llama", "qwen3", "lfm2", "gemma2"]
-LONG = Sampling(max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 def kept_cache(old: LoadedModel, new: LoadedModel, prompt: list[int], seed: int, change: int) -> Generation:
@@ -175,7 +177,7 @@ async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_compu
     new.model.load_state_dict(perturbed(loaded), strict=False)
     engine = engine_of(loaded, in_flight=True)
     prompt, heard = list(range(20, 60)), []
-    kept = await engine.generate([*prompt, 3], Sampling(max_tokens=3), seed=9)  # leaves its keys and values
+    kept = await engine.generate([*prompt, 3], SamplingParams(max_tokens=3), seed=9)  # leaves its keys and values
     running = asyncio.create_task(engine.generate(prompt, LONG, 1, lambda token: heard.append(token.id)))
     await said(heard, 4)
     late = asyncio.create_task(engine.generate([*prompt, 7], LONG, seed=2))  # nothing of it is computed yet
@@ -196,7 +198,7 @@ async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
     """Rows move to larger ones, a long prompt is read in over several steps, and every token knows its version."""
     engine = Engine(tiny_model(seed=3).model, [], chunk=16, in_flight=True)
     tasks = [
-        asyncio.create_task(engine.generate(list(range(5, 5 + n)), Sampling(max_tokens=90), seed=n))
+        asyncio.create_task(engine.generate(list(range(5, 5 + n)), SamplingParams(max_tokens=90), seed=n))
         for n in (3, 40, 70)
     ]
     version = 0

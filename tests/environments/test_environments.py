@@ -42,7 +42,7 @@ REWARDS = {
 }
 """The least and the most reward a rollout of each environment can get."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).players]
+PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).policies]
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
     readme = (folder(name) / "README.md").read_text()
     assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
     arguments = list(module(name).load_environment.__annotations__)[:-1]
-    for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.players)]:
+    for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.policies)]:
         assert f"`{word}`" in readme, word
 
 
@@ -138,7 +138,7 @@ def test_the_seed_decides_the_examples_in_another_process_too(name):
 def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
-    for record in roll(env, says(env.players[player]), rollouts_per_example=2):
+    for record in roll(env, says(env.policies[player]), rollouts_per_example=2):
         assert record.error is None, record.error
         assert record.scores is not None
         assert low <= record.scores.reward <= high
@@ -184,8 +184,8 @@ def test_reverse_text_asks_for_its_phrases_backwards():
 
 def test_reverse_text_rewards_the_likeness():
     env = reverse(num_examples=30)
-    assert {record.reward for record in roll(env, says(env.players["oracle"]))} == {1.2}
-    for record in roll(env, says(env.players["copycat"])):
+    assert {record.reward for record in roll(env, says(env.policies["oracle"]))} == {1.2}
+    for record in roll(env, says(env.policies["copycat"])):
         assert record.scores is not None
         assert record.scores.rewards["likeness"] < 1
         assert record.scores.metrics["exact"] == 0
@@ -225,7 +225,7 @@ def test_reverse_text_refuses_impossible_lengths(words):
 
 def double_check(player, count: int = 30) -> list[vf.RolloutRecord]:
     env = vf.load_environment("double_check", num_examples=count)
-    return roll(env, says(env.players[player] if isinstance(player, str) else player))
+    return roll(env, says(env.policies[player] if isinstance(player, str) else player))
 
 
 def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
@@ -275,7 +275,7 @@ def problems(**options) -> Any:
 def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
-    for record in roll(env, says(env.players["solver"])):
+    for record in roll(env, says(env.policies["solver"])):
         assert record.error is None, record.error
         [said] = [m["content"] for m in record.completion if m["role"] == "tool"]
         assert (said, record.reward) == (record.answer, 1.0)
@@ -288,7 +288,7 @@ def test_math_python_has_all_levels():
 
 def test_math_pythons_guesses_cost_no_sandbox_and_earn_little():
     env = problems(num_examples=100)
-    records = roll(env, says(env.players["guesser"]))
+    records = roll(env, says(env.policies["guesser"]))
     assert sum(record.reward for record in records) < 5
     assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
 
@@ -369,13 +369,13 @@ def test_lookup_shows_no_room_before_it_is_looked_up():
 @pytest.mark.broad
 def test_lookups_players_are_as_good_as_they_say():
     env = vf.load_environment("lookup", num_examples=2000)
-    for record in roll(env, says(env.players["solver"])):
+    for record in roll(env, says(env.policies["solver"])):
         assert scores_of(record)["correct"] == 1
         assert [message["role"] for message in record.completion] == ["assistant", "tool"] * 2
         assert record.completion[1]["content"] == record.answer
         assert record.stop_condition == "has_answered"
     totals = collections.Counter()
-    for record in roll(env, says(env.players["novice"])):
+    for record in roll(env, says(env.policies["novice"])):
         totals.update(scores_of(record))
     assert 210 < totals["correct"] < 310
     assert 930 < totals["looked_up"] < 1070  # in the others it guesses
@@ -486,7 +486,7 @@ def test_wins_sooner_and_losses_later_are_better():
 def test_the_optimal_player_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
-    for record in roll(env, says(env.players["optimal"]), rollouts_per_example=3):
+    for record in roll(env, says(env.policies["optimal"]), rollouts_per_example=3):
         totals.update(scores_of(record))
     assert totals["lost"] == totals["invalid_move"] == 0
     assert totals["won"] + totals["drawn"] == 600
@@ -497,7 +497,7 @@ def test_the_optimal_player_never_loses(random_move_prob):
 def test_nobody_beats_the_perfect_opponent():
     env = game(max_random_move_prob=0.0)
     totals = collections.Counter()
-    for record in roll(env, says(env.players["random"]), rollouts_per_example=3):
+    for record in roll(env, says(env.policies["random"]), rollouts_per_example=3):
         totals.update(scores_of(record))
     assert totals["won"] == 0
     assert totals["lost"] > 300
@@ -540,7 +540,7 @@ def test_siblings_meet_the_same_opponent():
     """In the same example the same board always gets the same reply: siblings differ by what the model did alone."""
     replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     env = game(num_examples=30)
-    for record in roll(env, says(env.players["random"]), rollouts_per_example=12):
+    for record in roll(env, says(env.policies["random"]), rollouts_per_example=12):
         replies[record.example_key, "start"].add(record.prompt[-1]["content"])
         for step, reply in zip(record.steps, record.completion[1::2], strict=True):
             asked, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
@@ -580,7 +580,7 @@ def test_an_invalid_move_costs_once_and_the_game_goes_on(move, times):
         if len(state["trajectory"]) < times:
             taken = next((i for i in range(9) if state["board"][i] != "."), "X")
             return f"<move>{taken if move == 'taken' else move}</move>"
-        return env.players["optimal"](messages, state, rng)
+        return env.policies["optimal"](messages, state, rng)
 
     for record in roll(env, says(stumbling)):
         scores = scores_of(record)
@@ -626,7 +626,7 @@ def test_the_last_allowed_move_counts():
     env = game(num_examples=40, min_random_move_prob=1.0)
 
     def late(messages, state, rng):
-        return "pass" if len(state["trajectory"]) < 5 else env.players["optimal"](messages, state, rng)
+        return "pass" if len(state["trajectory"]) < 5 else env.policies["optimal"](messages, state, rng)
 
     last_turn = [record for record in roll(env, says(late)) if len(record.steps) == 8]
     assert last_turn
@@ -635,7 +635,7 @@ def test_the_last_allowed_move_counts():
 
 def test_the_end_is_told():
     env = game(num_examples=60)
-    for record in roll(env, says(env.players["random"])):
+    for record in roll(env, says(env.policies["random"])):
         scores = scores_of(record)
         said = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
         [ending] = [text for name, text in said.items() if scores[name]]
@@ -643,19 +643,19 @@ def test_the_end_is_told():
         assert scores["win"] == scores["won"] + 0.5 * scores["drawn"]
 
 
-async def test_a_person_can_take_the_other_seat():
+async def test_a_person_can_take_the_other_role():
     """What `rove play` does: the opponent sees the board and its legal moves, and its move is played."""
     env = game(num_examples=20)
     asked: list[list[str]] = []
 
-    async def person(view: str, legal: list[str], board: vf.Board | None = None) -> str:
+    async def person(view: str, legal: list[str], board: vf.Rendering | None = None) -> str:
         asked.append(legal)
         assert board is not None and [text for row in board.rows for text, look in row if look == "free"] == legal
         assert all(square in view for square in legal)
         return legal[-1]
 
     env.opponent = person
-    for record in await vf.generate(env, says(env.players["random"]), max_concurrent=1):
+    for record in await vf.generate(env, says(env.policies["random"]), max_concurrent=1):
         assert record.error is None, record.error
     assert len(asked) > 20
 
@@ -706,7 +706,7 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needles_players_find_what_was_hidden(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
-    for record in roll(env, says(env.players[player])):
+    for record in roll(env, says(env.policies[player])):
         assert (record.error, record.reward) == (None, 1.0)
         assert scores_of(record)["sub_calls"] == (5 if player == "recursive" else 0)
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
@@ -715,7 +715,7 @@ def test_needles_players_find_what_was_hidden(level, player):
 @pytest.mark.broad
 def test_needles_guesses_earn_little():
     env = needle(num_examples=60)
-    records = roll(env, says(env.players["novice"]))
+    records = roll(env, says(env.policies["novice"]))
     assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
     assert sum(record.reward for record in records) < 20
 
@@ -730,8 +730,8 @@ def test_needle_has_all_levels_and_the_length_it_is_told():
 
 def test_needles_sub_calls_can_be_trained():
     env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
-    for record in roll(env, says(env.players["recursive"])):
-        assert (record.reward, record.seats) == (1.0, {})
+    for record in roll(env, says(env.policies["recursive"])):
+        assert (record.reward, record.model_roles) == (1.0, {})
         roles = [step.prompt[0]["role"] for step in record.steps]
         assert roles == ["system", "user", "system"]
 

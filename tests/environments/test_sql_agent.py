@@ -390,7 +390,7 @@ def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own()
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
     env = vf.load_environment("sql_agent", num_examples=60, min_level=level, max_level=level)
-    records = roll(env, says(env.players["solver"]))
+    records = roll(env, says(env.policies["solver"]))
     assert {record.info["level"] for record in records} == {level}
     assert {record.reward for record in records} == {1}
     assert {values(record)["answered_by_query"] for record in records} == {0, 1}
@@ -399,11 +399,11 @@ def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
 @pytest.mark.broad
 def test_the_novice_knows_single_tables():
     env = vf.load_environment("sql_agent", num_examples=300)
-    for record in roll(env, says(env.players["novice"])):
+    for record in roll(env, says(env.policies["novice"])):
         if " JOIN " not in record.info["sql"] and "(SELECT" not in record.info["sql"]:
             assert record.reward == 1
     harder = vf.load_environment("sql_agent", num_examples=100, min_level=3, max_level=4)
-    assert sum(record.reward for record in roll(harder, says(harder.players["novice"]))) < 10
+    assert sum(record.reward for record in roll(harder, says(harder.policies["novice"]))) < 10
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_answers_that_do_not(said, right):
 
 def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]:
     env = vf.load_environment("wiki_search", num_examples=count, num_articles=SMALL, **options)
-    return roll(env, says(env.players[player] if isinstance(player, str) else player))
+    return roll(env, says(env.policies[player] if isinstance(player, str) else player))
 
 
 @pytest.mark.broad

@@ -171,7 +171,7 @@ def test_players_are_as_good_as_they_say():
     rates = {}
     for name in ("solver", "novice", "random_word"):
         env = vf.load_environment("word_game", num_examples=150)
-        records = roll(env, says(env.players[name]))
+        records = roll(env, says(env.policies[name]))
         rates[name] = sum(values(record)["solved"] for record in records) / len(records)
         if name == "solver":
             assert all(values(record)["fitting"] == 1 for record in records)

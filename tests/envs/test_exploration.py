@@ -9,7 +9,7 @@ import pytest
 
 import rove as vf
 from rove.envs.exploration import (
-    SEAT,
+    ROLE,
     Calls,
     Exploration,
     as_text,
@@ -30,8 +30,8 @@ async def never(*args: Any, **options: Any) -> vf.Message:
     raise AssertionError
 
 
-def calls_of(**seats: Any) -> Calls:
-    return Calls(never, asyncio.Semaphore(1), seats, [said("own")])
+def calls_of(**roles: Any) -> Calls:
+    return Calls(never, asyncio.Semaphore(1), roles, [said("own")])
 
 
 def conversation(calls: Calls, *words: str, branches: Any = ()) -> vf.State:
@@ -50,7 +50,7 @@ def test_steps_of_other_conversations_follow_the_turn_that_began_them():
 
 
 def test_sub_calls_are_counted_wherever_they_are_kept():
-    apart = conversation(calls_of(**{SEAT: said("a", "b"), "judge": said("c")}))
+    apart = conversation(calls_of(**{ROLE: said("a", "b"), "judge": said("c")}))
     assert (sub_calls(apart), sub_tokens(apart)) == (2, 8)
     calls = calls_of()
     calls.conversations += [said("a"), said(), said("b", "c")]

@@ -176,10 +176,10 @@ def test_counting_and_cutting() -> None:
 
 def test_scripted_players_that_all_members_have() -> None:
     players = {"oracle": right, "other": right}
-    inner = vf.EnvGroup([Quiz(2, players={"oracle": lambda *_: "1"})], ["a"])
-    group = vf.EnvGroup([Quiz(1, players=players), inner], ["a", "b"])
-    assert set(group.players) == {"oracle"}
-    assert [record.reward for record in roll(group, says(group.players["oracle"]))] == [1.0, 0.0, 1.0]
+    inner = vf.EnvGroup([Quiz(2, policies={"oracle": lambda *_: "1"})], ["a"])
+    group = vf.EnvGroup([Quiz(1, policies=players), inner], ["a", "b"])
+    assert set(group.policies) == {"oracle"}
+    assert [record.reward for record in roll(group, says(group.policies["oracle"]))] == [1.0, 0.0, 1.0]
 
 
 def test_the_summary_tells_the_reward_in_each_environment() -> None:

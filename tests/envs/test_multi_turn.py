@@ -392,7 +392,7 @@ def test_hooks_may_be_sync():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"rubric": [len]}, "expected a rove.Rubric"), ({"players": [len]}, "expected a dict of functions by name")],
+    [({"rubric": [len]}, "expected a rove.Rubric"), ({"policies": [len]}, "expected a dict of functions by name")],
 )
 def test_a_wrong_kind_of_argument_is_told(wrong: dict[str, Any], said: str):
     with pytest.raises(ConfigError, match=said):

@@ -113,7 +113,7 @@ def test_the_teacher_is_right_and_no_answer_is_not(tmp_path: Path, scorer: str):
     file = jsonl(tmp_path / "q.jsonl", ROWS[1:3])
     for policy, reward in (("teacher", 1.0), ("no_answer", 0.0)):
         env = QuestionsEnv(file, scorer)
-        records = roll(env, vf.ScriptedClient(env.players[policy], policy))
+        records = roll(env, vf.ScriptedClient(env.policies[policy], policy))
         assert [record.reward for record in records] == [reward, reward]
 
 
@@ -163,7 +163,7 @@ def test_eval_states_the_scorer_resumes_and_rescores(rove: Rove, tmp_path: Path)
     assert "has 2 rollouts already" in again.err
     rescored = rove("rescore", str(folder), "-a", '{"scorer": "numeric"}', "--json")
     assert json.loads(rescored.out)["functions"]["numeric"]["mean"] == 1.0
-    assert rove("data", str(folder), "-o", "rows.jsonl").status == 0
+    assert rove("export", str(folder), "-o", "rows.jsonl").status == 0
     assert len(Path("rows.jsonl").read_text().splitlines()) == 4
 
 

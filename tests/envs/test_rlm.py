@@ -86,7 +86,7 @@ def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
     )
     assert record.steps[0].prompt[-1] == user
     assert (metrics(record)["answer_ready"], metrics(record)["sub_calls"], metrics(record)["python_calls"]) == (1, 0, 3)
-    assert env.backend.is_clean and record.seats == {}
+    assert env.backend.is_clean and record.model_roles == {}
 
 
 @pytest.mark.broad
@@ -199,7 +199,7 @@ def test_sub_models_are_asked_from_code_and_kept_apart():
     env = env_of("abcdef")
     record = play(env, "first = llm('one')\nmore = llm_batch([context[:2], context[2:4]])\nfirst, more, llm_batch([])")
     assert told(record) == ["('ONE', ['AB', 'CD'], [])"]
-    steps = record.seats["sub_model"]
+    steps = record.model_roles["sub_model"]
     assert [(len(s.prompt), s.prompt[0]["role"], s.prompt[0]["content"]) for s in steps] == [
         (1, "user", "one"),
         (1, "user", "ab"),
@@ -225,7 +225,7 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
         env = env_of(max_parallel_calls=parallel)
         record = play(env, "llm_batch([str(n) for n in range(10)]) == [str(n) for n in range(10)]", sub=sub)
         assert told(record) == ["True"] and most == parallel
-        assert [s.prompt[0]["content"] for s in record.seats["sub_model"]] == [str(n) for n in range(10)]
+        assert [s.prompt[0]["content"] for s in record.model_roles["sub_model"]] == [str(n) for n in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_th
     assert record.error is not None
     assert (record.error.type, record.error.phase, record.error.attempts) == (
         "InfraError",
-        "seat sub_model",
+        "role sub_model",
         ["HTTP 503"],
     )
     assert env.backend.is_clean
@@ -310,7 +310,7 @@ def test_another_model_may_answer_sub_calls():
             self.client = client
 
         async def respond(self, request: vf.Request) -> vf.Response:
-            seen.append((request.model, request.sampling.temperature, request.tools is None))
+            seen.append((request.model, request.sampling_params.temperature, request.tools is None))
             return await self.client.respond(request)
 
         async def close(self) -> None: ...
@@ -323,7 +323,7 @@ def test_another_model_may_answer_sub_calls():
     other = Recording(says("I am another."))
     [record] = roll(env_of(sub_client=other, **options), scripted("llm('a')"))
     assert (told(record), seen) == (["'I am another.'"], [("small", 0.25, True)])
-    assert len(record.seats["sub_model"]) == 1
+    assert len(record.model_roles["sub_model"]) == 1
     for given in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
         with pytest.raises(vf.ConfigError, match="train_sub_calls is set beside"):
             env_of(train_sub_calls=True, **given)
@@ -338,7 +338,7 @@ def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
     record = play(env, "llm_batch(['1', '2'])", "llm('3')", "never", sub=sub)
     said = [step.prompt[-1]["content"] for step in record.steps]
     assert said[1:3] == ["1", "2"] and said[4:] == ["3"] and said[3] == "['11', '22']"
-    assert (record.stop_condition, record.seats, len(record.steps)) == ("max_turns_reached", {}, 5)
+    assert (record.stop_condition, record.model_roles, len(record.steps)) == ("max_turns_reached", {}, 5)
     assert record.usage == sum((step.usage for step in record.steps), vf.Usage())
     assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
 
@@ -397,7 +397,7 @@ def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
     [record] = roll(env, says(deep))
     assert record.error is None, record.error
     assert record.completion[-1]["content"] == "[no output]" and metrics(record)["answer_ready"] == 1
-    steps = record.steps if train else record.seats["sub_model"]
+    steps = record.steps if train else record.model_roles["sub_model"]
     assert metrics(record)["sub_calls"] == 2 * (2 + 2 * (2 + 2)) == len(steps) - 2 * train
     assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(one.is_clean for one in backends)
     inner = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
@@ -416,11 +416,11 @@ def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
 
     env = env_of("0123456789abc", max_depth=2, backend=None, unsafe=True, rubric=vf.Rubric([]))
     [record] = roll(env, says(player))
-    [first, last] = record.seats["sub_model"]
+    [first, last] = record.model_roles["sub_model"]
     assert first.prompt[-1]["content"].startswith("How long?\n\n`context` is a text of 10 characters")
     assert last.prompt == [{"role": "user", "content": "How long?\n\n0123456789"}]
     [flat] = roll(env_of("0123456789abc", rubric=vf.Rubric([])), says(player))
-    assert [s.prompt[0]["content"] for s in flat.seats["sub_model"]] == ["How long?\n\n0123456789"]
+    assert [s.prompt[0]["content"] for s in flat.model_roles["sub_model"]] == ["How long?\n\n0123456789"]
 
 
 @pytest.mark.broad
@@ -543,7 +543,7 @@ def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
         train(tmp_path / str(sub), settings(steps=1), env)
         records = rollouts_of(tmp_path / str(sub))
         assert {record.error for record in records} == {None}
-        assert {(len(r.steps), len(r.seats.get("sub_model", []))) for r in records} == {(6, 0) if sub else (2, 4)}
+        assert {(len(r.steps), len(r.model_roles.get("sub_model", []))) for r in records} == {(6, 0) if sub else (2, 4)}
         assert {len(samples_from_record(record, 1.0)) for record in records} == {5 if sub else 1}
         trained[sub] = metrics_of(tmp_path / str(sub))[0]["tokens"]
     assert trained[True] > 2 * trained[False]
@@ -605,7 +605,7 @@ def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
     mine, other = roll(group, scripted("llm(context)", READY.format("49")))
     assert (mine.env_id, mine.error, mine.reward, told(mine)) == ("rlm", None, 1.0, ["'ABC'", "[no output]"])
-    assert (other.error, other.seats) == (None, {})
+    assert (other.error, other.model_roles) == (None, {})
     log = (engine.parent / "log").read_text()
     assert log.count('["run"') == log.count('["rm"') == 1
 

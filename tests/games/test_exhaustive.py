@@ -14,10 +14,10 @@ from toys import Talk, says
 
 import rove as vf
 from rove.core.protocols import Request, Response
-from rove.games.exhaustive import Goals, Line, Proof, every_line, prove, values_of
+from rove.games.exhaustive import Goals, Line, Proof, play_every_line, summarize, values_of
 from rove.rollouts.groups import RolloutError
 
-GREEDY = vf.Sampling(temperature=0.0)
+GREEDY = vf.SamplingParams(temperature=0.0)
 
 
 def game() -> Any:
@@ -25,12 +25,12 @@ def game() -> Any:
 
 
 def played(client: vf.Client, env: Any = None) -> list[Line]:
-    return asyncio.run(every_line(env or game(), client, GREEDY))
+    return asyncio.run(play_every_line(env or game(), client, GREEDY))
 
 
 def proven(player: str) -> Proof:
     env = game()
-    return prove(env, played(says(env.players[player]), env))
+    return summarize(env, played(says(env.policies[player]), env))
 
 
 def first_best(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -69,7 +69,7 @@ def test_lines_and_chances_are_those_of_the_rules(name: str):
         "first best": (first_best, lambda board: ttt.best_moves(board, "X")[0]),
         "first free": (first_free, lambda board: board.index(".")),
     }[name]
-    proof = prove(env, played(says(player), env))
+    proof = summarize(env, played(says(player), env))
     (lines_x, ends_x), (lines_o, ends_o) = (by_rules(choose, ttt.EMPTY, side) for side in "XO")
     assert proof.lines == lines_x + lines_o
     for metric, end in {"won": "X", "drawn": "draw", "lost": "O"}.items():
@@ -98,7 +98,7 @@ def test_a_player_that_does_not_see_forks_loses_some():
 def test_a_player_that_breaks_the_rules_is_seen():
     env = game()
     lines = played(says("<think>.</think><move>4</move>"), env)
-    proof = prove(env, lines)
+    proof = summarize(env, lines)
     assert proof.counts["lost"] == proof.counts["invalid_move"] == proof.lines
     assert proof.counts["won"] == 0
     assert all(line.record.stop_condition == "max_turns_reached" for line in lines)
@@ -133,7 +133,7 @@ def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
 @pytest.mark.broad
 def test_every_line_is_there_once_and_is_played_to_its_end():
     env = game()
-    lines = played(says(env.players["random"]), env)
+    lines = played(says(env.policies["random"]), env)
     assert len({(line.opening, line.replies) for line in lines}) == len(lines)
     assert lines == sorted(lines, key=lambda line: (line.opening, line.replies))
     assert sum(line.probability for line in lines) == pytest.approx(1)
@@ -161,8 +161,8 @@ def test_equal_conversations_are_asked_once_and_answered_the_same():
         async def close(self) -> None: ...
 
     env = game()
-    inner = says(env.players["random"])
-    proof = prove(env, played(Counting(), env))
+    inner = says(env.policies["random"])
+    proof = summarize(env, played(Counting(), env))
     assert len(asked) == len(set(asked)) == proof.questions
 
 

@@ -11,10 +11,10 @@ from commands import Rove, in_this_process
 
 import rove as vf
 from rove.cli.play import one_game
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.loading import load_environment
-from rove.games.replay_cases import play_cases, replayed
+from rove.games.replay_cases import replayed, run_replay_cases
 from rove.runs.run import Run
 from rove.viewer.play_session import with_opponent
 
@@ -29,16 +29,18 @@ def game() -> Any:
 
 
 async def kept_game(seed: int, player: str = "optimal") -> RolloutRecord:
-    """A game of a scripted player against somebody who takes the last free square."""
+    """A game of a scripted policy against somebody who takes the last free square."""
     env = game()
     moves: list[tuple[str, str]] = []
 
-    async def person(view: str, legal: list[str], board: vf.Board | None = None) -> str:
+    async def person(view: str, legal: list[str], board: vf.Rendering | None = None) -> str:
         moves.append((view, legal[-1]))
         return legal[-1]
 
     env.opponent = person
-    return with_opponent(await one_game(env, vf.ScriptedClient(env.players[player]), "", Sampling(), seed), moves)
+    return with_opponent(
+        await one_game(env, vf.ScriptedClient(env.policies[player]), "", SamplingParams(), seed), moves
+    )
 
 
 def first_free(messages: Any, state: Any, rng: Any) -> str:
@@ -47,13 +49,13 @@ def first_free(messages: Any, state: Any, rng: Any) -> str:
 
 async def test_the_same_player_meets_the_same_game(tmp_path: Path):
     env = game()
-    env.players["first"] = first_free
+    env.policies["first"] = first_free
     env.opponent = before = replayed(await kept_game(0))
     then = [await kept_game(seed) for seed in range(4)]
     client = vf.ScriptedClient(lambda messages, state, rng: answers[len(messages) - len(state["prompt"])])
     for record in then:  # its own answers, in their order: every reply must be the one that it had
         answers = {i: m["content"] for i, m in enumerate(record.completion) if m["role"] == "assistant"}
-        [case] = [case async for case in play_cases(env, client, [record])]
+        [case] = [case async for case in run_replay_cases(env, client, [record])]
         assert case.now.completion == record.completion and case.now.reward == record.reward
         assert not case.is_worse
     assert env.opponent is before
@@ -62,7 +64,8 @@ async def test_the_same_player_meets_the_same_game(tmp_path: Path):
 async def test_another_player_meets_it_as_far_as_it_goes_and_the_rest_is_always_the_same():
     env, then = game(), [await kept_game(seed) for seed in range(4)]
     twice = [
-        [case.now.completion async for case in play_cases(env, vf.ScriptedClient(first_free), then)] for _ in range(2)
+        [case.now.completion async for case in run_replay_cases(env, vf.ScriptedClient(first_free), then)]
+        for _ in range(2)
     ]
     assert twice[0] == twice[1] and len(twice[0]) == 4
     assert env.opponent is None
@@ -70,9 +73,9 @@ async def test_another_player_meets_it_as_far_as_it_goes_and_the_rest_is_always_
 
 async def test_a_game_without_a_person_is_played_against_the_environments_own():
     env = game()
-    record = await one_game(env, vf.ScriptedClient(env.players["optimal"]), "", Sampling(), 0)
+    record = await one_game(env, vf.ScriptedClient(env.policies["optimal"]), "", SamplingParams(), 0)
     assert replayed(record) is None
-    [case] = [case async for case in play_cases(env, vf.ScriptedClient(env.players["optimal"]), [record])]
+    [case] = [case async for case in run_replay_cases(env, vf.ScriptedClient(env.policies["optimal"]), [record])]
     assert case.now.example_key == record.example_key
 
 
@@ -80,7 +83,7 @@ async def test_an_example_that_is_gone_is_told():
     record = await kept_game(1)
     env = load_environment("tictactoe", num_examples=8, seed=5)
     with pytest.raises(vf.RunError, match=r"not among the first 10,000 of 'tictactoe'; give the arguments"):
-        _ = [case async for case in play_cases(env, vf.ScriptedClient(first_free), [record])]
+        _ = [case async for case in run_replay_cases(env, vf.ScriptedClient(first_free), [record])]
 
 
 def test_the_command_says_what_goes_worse_and_ends_with_status_1(rove: Rove, tmp_path: Path):

@@ -443,7 +443,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "script: compatibility": text(compatibility=SCRIPT),
     "script: metrics": text(metrics=[SCRIPT]),
     "script: tools": text(tools=["<img src=x onerror=alert(1)>"]),
-    "script: players": text(players={SCRIPT: {"reward": 1.0, "n": 1}}),
+    "script: players": text(policies={SCRIPT: {"reward": 1.0, "n": 1}}),
     "script: secrets": text(needs={"network": False, "secrets": [SCRIPT], "sandbox": False}),
     "script: data sources": text(data_sources=["javascript:alert(1)"]),
     "script: arguments": text(arguments=[{"name": "n", "type": "int", "default": f"'{SCRIPT}'"}]),

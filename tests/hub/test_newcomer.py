@@ -115,7 +115,7 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
     found = json.loads(bob.rove("search", "times", "--json"))
     assert [one["name"] for one in found["environments"]] == ["times-table"]
     info = json.loads(bob.rove("info", "ada/times-table", "--json"))
-    assert info["manifest"]["players"]["oracle"]["reward"] == pytest.approx(1.2)
+    assert info["manifest"]["policies"]["oracle"]["reward"] == pytest.approx(1.2)
     assert [one["summary"]["reward"]["mean"] for one in info["results"]] == [pytest.approx(1.2)]
     step("search")
     assert "ada/times-table" in bob.rove("install", "ada/times-table", "--yes")

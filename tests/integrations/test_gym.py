@@ -250,7 +250,7 @@ def test_frozen_lake() -> None:
 )
 def test_text_games_are_played_by_chance(name: str, told: str) -> None:
     env = vf.GymEnv(name, num_eval_episodes=5)
-    records = env.generate_sync(vf.ScriptedClient(env.players["random"]), rollouts_per_example=2)
+    records = env.generate_sync(vf.ScriptedClient(env.policies["random"]), rollouts_per_example=2)
     assert [record.error for record in records] == [None] * 10
     assert all(told in record.prompt[-1]["content"] and "\x1b" not in str(record.completion) for record in records)
     assert all(0.0 <= (record.reward or 0.0) <= 1.0 for record in records)

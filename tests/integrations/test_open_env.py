@@ -255,8 +255,8 @@ def test_environments_are_servers_of_themselves() -> None:
     """A game over the protocol is the game: the same words, and the reward at its end."""
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def go(seat: Callable[[], Session]) -> list[Any]:
-        session, told = seat(), []
+    async def go(role: Callable[[], Session]) -> list[Any]:
+        session, told = role(), []
         told.append(await session.reset(9, 9, split="eval", index=3, seed=5))
         for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
             told.append(await session.step({"message": f"<move>{square}</move>"}, 9))
@@ -286,8 +286,8 @@ def test_environments_are_servers_of_themselves() -> None:
 
 
 def test_what_is_asked_wrongly_is_refused_by_name() -> None:
-    async def go(seat: Callable[[], Session]) -> list[tuple[str, str]]:
-        session, refused = seat(), []
+    async def go(role: Callable[[], Session]) -> list[tuple[str, str]]:
+        session, refused = role(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
             await session.reset(9, 9, index=99)
         asks = [("step", {"message": "early"}), ("dance", {}), ("reset", {"split": "middle"}), ("reset", {"seed": 1})]
@@ -307,8 +307,8 @@ def test_what_is_asked_wrongly_is_refused_by_name() -> None:
 def test_sessions_are_counted_and_given_back() -> None:
     env = Talk(turns=3)
 
-    async def go(seat: Callable[[], Session]) -> None:
-        first, second = seat(), seat()
+    async def go(role: Callable[[], Session]) -> None:
+        first, second = role(), role()
         await first.reset(9, 9)
         with pytest.raises(vf.InfraError, match="no room"):
             await second.reset(9, 0.1)
@@ -326,8 +326,8 @@ def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             raise RuntimeError("no more words")
 
-    async def go(seat: Callable[[], Session]) -> dict[str, Any]:
-        session = seat()
+    async def go(role: Callable[[], Session]) -> dict[str, Any]:
+        session = role()
         await session.reset(9, 9)
         return await session.step({"message": "a"}, 9)
 
@@ -368,8 +368,8 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
         assert {one["metadata"]["episode_id"] for one in told} == {"one"}
         return told
 
-    async def over_socket(seat: Callable[[], Session]) -> list[Any]:
-        session = seat()
+    async def over_socket(role: Callable[[], Session]) -> list[Any]:
+        session = role()
         told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
         while not told[-1]["done"]:
             told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))

@@ -140,7 +140,7 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
         config = {"datasets": specs} if family == "composite" else None
         env = Families(family, num_eval_examples=1, config=config, score_seconds=20.0)
         own, ran = (
-            env.generate_sync(says(player))[0] for player in (env.players["oracle"], f"<answer>{write}</answer>")
+            env.generate_sync(says(player))[0] for player in (env.policies["oracle"], f"<answer>{write}</answer>")
         )
         assert own.error is None and ran.error is None, (family, own.error, ran.error)
         played.add(family)

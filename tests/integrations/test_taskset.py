@@ -157,9 +157,9 @@ def test_what_fails_fails_that_rollout_alone(reversal: TasksetEnv) -> None:
 
 
 @library
-def test_a_simulated_user_has_a_seat() -> None:
+def test_a_simulated_user_has_a_role() -> None:
     env = loaded("reversal_v1", env={"id": "user-sim"}, agent="assistant", num_examples=2)
-    assert env.told["seats"] == ["user"]
+    assert env.told["model_roles"] == ["user"]
 
     def both(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         if "role-playing a USER" in str(messages[0]["content"]):
@@ -170,7 +170,7 @@ def test_a_simulated_user_has_a_seat() -> None:
     records = env.generate_sync(says(both))
     assert [record.error for record in records] == [None, None]
     for record in records:
-        assert (record.reward, len(record.steps), len(record.seats["user"])) == (1.0, 1, 2)
+        assert (record.reward, len(record.steps), len(record.model_roles["user"])) == (1.0, 1, 2)
         assert record.scores is not None and record.scores.metrics["user_turns"] == 2.0
         assert record.prompt[-1]["content"].startswith("Would you turn")
 
@@ -213,7 +213,9 @@ def test_commands_play_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     )
     package = package.replace('"verifiers-venv/bin/python"', repr(PYTHON))
     first = "lambda messages, state, rng: messages[-1].content.split()[1][::-1]"
-    package = package.replace("num_examples=num_examples,", f"num_examples=num_examples, players={{'first': {first}}},")
+    package = package.replace(
+        "num_examples=num_examples,", f"num_examples=num_examples, policies={{'first': {first}}},"
+    )
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments/reversal.py").write_text(package)
     shutil.copytree(TASKSETS, tmp_path / "tasksets")

@@ -1,4 +1,4 @@
-"""TextArenaEnv: games in processes of their own, other seats, rewards, and what goes wrong in games."""
+"""TextArenaEnv: games in processes of their own, other roles, rewards, and what goes wrong in games."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> st
 
 
 @library
-def test_a_game_of_two_is_played_in_both_seats() -> None:
+def test_a_game_of_two_is_played_in_both_roles() -> None:
     records = rolled(Games("TicTacToe-v0", 8), rollouts=2)
     assert [record.error for record in records] == [None] * 16
-    assert {frozenset(record.seats) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
+    assert {frozenset(record.model_roles) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
     for record in records:
         assert record.scores is not None
         raw = record.scores.metrics["raw_reward"]
@@ -72,7 +72,7 @@ def test_games_side_by_side_are_as_they_are_alone() -> None:
 
 
 @library
-def test_other_seats_are_whoever_one_wants_and_see_the_game_from_there() -> None:
+def test_other_roles_are_whoever_one_wants_and_see_the_game_from_there() -> None:
     seen: list[list[str]] = []
 
     def other(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -80,7 +80,7 @@ def test_other_seats_are_whoever_one_wants_and_see_the_game_from_there() -> None
         return first_free(messages, state, rng)
 
     [record] = rolled(Games("TicTacToe-v0", 1, opponent=other), first_free)
-    [steps] = record.seats.values()
+    [steps] = record.model_roles.values()
     assert len(steps) == len(seen) >= 2 and seen[1] == ["user", "assistant", "user"]
     [record] = rolled(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
     assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)

@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from rove.core.digest import adapter_base, digest_model
 from rove.core.errors import ConfigError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.models import load
 from rove.models.adapter import Adapter, FastLora, add_adapter
 from rove.models.linear import FastLinear
-from rove.models.load import LoadedModel, copy_weights, load_adapter, load_model, switch_off, trained, twin
+from rove.models.load import LoadedModel, clone_model, copy_weights, freeze, load_adapter, load_model, trained
 from rove.train.batch import can_pack
 
 IDS = torch.arange(3, 43)[None]
@@ -118,7 +118,9 @@ async def test_the_engine_serves_it_by_name(arch: str, tmp_path: Path):
     merged = load_model(tmp_path / "adapter", device="cpu")
     engine = Engine(load_model(tmp_path / "base", device="cpu").model, sorted(merged.renderer.stop_ids))
     engine.load_adapter("mine", tmp_path / "adapter")
-    made = await engine.generate(IDS[0].tolist(), Sampling(max_tokens=12, ignore_eos=True), seed=5, adapter="mine")
+    made = await engine.generate(
+        IDS[0].tolist(), SamplingParams(max_tokens=12, ignore_eos=True), seed=5, adapter="mine"
+    )
     assert_agrees(merged, IDS[0].tolist(), made, 5, 1.0)
 
 
@@ -129,13 +131,13 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
     loaded = family_model(family)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     assert engine.is_fast == (family in FAST)
-    before = await engine.generate(IDS[0].tolist(), Sampling(max_tokens=8, ignore_eos=True), seed=2)
+    before = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
     loaded = with_adapter(loaded)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     said = []
     for version in (1, 2):
         engine.update_weights(version, {name: weight / version for name, weight in trained(loaded.model).items()})
-        made = await engine.generate(IDS[0].tolist(), Sampling(max_tokens=8, ignore_eos=True), seed=2)
+        made = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
         assert_agrees(loaded, IDS[0].tolist(), made, 2, 1.0)
         assert made.policy_version == version
         said.append(made.logprobs)
@@ -222,7 +224,7 @@ def test_layers_that_are_not_there_are_refused():
 
 def test_a_twin_shares_all_but_the_adapter():
     loaded = with_adapter(tiny_model())
-    other = twin(loaded.model)
+    other = clone_model(loaded.model)
     ours, theirs = dict(loaded.model.named_parameters()), dict(other.named_parameters())
     assert ours.keys() == theirs.keys()
     own = {name for name in ours if ours[name].data_ptr() != theirs[name].data_ptr()}
@@ -239,7 +241,7 @@ def test_a_twin_shares_all_but_the_adapter():
 
 def test_a_twin_of_a_model_that_is_trained_as_a_whole_shares_nothing():
     model = tiny_model().model
-    ours, theirs = ({p.data_ptr() for p in one.parameters()} for one in (model, twin(model)))
+    ours, theirs = ({p.data_ptr() for p in one.parameters()} for one in (model, clone_model(model)))
     assert not ours & theirs
 
 
@@ -247,12 +249,14 @@ def test_a_twin_of_a_model_that_is_trained_as_a_whole_shares_nothing():
 async def test_switched_off_it_is_the_base_to_the_bit(arch: str):
     wanted = logits(tiny_model(arch).model)
     loaded = with_adapter(tiny_model(arch))
-    other = twin(loaded.model)
-    switch_off(other)
+    other = clone_model(loaded.model)
+    freeze(other)
     assert torch.equal(logits(other), wanted)
     assert not torch.equal(logits(loaded.model), wanted)
     said = [
-        await EngineClient.of(loaded._replace(model=model)).engine.generate([5, 6, 7], Sampling(max_tokens=6), seed=1)
+        await EngineClient.of(loaded._replace(model=model)).engine.generate(
+            [5, 6, 7], SamplingParams(max_tokens=6), seed=1
+        )
         for model in (other, tiny_model(arch).model)
     ]
     assert said[0].logprobs == said[1].logprobs
@@ -260,7 +264,7 @@ async def test_switched_off_it_is_the_base_to_the_bit(arch: str):
 
 def test_weights_of_the_adapter_alone_travel():
     loaded = with_adapter(tiny_model())
-    engine = Engine(twin(loaded.model), [])
+    engine = Engine(clone_model(loaded.model), [])
     some = dict(list(trained(loaded.model).items())[1:])
     for wrong in (some, {**trained(loaded.model), "other": torch.zeros(1)}):
         with pytest.raises(ConfigError, match="weights do not match the model"):

@@ -23,9 +23,9 @@ from rove.remote import node as site
 from rove.remote import node_pool as rooms
 from rove.remote.environment import AwayEnv
 from rove.remote.loading import Isolation
-from rove.remote.node_pool import SiteRooms, SiteWorkers
+from rove.remote.node_pool import NodePool, NodeWorkers
 from rove.remote.rollout import LOSSES, Rollout
-from rove.remote.worker_pool import Room
+from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
 from tests.remote.test_isolation import CRASH, Echo, facts, package
 
@@ -37,7 +37,7 @@ STUMBLES = f"if number == 3 and os.environ.get('STUMBLES') == '1': {CRASH}"
 class Near:
     """A site in this process; all of them share one host of workers."""
 
-    def __init__(self, real: site.Site, where: str):
+    def __init__(self, real: site.NodeActor, where: str):
         self.real, self.where = real, where
         self.forked: list[int] = []
         self.is_gone = False
@@ -81,11 +81,11 @@ class Near:
 class Spread(AwayEnv):
     """An environment on such sites."""
 
-    def __init__(self, real: site.Site, count: int = 2, more: int = 0, most: int = 64):
+    def __init__(self, real: site.NodeActor, count: int = 2, more: int = 0, most: int = 64):
         self.real, self.left = real, more
         self.near: list[Near] = [Near(real, f"machine {number}") for number in range(count)]
         told = real._envs["talk"].told
-        made = SiteRooms(
+        made = NodePool(
             self.near, self.another, "talk", HERE, together=told["has_group_rewards"], most=most, wait_seconds=0.2
         )
         self.all = list(self.near)
@@ -106,22 +106,22 @@ class Spread(AwayEnv):
         pass
 
 
-def _loaded(folder: Path) -> tuple[site.Site, Path]:
-    real = site.Site()
+def _loaded(folder: Path) -> tuple[site.NodeActor, Path]:
+    real = site.NodeActor()
     told = asyncio.run(real.load("talk", "talk", str(folder), {"num_examples": 24}, {}, ""))
     assert set(told) == {"told"}, told
     return real, folder
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[site.Site, Path]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[site.NodeActor, Path]]:
     real, folder = _loaded(package(tmp_path_factory.mktemp("alone"), at_import="import os", in_response=STUMBLES))
     yield real, folder
     asyncio.run(real.forget("talk"))
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[site.Site, Path]]:
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[site.NodeActor, Path]]:
     real, folder = _loaded(package(tmp_path_factory.mktemp("grouped"), more=RANK, functions=", rank"))
     yield real, folder
     asyncio.run(real.forget("talk"))
@@ -148,7 +148,7 @@ def as_here(folder: Path, rollouts: int = 1) -> list[Any]:
     return list(map(facts, env.generate_sync(Echo(), rollouts_per_example=rollouts)))
 
 
-def test_rollouts_are_spread_and_are_as_they_are_here(alone: tuple[site.Site, Path]) -> None:
+def test_rollouts_are_spread_and_are_as_they_are_here(alone: tuple[site.NodeActor, Path]) -> None:
     env = Spread(alone[0], 3)
     for _ in range(2):  # in another event loop, too
         records = env.generate_sync(Echo())
@@ -168,7 +168,7 @@ def test_a_lost_machine_loses_nothing_and_repeats_nothing(kind: str, request: py
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 2 * 24 * 3
 
 
-def test_machines_that_come_are_played_on(alone: tuple[site.Site, Path]) -> None:
+def test_machines_that_come_are_played_on(alone: tuple[site.NodeActor, Path]) -> None:
     env = Spread(alone[0], 1, more=1)
     client = Fateful(lambda count, _: env.all[0].lose() if count == 20 else None)
     records = env.generate_sync(client)
@@ -177,7 +177,7 @@ def test_machines_that_come_are_played_on(alone: tuple[site.Site, Path]) -> None
     assert set(client.seeds.values()) == {1}
 
 
-def test_without_machines_rollouts_fail_and_say_so(alone: tuple[site.Site, Path]) -> None:
+def test_without_machines_rollouts_fail_and_say_so(alone: tuple[site.NodeActor, Path]) -> None:
     env = Spread(alone[0], 2)
     client = Fateful(lambda count, _: [near.lose() for near in env.near] and None if count == 40 else None)
     records = env.generate_sync(client)
@@ -186,7 +186,9 @@ def test_without_machines_rollouts_fail_and_say_so(alone: tuple[site.Site, Path]
     assert all("no machine is left to play on, and none came for 0.2 s" in error.message for error in failed)
 
 
-def test_a_rollout_under_which_machines_are_lost_again_and_again_is_given_up(alone: tuple[site.Site, Path]) -> None:
+def test_a_rollout_under_which_machines_are_lost_again_and_again_is_given_up(
+    alone: tuple[site.NodeActor, Path],
+) -> None:
     env = Spread(alone[0], 1, more=9)
 
     class Waits(Echo):
@@ -202,7 +204,7 @@ def test_a_rollout_under_which_machines_are_lost_again_and_again_is_given_up(alo
 
 
 def test_what_crashes_a_worker_fails_alone(
-    alone: tuple[site.Site, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: tuple[site.NodeActor, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machine is still there, so it is to blame."""
     monkeypatch.setenv("STUMBLES", "1")
@@ -217,7 +219,7 @@ def test_what_crashes_a_worker_fails_alone(
 
 
 def test_workers_that_take_their_machines_with_them_are_given_up(
-    alone: tuple[site.Site, Path], monkeypatch: pytest.MonkeyPatch
+    alone: tuple[site.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a turn is played, too."""
 
@@ -237,7 +239,7 @@ def test_workers_that_take_their_machines_with_them_are_given_up(
 
 
 def test_scores_that_take_their_machines_with_them_are_given_up(
-    grouped: tuple[site.Site, Path], monkeypatch: pytest.MonkeyPatch
+    grouped: tuple[site.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Rollout.score_with
 
@@ -252,7 +254,7 @@ def test_scores_that_take_their_machines_with_them_are_given_up(
     assert env.sites.lost == LOSSES
 
 
-def test_no_machine_has_more_than_it_may(alone: tuple[site.Site, Path]) -> None:
+def test_no_machine_has_more_than_it_may(alone: tuple[site.NodeActor, Path]) -> None:
     env = Spread(alone[0], 2, most=3)
     peaks: list[int] = []
 
@@ -264,7 +266,7 @@ def test_no_machine_has_more_than_it_may(alone: tuple[site.Site, Path]) -> None:
     assert env.sites._places.taken == 0
 
 
-def test_siblings_that_are_scored_together_are_played_together(grouped: tuple[site.Site, Path]) -> None:
+def test_siblings_that_are_scored_together_are_played_together(grouped: tuple[site.NodeActor, Path]) -> None:
     env = Spread(grouped[0], 3)
     seen: dict[str, set[Any]] = {}
 
@@ -278,9 +280,9 @@ def test_siblings_that_are_scored_together_are_played_together(grouped: tuple[si
     assert all(room.load == 0 for room in set.union(*seen.values()))
 
 
-async def test_a_worker_that_comes_from_a_lost_machine_is_sent_away(alone: tuple[site.Site, Path]) -> None:
+async def test_a_worker_that_comes_from_a_lost_machine_is_sent_away(alone: tuple[site.NodeActor, Path]) -> None:
     """Its machine was taken for lost while the worker was on its way."""
-    room = Room(SiteWorkers(Near(alone[0], "far away"), "talk", HERE), 120.0)
+    room = WorkerPool(NodeWorkers(Near(alone[0], "far away"), "talk", HERE), 120.0)
     opening = asyncio.create_task(room.another())
     await asyncio.sleep(0)
     room.lose("its machine is lost")
@@ -312,15 +314,15 @@ async def test_a_worker_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPat
             return 1
 
     with pytest.raises(WorkerError, match=r"no worker of far away came to 127.0.0.1:\d+ within 0.05 s"):
-        await SiteWorkers(Silent(site.Site(), "far away"), "talk", HERE).open()
+        await NodeWorkers(Silent(site.NodeActor(), "far away"), "talk", HERE).open()
 
 
 async def test_an_environment_that_a_site_cannot_load_is_told_with_its_traceback(tmp_path: Path) -> None:
     folder = package(tmp_path, at_import="def broken():\n    raise KeyError('lost')\nbroken()")
-    told = await site.Site().load("one", "talk", str(folder), {}, {}, "")
+    told = await site.NodeActor().load("one", "talk", str(folder), {}, {}, "")
     assert "environment 'talk' could not be imported: KeyError: 'lost'" in told["refused"]
     assert "in broken" in told["refused"]
-    wrong = await site.Site().load("one", "no_such", None, {}, {}, "")
+    wrong = await site.NodeActor().load("one", "no_such", None, {}, {}, "")
     assert wrong["refused"].startswith("no environment 'no_such'") and "Traceback" not in wrong["refused"]
 
 

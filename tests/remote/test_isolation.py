@@ -61,7 +61,7 @@ def said(completion, state):
 def load_environment(num_examples: int = 6):
     rows = [{{"question": f"q{{i}}", "info": {{"number": i}}}} for i in range(num_examples)]
     players = {{"echo": lambda messages, state, rng: f"{{len(state['trajectory'])}} {{state['note']}} {{rng.random()}}"}}
-    return Talk(dataset=rows, rubric=vf.Rubric([said{functions}]), max_turns=3, players=players)
+    return Talk(dataset=rows, rubric=vf.Rubric([said{functions}]), max_turns=3, policies=players)
 '''
 PLACES = ("at_import", "in_setup", "in_response", "in_cleanup", "in_reward", "more", "functions")
 
@@ -111,7 +111,7 @@ def facts(record: vf.RolloutRecord) -> list[Any]:
     error = record.error and (record.error.phase, record.error.type, record.error.message)
     steps = [(step.prompt, step.completion, step.usage, step.reward) for step in record.steps]
     shown = [record.prompt, record.completion, steps]
-    said = [*shown, record.tools, record.info, record.answer, list(record.seats), record.boards]
+    said = [*shown, record.tools, record.info, record.answer, list(record.model_roles), record.renderings]
     return [record.example_key, record.seed, said, record.scores, error, record.stop_condition, record.is_truncated]
 
 
@@ -120,9 +120,9 @@ def test_examples_are_played_as_they_are_here(name: str) -> None:
     env, plain = IsolatedEnv(name, {"num_examples": 12}), vf.load_environment(name, num_examples=12)
     assert env.identity == plain.identity and env.get_dataset(3) == plain.get_dataset(3)
     assert (env.count_examples(), env.rubric.names) == (plain.count_examples(), plain.rubric.names)
-    for player in plain.players:
+    for player in plain.policies:
         records = [
-            one.generate_sync(vf.ScriptedClient(one.players[player]), rollouts_per_example=2) for one in (env, plain)
+            one.generate_sync(vf.ScriptedClient(one.policies[player]), rollouts_per_example=2) for one in (env, plain)
         ]
         assert list(map(facts, records[0])) == list(map(facts, records[1]))
 
@@ -181,7 +181,7 @@ def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) ->
     records = []
     for folder in ("broken", "fine"):
         env = IsolatedEnv("talk", {"num_examples": 24}, tmp_path / folder)
-        records.append(env.generate_sync(vf.ScriptedClient(env.players["echo"])))
+        records.append(env.generate_sync(vf.ScriptedClient(env.policies["echo"])))
     broken, fine = records
     assert [record.info["number"] for record in broken if record.error] == [2]
     assert [facts(r) for r in broken if not r.error] == [facts(r) for r in fine if r.info["number"] != 2]
@@ -341,7 +341,7 @@ async def asked(self, state, messages):
     aside = vf.State(state)
     aside["trajectory"] = list(state["trajectory"])
     said = await self.turn(aside, [vf.UserMessage(f"aside {messages[-1].content}")])
-    state["seats"].setdefault("user", []).append(aside["trajectory"][-1])
+    state["model_roles"].setdefault("user", []).append(aside["trajectory"][-1])
 
 async def run(self, state, turn):
     self.turn = turn
@@ -353,7 +353,9 @@ Talk.asked, Talk.run = asked, run
     records = played(tmp_path)
     assert not any(record.error for record in records)
     assert [len(record.steps) for record in records] == [3] * 6 == [len(record.steps) for record in plain]
-    assert [len(record.seats["user"]) for record in records] == [len(record.seats["user"]) for record in plain]
+    assert [len(record.model_roles["user"]) for record in records] == [
+        len(record.model_roles["user"]) for record in plain
+    ]
     assert list(map(facts, records)) == list(map(facts, plain))
 
 

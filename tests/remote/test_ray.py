@@ -173,7 +173,7 @@ def test_what_is_wrong_is_said_before_anything_is_played(
         actor = actors.get(number, pytest.fail).actor
         actors.drop(number, actor)
         ray.kill(actor)
-    others = [ray.remote(num_cpus=1)(site.Site).remote() for _ in range(NODES)]
+    others = [ray.remote(num_cpus=1)(site.NodeActor).remote() for _ in range(NODES)]
     ray.get([other.about.remote() for other in others])
     with pytest.raises(ConfigError, match="no Ray actor has started within 2 s .*of the cluster's 3 CPUs 0 are free"):
         opened(cluster, fine, start_seconds=2.0)

@@ -1,4 +1,4 @@
-"""Whoever asks the model from a worker, sub-models, other seats and foreign agents, has the answers that they have here."""
+"""Whoever asks the model from a worker, sub-models, other roles and foreign agents, has the answers that they have here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import rove as vf
 
 
 class Subs(vf.Environment):
-    """After each turn of the model, asks it about two things at once, in another seat or in conversations of their own."""
+    """After each turn of the model, asks it about two things at once, in another role or in conversations of their own."""
 
     async def run(self, state, turn):
         messages, state["completion"] = list(state["prompt"]), []
@@ -44,7 +44,7 @@ class Subs(vf.Environment):
     async def sub(self, state, turn, text):
         messages = [vf.UserMessage(f"{state['info']['number']} {text}")]
         if not self.trained:
-            return str((await turn(state, messages, seat="sub", sampling_args={"temperature": 0.5}))["content"])
+            return str((await turn(state, messages, role="sub", sampling_args={"temperature": 0.5}))["content"])
         seed = state["seed"] + len(text)
         inner = vf.State(input=state["input"], prompt=messages, trajectory=[], completion=[], is_truncated=False,
                          seed=seed, env_seed=0, tools=None)
@@ -60,7 +60,7 @@ class Subs(vf.Environment):
 
 
 def turns(state):
-    return len(state["trajectory"]) + sum(map(len, state["seats"].values()))
+    return len(state["trajectory"]) + sum(map(len, state["model_roles"].values()))
 
 
 def load_environment(trained: bool = False):
@@ -86,7 +86,7 @@ class Teller:
 
     async def respond(self, request: Request) -> Response:
         await asyncio.sleep(0.005 if "left" in str(request.messages[-1]) else 0.001)
-        key = f"{request.seed} {request.messages} {request.sampling.temperature}"
+        key = f"{request.seed} {request.messages} {request.sampling_params.temperature}"
         self.asked[key] += 1
         return Response(vf.AssistantMessage(f"{request.messages[-1]['content']}!"), vf.Usage(3, 2))
 
@@ -94,8 +94,10 @@ class Teller:
         pass
 
 
-def seats_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
-    return {seat: [(s.prompt, s.completion, s.usage, s.tokens) for s in steps] for seat, steps in record.seats.items()}
+def roles_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
+    return {
+        role: [(s.prompt, s.completion, s.usage, s.tokens) for s in steps] for role, steps in record.model_roles.items()
+    }
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -104,7 +106,7 @@ def test_sub_models_are_asked_as_they_are_here(tmp_path: Path, trained: bool) ->
     clients, found = [Teller(), Teller()], []
     for client, load in zip(clients, (vf.load_environment, isolated)):
         records = load("subs", tmp_path, trained=trained).generate_sync(client, rollouts_per_example=2)
-        found.append([(*facts(record), seats_of(record), record.usage) for record in records])
+        found.append([(*facts(record), roles_of(record), record.usage) for record in records])
     assert found[0] == found[1] and clients[0].asked == clients[1].asked
     assert all((record[-2] == {}) == trained for record in found[0])
     assert all(record[3].reward == (10 if trained else 6) for record in found[0])
@@ -124,8 +126,8 @@ def test_a_crash_asks_no_sub_model_twice(tmp_path: Path, trained: bool) -> None:
     failed = [record for record in records if record.error]
     assert [record.info["number"] for record in failed] == [2]
     assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message
-    kept = [(*facts(record), seats_of(record)) for record in records if not record.error]
-    assert kept == [(*facts(record), seats_of(record)) for record in fine if record.info["number"] != 2]
+    kept = [(*facts(record), roles_of(record)) for record in records if not record.error]
+    assert kept == [(*facts(record), roles_of(record)) for record in fine if record.info["number"] != 2]
     assert set(client.asked.values()) == {1}
 
 
@@ -171,9 +173,9 @@ def test_needles_are_found_by_sub_models() -> None:
         found = []
         for load in (vf.load_environment, isolated):
             env = load("needle", None, train_sub_calls=trained, **arguments)
-            records = env.generate_sync(vf.ScriptedClient(env.players["recursive"]))
+            records = env.generate_sync(vf.ScriptedClient(env.policies["recursive"]))
             assert [record.error for record in records] == [None] * 2
-            found.append([(facts(record)[:3], seats_of(record), record.reward) for record in records])
+            found.append([(facts(record)[:3], roles_of(record), record.reward) for record in records])
         assert found[0] == found[1] and {reward for *_, reward in found[0]} == {1.0}
 
 
@@ -313,7 +315,7 @@ def test_what_an_agent_wants_of_the_sampling_arrives(tmp_path: Path) -> None:
 
     class Notes(Teller):
         async def respond(self, request: Request) -> Response:
-            wanted.append(request.sampling.max_tokens)
+            wanted.append(request.sampling_params.max_tokens)
             return await super().respond(request)
 
     isolated("talker", tmp_path).generate_sync(Notes(), num_examples=1, sampling_args={"max_tokens": 50})
@@ -348,7 +350,7 @@ def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> 
     assert len(started) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def test_somebody_here_may_take_the_other_seat() -> None:
+def test_somebody_here_may_take_the_other_role() -> None:
     views: list[list[str]] = [[], []]
     found = []
     for seen, load in zip(views, (vf.load_environment, isolated)):
@@ -360,7 +362,7 @@ def test_somebody_here_may_take_the_other_seat() -> None:
             return legal[-1]
 
         env.opponent = last
-        records = env.generate_sync(vf.ScriptedClient(env.players["teacher"]))
+        records = env.generate_sync(vf.ScriptedClient(env.policies["teacher"]))
         found.append(list(map(facts, records)))
     assert found[0] == found[1]
     assert sorted(views[0]) == sorted(views[1]) and len(views[0]) > 6

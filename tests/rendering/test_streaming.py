@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.protocols import Token
-from rove.rendering.renderer import Renderer, Speech
+from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 from tests.rendering.test_renderer import END, RENDERER, TOKENIZER, of_pieces
 
 ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_size=12).map(RENDERER.encode)
@@ -15,7 +15,7 @@ PIECES = of_pieces()
 
 def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = None) -> list[str]:
     pieces: list[str] = []
-    speech = Speech(renderer, pieces.append, before or [])
+    speech = IncrementalDetokenizer(renderer, pieces.append, before or [])
     for token in sampled:
         speech(Token(token, -1.0))
     return pieces

@@ -72,7 +72,7 @@ def unscored(record: RolloutRecord) -> RolloutRecord:
 def test_an_unchanged_rubric_says_the_same_of_every_rollout(tmp_path_factory, seed, siblings, player):
     folder = tmp_path_factory.mktemp("runs")
     env = vf.load_environment("tictactoe", num_examples=4)
-    client = says(env.players[player])
+    client = says(env.policies[player])
     options = {"rollouts_per_example": siblings, "seed": seed, "sampling_args": {"temperature": 0.5}}
     source = played(folder / "a", env, client, **options)
     summary, records = again(env, source, folder / "b")
@@ -87,7 +87,7 @@ def test_an_unchanged_rubric_says_the_same_of_every_rollout(tmp_path_factory, se
 
 def test_a_changed_rubric_reads_the_state_that_no_record_holds(tmp_path):
     env = vf.load_environment("tictactoe", num_examples=6)
-    source = played(tmp_path / "a", env, says(env.players["random"]))
+    source = played(tmp_path / "a", env, says(env.policies["random"]))
     changed = vf.load_environment("tictactoe", num_examples=6)
     changed.add_rubric(vf.Rubric())
     changed.rubric.add_reward_func(lambda state: float(state["board"].count("O")), weight=0.5, name="taken")

@@ -14,7 +14,7 @@ from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
 import rove as vf
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.rollouts.groups import RolloutError, run_groups
 from rove.rollouts.runner import Allowance, Job, make_turn, plan
 from rove.runs.serialization import encode_record
@@ -513,7 +513,7 @@ def test_a_request_carries_the_last_turns_tokens_and_message():
         vf.StepTokens([1], [1], [0.0]),
         vf.StepTokens([2], [2], [0.0]),
     ]
-    assert all(request.sampling == vf.Sampling(temperature=0.5, max_tokens=7) for request in seen)
+    assert all(request.sampling_params == vf.SamplingParams(temperature=0.5, max_tokens=7) for request in seen)
     assert all(request.model == "m" for request in seen)
     assert len({request.seed for request in seen}) == 3
     assert record.usage == vf.Usage(3, 6)
@@ -613,7 +613,7 @@ def user(text: str) -> vf.Message:
 
 async def test_a_conversation_goes_on_from_the_step_it_shares_most_with():
     client, state = Counted(), rollout_state()
-    turn = make_turn(client, "", Sampling())
+    turn = make_turn(client, "", SamplingParams())
     first = await turn(state, [user("agent")])
     await turn(state, [user("helper")])
     await turn(state, [user("agent"), first, user("more")])
@@ -624,7 +624,7 @@ async def test_a_conversation_goes_on_from_the_step_it_shares_most_with():
 
 async def test_turns_at_once_have_random_streams_of_their_own_and_count_as_turns():
     client, state = Counted(together=3), rollout_state()
-    turn = make_turn(client, "", Sampling(), Allowance(vf.Limits(max_turns=3)))
+    turn = make_turn(client, "", SamplingParams(), Allowance(vf.Limits(max_turns=3)))
     turns = [turn(state, [user(name)]) for name in "abcd"]
     *answers, refused = await asyncio.gather(*turns, return_exceptions=True)
     assert isinstance(refused, vf.LimitReachedError) and str(refused) == "max_turns_reached"
@@ -636,14 +636,14 @@ async def test_turns_at_once_have_random_streams_of_their_own_and_count_as_turns
 
 async def test_what_an_agent_asks_with_goes_over_the_run():
     client, state = Counted(), rollout_state()
-    turn = make_turn(client, "", Sampling(temperature=1.0, max_tokens=5, stop=["a"]))
+    turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5, stop=["a"]))
     tools = [{"type": "function", "function": {"name": "f"}}]
     state["tools"] = tools
-    await turn(state, [user("a")], asked=Request([], Sampling(max_tokens=9, stop=["b", "a"]), tools=tools))
-    await turn(state, [user("b")], asked=Request([], Sampling(max_tokens=2, temperature=0.0)))
-    assert [request.sampling for request in client.asked] == [
-        Sampling(temperature=1.0, max_tokens=5, stop=["a", "b"]),
-        Sampling(temperature=0.0, max_tokens=2, stop=["a"]),
+    await turn(state, [user("a")], asked=Request([], SamplingParams(max_tokens=9, stop=["b", "a"]), tools=tools))
+    await turn(state, [user("b")], asked=Request([], SamplingParams(max_tokens=2, temperature=0.0)))
+    assert [request.sampling_params for request in client.asked] == [
+        SamplingParams(temperature=1.0, max_tokens=5, stop=["a", "b"]),
+        SamplingParams(temperature=0.0, max_tokens=2, stop=["a"]),
     ]
     assert [step.tools for step in state["trajectory"]] == [None, []]
     assert [request.tools for request in client.asked] == [tools, None]
@@ -651,8 +651,8 @@ async def test_what_an_agent_asks_with_goes_over_the_run():
 
 async def test_training_refuses_what_changes_the_distribution_and_nothing_else():
     client, state = Counted(), rollout_state()
-    turn = make_turn(client, "", Sampling(temperature=1.0, max_tokens=5), for_training=True)
-    same = Sampling(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
+    turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5), for_training=True)
+    same = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
     await turn(state, [user("a")], asked=Request([], same))
     refused = [
         {"temperature": 0.2},
@@ -672,8 +672,8 @@ async def test_training_refuses_what_changes_the_distribution_and_nothing_else()
     for asked in refused:
         [name] = asked
         with pytest.raises(ConfigError, match=f"the agent asks for {name} = .*remove '{name}' from agent_sampling"):
-            await turn(state, [user("a")], asked=Request([], Sampling(**asked)))
+            await turn(state, [user("a")], asked=Request([], SamplingParams(**asked)))
     assert len(client.asked) == len(state["trajectory"]) == 1
-    assert set(Sampling.__struct_fields__) - {name for asked in refused for name in asked} == {
+    assert set(SamplingParams.__struct_fields__) - {name for asked in refused for name in asked} == {
         *("max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
     }  # a new parameter has to be sorted into one of the two

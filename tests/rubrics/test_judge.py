@@ -69,7 +69,7 @@ def test_the_judge_sees_question_answer_and_response() -> None:
         assert words in judge.last_text
     for words in ("be brief", "a shot", "<answer>"):
         assert words not in judge.last_text
-    assert (request.model, request.sampling.temperature) == ("big", 0)
+    assert (request.model, request.sampling_params.temperature) == ("big", 0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_injected_names_work_in_reward_functions_of_v0() -> None:
     rubric.add_metric(told)
     scores = score(rubric, make_state("4"))
     assert (scores.reward, scores.metrics) == (1.0, {"told": 1.0})
-    assert judge.last_text == "4?" and judge.requests[0].sampling.response_format is None
+    assert judge.last_text == "4?" and judge.requests[0].sampling_params.response_format is None
     assert scores.extras == {"judge": [[{"judge": "m", "said": "Yes, it does.", "shared": False}]]}
 
 
@@ -142,27 +142,27 @@ def test_an_evaluation_with_a_judge_end_to_end(tmp_path: Path) -> None:
         "yes",
         "no",
     ]
-    assert all(record.seats["judge"][0].usage == vf.Usage(10, 1) for record in records)
+    assert all(record.model_roles["judge"][0].usage == vf.Usage(10, 1) for record in records)
     assert all(record.usage.prompt_tokens == 1 for record in records)  # the model's own, counted apart
     kept = list(vf.Run(tmp_path / "run").rollouts())
     assert sorted(kept, key=lambda r: r.example_id) == records
     price = vf.Price(1e6, 0)
     asked = len(judge.requests)
     again = asyncio.run(
-        vf.evaluate(env, says("1"), run=tmp_path / "run", seat_prices={"judge": price}),
+        vf.evaluate(env, says("1"), run=tmp_path / "run", role_prices={"judge": price}),
     )
-    assert again["seats"] == {"judge": {"calls": 3, "prompt_tokens": 30, "completion_tokens": 3, "cost": 30.0}}
+    assert again["model_roles"] == {"judge": {"calls": 3, "prompt_tokens": 30, "completion_tokens": 3, "cost": 30.0}}
     assert len(judge.requests) == asked  # nothing was left to do
 
 
 def test_verdicts_are_asked_for_as_json_and_in_words_of_those_who_refuse() -> None:
     def refuses(request: Request) -> str:
-        if request.sampling.response_format is not None:
+        if request.sampling_params.response_format is not None:
             raise ModelError("HTTP 400: unknown field response_format")
         return by_answer(request)
 
     def obeys(request: Request) -> str:
-        form = request.sampling.response_format
+        form = request.sampling_params.response_format
         assert form is not None
         assert form["json_schema"]["schema"]["properties"]["verdict"]["enum"] == ["yes", "no"]
         return json.dumps({"verdict": by_answer(request)})
@@ -176,14 +176,14 @@ def test_verdicts_are_asked_for_as_json_and_in_words_of_those_who_refuse() -> No
 
 def test_one_refusal_that_is_not_of_the_form_does_not_change_how_the_others_are_asked() -> None:
     def filtered(request: Request) -> str:
-        if request.sampling.response_format is not None and "\n0\n" in request.messages[-1]["content"]:
+        if request.sampling_params.response_format is not None and "\n0\n" in request.messages[-1]["content"]:
             raise ModelError("HTTP 400: the content filter was triggered")
         return by_answer(request)
 
     judge = Asked(filtered)
     env = Quiz(3, rubric=judging(judge))
     assert [record.reward for record in roll(env, says("1"), max_concurrent=1)] == [0.0, 1.0, 0.0]
-    in_form = [request.sampling.response_format is not None for request in judge.requests]
+    in_form = [request.sampling_params.response_format is not None for request in judge.requests]
     assert in_form == [True, False, True, True]
 
 
@@ -198,10 +198,10 @@ def test_a_judge_that_is_cut_off_has_not_judged() -> None:
 def test_a_form_of_ones_own_is_left_alone() -> None:
     judge = Asked("yes")
     score(judging(judge, judge_sampling_args={"structured_outputs": {"choice": ["yes", "no"]}}))
-    assert judge.requests[0].sampling.response_format is None
+    assert judge.requests[0].sampling_params.response_format is None
     judge = Asked("yes")
     score(judging(judge, structured=False))
-    assert judge.requests[0].sampling.response_format is None
+    assert judge.requests[0].sampling_params.response_format is None
 
 
 def test_what_cannot_be_read_is_an_error_and_never_a_zero() -> None:
@@ -209,7 +209,7 @@ def test_what_cannot_be_read_is_an_error_and_never_a_zero() -> None:
     assert record.scores is None and record.error is not None
     assert (record.error.phase, record.error.type) == ("reward verdict", "InvalidModelResponseError")
     assert "expected one of 'yes', 'no'" in record.error.message and "I would rather" in record.error.message
-    assert record.seats["judge"][0].usage == vf.Usage(10, 1)  # it cost something all the same
+    assert record.model_roles["judge"][0].usage == vf.Usage(10, 1)  # it cost something all the same
 
 
 def test_a_judge_that_fails_hurts_nobody_else_and_is_asked_again() -> None:
@@ -244,7 +244,7 @@ def test_equal_questions_share_one_call_and_its_tokens_count_once() -> None:
     env = Quiz(2, rubric=judging(judge))
     records = roll(env, says("same"), rollouts_per_example=5)
     assert len(records) == 10 and len(judge.requests) == 2
-    assert sum(len(record.seats.get("judge", [])) for record in records) == 2
+    assert sum(len(record.model_roles.get("judge", [])) for record in records) == 2
     shared = [record.scores.extras["judge"][0][0]["shared"] for record in records if record.scores]
     assert shared.count(False) == 2
     roll(env, says("same"))  # of another run nothing is remembered
@@ -286,7 +286,7 @@ def test_several_judges_by_majority_and_mean() -> None:
     assert score(judging(judges[:2])).reward == 0.5  # a tie
     state = make_state()
     score(judging(judges), state)
-    assert len(state["seats"]["judge"]) == 3
+    assert len(state["model_roles"]["judge"]) == 3
 
 
 def test_several_judges_give_one_word() -> None:
@@ -305,7 +305,7 @@ def test_one_of_several_judges_fails() -> None:
 
     [record] = roll(Quiz(1, rubric=judging([Asked(fails, "a"), Asked("yes", "b")])), says("0"))
     assert record.error is not None and record.error.message == "down"
-    assert len(record.seats["judge"]) == 1  # the other one was paid for
+    assert len(record.model_roles["judge"]) == 1  # the other one was paid for
 
 
 def test_agreement_over_a_run() -> None:
@@ -344,7 +344,7 @@ def test_group_rewards_may_ask() -> None:
     records = roll(env, says(lambda messages, state, rng: next(answers)), rollouts_per_example=2)
     assert sorted(record.reward or 0.0 for record in records) == [0.0, 1.0]
     assert all(len(record.scores.extras["judge"]) == 1 for record in records if record.scores)
-    assert all(len(record.seats["judge"]) == 1 for record in records)
+    assert all(len(record.model_roles["judge"]) == 1 for record in records)
 
 
 async def test_judges_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ async def test_judges_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         rubric = judging(None, judge_model="big")
         [record] = await vf.generate(Quiz(1, rubric=rubric), says("0"))
-        assert record.reward == 1.0 and record.seats["judge"][0].usage.completion_tokens
+        assert record.reward == 1.0 and record.model_roles["judge"][0].usage.completion_tokens
         assert server.bodies[0]["model"] == "big"
         assert server.bodies[0]["response_format"]["json_schema"]["name"] == "verdict"
 

@@ -14,7 +14,7 @@ from rove.runs.files import RunFiles
 def test_a_folder_without_files_has_nothing_to_read(tmp_path: Path):
     files = RunFiles(tmp_path)
     assert (files.summary(), files.versions(), files.why_stopped()) == (None, [], "")
-    assert (files.metrics(), files.alarms(), list(files.lines_of("rollouts.jsonl"))) == ([], [], [])
+    assert (files.metrics(), files.alerts(), list(files.lines_of("rollouts.jsonl"))) == ([], [], [])
     with pytest.raises(RunError, match=r"is not a run folder: it has no config\.toml"):
         files.config()
 

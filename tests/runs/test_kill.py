@@ -62,7 +62,7 @@ class Slow(vf.SingleTurnEnv):
 def load_environment(num_examples: int = 30, seed: int = 0):
     rows = [{"question": f"q{i}", "answer": ""} for i in range(num_examples)]
     players = {"slow": slow, "waits": waits, "blocks": blocks}
-    return Slow(dataset=rows, rubric=vf.Rubric([value], [1.0]), players=players)
+    return Slow(dataset=rows, rubric=vf.Rubric([value], [1.0]), policies=players)
 '''
 EVAL = ("eval", "slow", "-m", "scripted:slow", "-n", "30", "-r", "2", "-c", "3", "--run-dir", "run")
 

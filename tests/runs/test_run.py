@@ -56,7 +56,7 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
         "  model: there 'm', now None",
         "  sampling.temperature: there 1.0, now 0.5",
         "  seed: there None, now 1",
-        "Give another --run-dir, or --fresh to throw the old one away",
+        "Give another --run-dir, or --overwrite to throw the old one away",
     ]
     assert (tmp_path / "config.toml").read_bytes() == before
 

@@ -42,7 +42,7 @@ async def test_a_response_whole_and_streamed():
     assert [e.delta for e in events if e.type == "response.output_text.delta"] == ["hello ", "the", "re"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     first, second = client.asked
-    assert [m["role"] for m in first.messages] == ["system", "user"] and first.sampling.max_tokens == 9
+    assert [m["role"] for m in first.messages] == ["system", "user"] and first.sampling_params.max_tokens == 9
     assert second.messages == [{"role": "assistant", "content": "hello there"}, *HI]
 
 

@@ -23,7 +23,7 @@ from fakes import tiny_model
 from tiers import first_quick
 
 import rove as vf
-from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Request, SamplingParams
 from rove.engine.client import EngineClient
 from rove.server import base_url_of, listening, make_app
 from rove.server.app import DESK
@@ -31,7 +31,7 @@ from rove.wire.serving import Asked
 from tests.server.test_server import post
 
 ASK: list[Any] = [{"role": "user", "content": "0 1 2"}]
-SAMPLING = Sampling(max_tokens=6)
+SAMPLING = SamplingParams(max_tokens=6)
 
 
 class Served:
@@ -43,7 +43,7 @@ class Served:
         self.sdk = sdk
         self.http = http
 
-    async def here(self, seed: int, sampling: Sampling = SAMPLING, **fields: Any) -> Any:
+    async def here(self, seed: int, sampling: SamplingParams = SAMPLING, **fields: Any) -> Any:
         """What it says without the server."""
         return await self.client.respond(Request(fields.pop("messages", []), sampling, seed=seed, **fields))
 
@@ -127,7 +127,7 @@ async def test_an_echo_scores_the_prompt_as_the_model_does():
         ids = at.client.renderer.text_ids("0 1 2 hello")
         scores, decode = at.client.engine.score(ids), at.client.renderer.decode
         asked: dict[str, Any] = {"echo": True, "logprobs": 2, "seed": 4, "max_tokens": 1}
-        (sampled,) = (await at.here(4, Sampling(max_tokens=1), text="0 1 2 hello")).tokens.completion_ids
+        (sampled,) = (await at.here(4, SamplingParams(max_tokens=1), text="0 1 2 hello")).tokens.completion_ids
         for prompt in ("0 1 2 hello", ids):
             status, made = await post(at.http, "/v1/completions", {"prompt": prompt, **asked})
             (choice,) = made["choices"]
@@ -218,7 +218,7 @@ async def test_arguments_of_the_chat_template():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses_return_log_probabilities(stream: bool):
     async with served() as (at, _):
-        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=2), messages=ASK)
+        wanted = await at.here(4, SamplingParams(max_tokens=6, logprobs=2), messages=ASK)
         decode = at.client.renderer.decode
         body = {
             "input": ASK,
@@ -308,7 +308,7 @@ async def test_tokenizing_and_back():
 
 async def test_the_likeliest_tokens_are_told_in_both_apis():
     async with served() as (at, _):
-        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=3), messages=ASK)
+        wanted = await at.here(4, SamplingParams(max_tokens=6, logprobs=3), messages=ASK)
         decode = at.client.renderer.decode
         tops = [[(decode([id]), pytest.approx(logprob)) for id, logprob in top] for top in wanted.top_logprobs]
         create: Any = at.sdk.chat.completions.create
@@ -318,7 +318,7 @@ async def test_the_likeliest_tokens_are_told_in_both_apis():
         streamed = [one async for chunk in stream for c in chunk.choices if c.logprobs for one in c.logprobs.content]
         for told in (made.choices[0].logprobs.content, streamed):
             assert [[(other.token, other.logprob) for other in one.top_logprobs] for one in told] == tops
-        wanted = await at.here(4, Sampling(max_tokens=6, logprobs=2), text="0 1")
+        wanted = await at.here(4, SamplingParams(max_tokens=6, logprobs=2), text="0 1")
         text: Any = {"model": "tiny", "prompt": "0 1", "seed": 4, "max_tokens": 6, "logprobs": 2}
         whole = (await at.sdk.completions.create(**text)).choices[0].logprobs
         assert whole is not None and whole.tokens is not None and whole.text_offset is not None
@@ -335,7 +335,7 @@ async def test_the_likeliest_tokens_are_told_in_both_apis():
 async def test_a_stop_text_ends_an_answer_whole_and_streamed(api: str):
     async with served() as (at, _):
         prompt: dict[str, Any] = {"messages": ASK} if api == "chat" else {"text": "0 1"}
-        tries = [(seed, await at.here(seed, Sampling(max_tokens=30), **prompt)) for seed in range(20)]
+        tries = [(seed, await at.here(seed, SamplingParams(max_tokens=30), **prompt)) for seed in range(20)]
         seed, free = next(one for one in tries if len(one[1].message.content) > 20)
         said = free.message.content
         stop = said[11:14]  # which begins and ends somewhere inside tokens
@@ -351,7 +351,7 @@ async def test_a_stop_text_ends_an_answer_whole_and_streamed(api: str):
         told = [piece["delta"].get("content", "") if api == "chat" else piece["text"] for piece in pieces]
         assert "".join(told) == text and pieces[-1]["finish_reason"] == "stop"
         assert len(list(filter(None, told))) > 2  # it did not wait for the end
-        assert (await at.here(seed, Sampling(max_tokens=30, stop=body["stop"]), **prompt)).message.content == text
+        assert (await at.here(seed, SamplingParams(max_tokens=30, stop=body["stop"]), **prompt)).message.content == text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -467,7 +467,7 @@ async def test_a_bias_and_penalties_reach_the_engine():
         create: Any = at.sdk.chat.completions.create
         made = await create(model="tiny", messages=ASK, logit_bias={str(token): 100}, max_tokens=4, temperature=0)
         assert made.choices[0].message.content == at.client.renderer.decode([token] * 4)
-        sampling = Sampling(top_p=0.5, presence_penalty=1.0, top_k=5, max_tokens=6)
+        sampling = SamplingParams(top_p=0.5, presence_penalty=1.0, top_k=5, max_tokens=6)
         wanted = (await at.here(4, sampling, messages=ASK)).message.content
         asked: dict[str, Any] = {"top_p": 0.5, "presence_penalty": 1.0, "max_tokens": 6, "extra_body": {"top_k": 5}}
         assert (await create(model="tiny", messages=ASK, seed=4, **asked)).choices[0].message.content == wanted

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import rove as vf
-from rove.core.protocols import Limits, Request, Sampling
+from rove.core.protocols import Limits, Request, SamplingParams
 from rove.rollouts.runner import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
@@ -41,7 +41,7 @@ class Rollout:
 
         self.client = client
         self.state = new_state()
-        turn = make_turn(client, "the-run's", Sampling(temperature=0.5), allowance)
+        turn = make_turn(client, "the-run's", SamplingParams(temperature=0.5), allowance)
         self.turns = AgentTurns(turn, self.state, honoured, stops)
         self.access = Access("", "")
 
@@ -128,7 +128,7 @@ async def test_the_runs_sampling_holds_but_for_what_is_honoured():
         async with open_rollout(honoured=honoured) as rollout, rollout.http() as session:
             assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
             samplings.append(rollout.client.asked[0].sampling)
-    assert samplings == [Sampling(temperature=0.5, max_tokens=9, stop=["x"]), Sampling(temperature=0.1)]
+    assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]
 
 
 async def test_keys_in_every_place_and_none_that_is_wrong():

@@ -116,7 +116,7 @@ async def test_a_chat_completion():
     assert (made.model, made.object, made.id[:9]) == ("toy", "chat.completion", "chatcmpl-")
     assert made.usage is not None and (made.usage.prompt_tokens, made.usage.total_tokens) == (3, 5)
     (request,) = client.asked
-    sampling = request.sampling
+    sampling = request.sampling_params
     assert (request.messages, request.model, request.seed) == (HI, "toy", 5)
     assert (sampling.temperature, sampling.max_tokens, sampling.stop, sampling.extra) == (0.5, 9, ["x"], {})
 
@@ -198,7 +198,7 @@ async def test_fields_we_do_not_know_go_on():
             reasoning_effort="low",
             extra_body={"chatty": 2, "metadata": None},
         )
-    sampling = client.asked[0].sampling
+    sampling = client.asked[0].sampling_params
     assert getattr(sampling, "response_format", None) == wanted
     assert sampling.extra == {"chatty": 2, "reasoning_effort": "low"}
 

@@ -67,7 +67,7 @@ def script(vf: Any) -> Any:
 
 
 def words(vf: Any) -> list[Any]:
-    """Rows of Wordle, and games by scripted players."""
+    """Rows of Wordle, and games by scripted policies."""
 
     async def right(parser: Any, completion: Any, answer: str) -> float:
         return float(parser.parse_answer(completion) == f"[{answer}]")

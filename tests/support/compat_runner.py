@@ -113,7 +113,7 @@ async def run_bridged(name: str, server: ScriptedServer) -> list[Any]:
             "is_truncated": record.is_truncated,
             "error": record.error.type if record.error else None,
             "steps": len(record.steps),
-            "seats": {seat: len(steps) for seat, steps in record.seats.items()},
+            "model_roles": {role: len(steps) for role, steps in record.model_roles.items()},
         }
         for record in records
     ]

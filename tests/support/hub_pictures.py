@@ -2,7 +2,7 @@
 
     make hub-pictures        # or: python tests/support/hub_pictures.py
 
-Example environments are built and pushed to a hub of its own, with evaluations of their scripted players.
+Example environments are built and pushed to a hub of its own, with evaluations of their scripted policies.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from hubs import add
 
-from rove.hub.package.manifest import Argument, Needs, Player, Source
+from rove.hub.package.manifest import Argument, Needs, PolicyScores, Source
 from rove.hub.server.results import read_run
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access
@@ -113,7 +113,7 @@ def made_hub(folder: Path) -> Store:
         "reward_range": (0.0, 1.2),
         "metrics": ["length"],
         "tools": ["add"],
-        "players": {"oracle": Player(reward=1.2, n=5), "noise": Player(reward=0.1, n=5)},
+        "policies": {"oracle": PolicyScores(reward=1.2, n=5), "noise": PolicyScores(reward=0.1, n=5)},
         "seeds": [0],
         "needs": Needs(network=True, secrets=["SUMS_KEY"]),
         "data_sources": ["acme/numbers"],
@@ -132,7 +132,7 @@ def made_hub(folder: Path) -> Store:
     add(store, "zeta", "chess", description="Play chess.", tags=["game"], compatibility="verifiers v0", licence="MIT")
     evil = {"description": QUIET, "tags": ["game"], "licence": QUIET, "authors": [QUIET], "metrics": [QUIET]}
     evil |= {
-        "players": {QUIET: Player(reward=1.0, n=1)},
+        "policies": {QUIET: PolicyScores(reward=1.0, n=1)},
         "arguments": [Argument(name=QUIET, type=QUIET, default=QUIET)],
     }
     add(store, "zeta", "evil", readme=HOSTILE, **evil, tools=[QUIET], data_sources=[QUIET])

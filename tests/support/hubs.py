@@ -35,7 +35,7 @@ def load_environment(num_examples: int = 4, seed: int = 0):
     return vf.SingleTurnEnv(
         dataset=[{{"question": f"{what} {{n}}", "answer": str({factor} * n)}} for n in range(seed, seed + num_examples)],
         rubric=vf.Rubric([correct], [{weight}]),
-        players={{"oracle": lambda messages, state, rng: state["answer"]}},
+        policies={{"oracle": lambda messages, state, rng: state["answer"]}},
     )
 """
 V0 = """

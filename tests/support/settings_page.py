@@ -9,7 +9,7 @@ import msgspec
 
 from rove.cli.settings_help import documented_fields
 from rove.games.exhaustive import Goals
-from rove.train.alerts import AlarmLimits
+from rove.train.alerts import AlertLimits
 from rove.train.evaluation import EvaluationConfig
 from rove.train.rl import RLConfig
 from rove.train.sft import SFTConfig
@@ -21,7 +21,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "`rove sft`": SFTConfig,
     "`[[evaluation]]`, of both": EvaluationConfig,
     "`[evaluation.goals]`": Goals,
-    "`[alarms]`, of both": AlarmLimits,
+    "`[alerts]`, of both": AlertLimits,
     "`[vllm]`, of `rove rl`": VLLMConfig,
 }
 BEGINNING = """# Settings of training

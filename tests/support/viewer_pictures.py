@@ -25,7 +25,7 @@ from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens
 from rove.viewer.api import Wish, say
 from rove.viewer.report import write_report
-from rove.viewer.run_store import Shelf
+from rove.viewer.run_store import RunStore
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/viewer"
 MOST = 150_000
@@ -68,7 +68,7 @@ def take(tab: Tab, name: str) -> None:
 
 async def in_a_terminal(runs: Path) -> str:
     """What `rove view --terminal` shows of the run `teacher`, as SVG without the fonts that it would fetch."""
-    async with Terminal(Shelf(runs)).run_test(size=(80, 24)) as pilot:
+    async with Terminal(RunStore(runs)).run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         table = pilot.app.screen.query_one(DataTable)
         table.move_cursor(row=table.get_row_index("teacher"))
@@ -94,7 +94,7 @@ def mixed_line(run: Run) -> int:
 
 def remark(runs: Path) -> None:
     """Tag the first rollout of `teacher`, and write a note on it."""
-    say(Shelf(runs, annotate=True), Wish("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."))
+    say(RunStore(runs, annotate=True), Wish("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."))
 
 
 def play(tab: Tab) -> None:
@@ -152,11 +152,11 @@ def main(runs: Path, names: Sequence[str]) -> None:
                     take(sent, "report")
                     sent.context.close()
                 for name, (address, begin) in games.items():
-                    seat = Tab(browser, address, size, scheme)
-                    seat.page.goto(address)
-                    begin(seat)
-                    take(seat, name)
-                    seat.context.close()
+                    role = Tab(browser, address, size, scheme)
+                    role.page.goto(address)
+                    begin(role)
+                    take(role, name)
+                    role.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 
 

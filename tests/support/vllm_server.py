@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rove.core.protocols import Generation, Sampling
+from rove.core.protocols import Generation, SamplingParams
 from rove.engine.engine import Engine
 from rove.models.adapter import merge
 from rove.models.load import load_model
@@ -143,9 +143,9 @@ class FakeVLLM:
         if body.get("model") is not None:
             engine = self.adapted or self._adapt(self.adapters[body["model"]])
         asked = body["sampling_params"]
-        sampling = Sampling(**{k: v for k, v in asked.items() if k not in NOT_OURS})
+        sampling = SamplingParams(**{k: v for k, v in asked.items() if k not in NOT_OURS})
         more = {"stop_token_ids": asked.get("stop_token_ids"), "prompt_logprobs": asked.get("prompt_logprobs")}
-        sampling = Sampling.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
+        sampling = SamplingParams.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
         made = await engine.generate(body["token_ids"], sampling, len(self.asked))
         if "raw_logprobs" in self.faults:
             made.logprobs[:] = engine.score([*body["token_ids"], *made.ids])[-len(made.ids) :]

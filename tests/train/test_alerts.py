@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError
-from rove.train.alerts import ALARMS, QUIET, AlarmLimits, entropy_collapse, started
+from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, started
 
-LIMITS = AlarmLimits(window=2)
+LIMITS = AlertLimits(window=2)
 REWARD = "eval/let/reward/mean"
 
 
@@ -115,28 +115,28 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
 }
 
 
-def test_every_alarm_has_a_case_and_a_place_on_the_page():
-    assert CASES.keys() == ALARMS.keys()
+def test_every_alert_has_a_case_and_a_place_on_the_page():
+    assert CASES.keys() == ALERTS.keys()
     page = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALARMS)
+    assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALERTS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
     wrong, right, words, lenient = CASES[name]
-    text = ALARMS[name](wrong, LIMITS)
+    text = ALERTS[name](wrong, LIMITS)
     assert text is not None
     assert words in text
-    assert ALARMS[name](right, LIMITS) is None
-    assert not lenient or ALARMS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
+    assert ALERTS[name](right, LIMITS) is None
+    assert not lenient or ALERTS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
     waits = name not in ("held_out_flat", "policy_collapse")
-    assert ALARMS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
+    assert ALERTS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_told_once_when_it_starts(name: str):
     wrong, right, _, _ = CASES[name]
-    told = [alarm for i in range(len(wrong) + 1) for alarm in started(wrong[:i], LIMITS) if alarm.name == name]
+    told = [alert for i in range(len(wrong) + 1) for alert in started(wrong[:i], LIMITS) if alert.name == name]
     assert len(told) == 1
     assert told[0].step <= len(wrong)
     again = {**wrong[-1], "step": len(wrong) + 1.0}
@@ -151,7 +151,7 @@ def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
     limits = msgspec.structs.replace(LIMITS, window=1)
     for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
-        told = [alarm.step for end in range(1, len(rows) + 1) for alarm in started(rows[:end], limits)]
+        told = [alert.step for end in range(1, len(rows) + 1) for alert in started(rows[:end], limits)]
         assert told == steps
 
 
@@ -161,52 +161,52 @@ def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
         ("trainer_idle", "too old for a later step"),
         ("sampler_idle", "few more can be trained in time"),
     ):
-        text = ALARMS[name](rows, LIMITS)
+        text = ALERTS[name](rows, LIMITS)
         assert text is not None and words in text and "Raise max_off_policy_steps" in text
 
 
 def test_weights_that_are_meant_to_be_old_are_named_where_they_are_too_old():
     rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
-    text = ALARMS["logprob_mismatch"](rows, LIMITS)
+    text = ALERTS["logprob_mismatch"](rows, LIMITS)
     assert text is not None
     assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
 
 
 def test_a_model_that_was_certain_may_explore():
-    assert ALARMS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
+    assert ALERTS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
 
 
 def test_held_out_needs_enough_measurements():
     few = held_out(RISING, [None, 0.5, None, None, None, 0.4, None, 0.45])
-    assert ALARMS["held_out_flat"](few, LIMITS) is None
-    assert ALARMS["held_out_flat"](few, msgspec.structs.replace(LIMITS, held_out_measurements=2)) is not None
-    assert ALARMS["held_out_flat"](held_out(FLAT, [0.5] * 8), LIMITS) is None
+    assert ALERTS["held_out_flat"](few, LIMITS) is None
+    assert ALERTS["held_out_flat"](few, msgspec.structs.replace(LIMITS, held_out_measurements=2)) is not None
+    assert ALERTS["held_out_flat"](held_out(FLAT, [0.5] * 8), LIMITS) is None
 
 
 def test_steps_that_trained_nothing_are_no_reason():
     assert started([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
     gaps = history(ratio__mean=[1.2, None, 1.2])
-    assert [alarm.name for alarm in started(gaps, LIMITS)] == ["ratio_drift"]
+    assert [alert.name for alert in started(gaps, LIMITS)] == ["ratio_drift"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"window": 0}, "alarms: window is 0; expected more than 0"),
-        ({"dead_groups": 1.5}, "alarms: dead_groups is 1.5; expected a share"),
-        ({"entropy_share": -1.0}, "alarms: entropy_share"),
+        ({"window": 0}, "alerts: window is 0; expected more than 0"),
+        ({"dead_groups": 1.5}, "alerts: dead_groups is 1.5; expected a share"),
+        ({"entropy_share": -1.0}, "alerts: entropy_share"),
     ],
 )
 def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        AlarmLimits(**wrong).check()
+        AlertLimits(**wrong).check()
 
 
 def test_sft_is_meant_to_become_certain():
     assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None
 
 
-def told(rows: list[dict[str, float]], limits: AlarmLimits = LIMITS) -> list[tuple[int, str, str]]:
+def told(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int, str, str]]:
     ends = range(1, len(rows) + 1)
     return [(one.step, one.name, one.text) for end in ends for one in started(rows[:end], limits)]
 
@@ -218,7 +218,7 @@ def test_a_learning_rate_far_too_high_is_named_first():
         groups__all=[8.0] * 8,
         optim__lr=[2.0] + [None] * 7,
     )
-    [(step, name, text)] = told(rows, AlarmLimits())
+    [(step, name, text)] = told(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
     assert "The learning rate (up to 2 so far) is too high" in text
 
@@ -237,7 +237,7 @@ def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise
         groups__zero_spread=[5.0, 8.0, 6.0, 7.0, 8.0, 8.0],
         groups__all=[8.0] * 6,
     )
-    first, second = told(rows, AlarmLimits())
+    first, second = told(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
     assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
     assert second[:2] == (5, "dead_groups")
@@ -274,7 +274,7 @@ def test_two_dead_steps_are_a_collapse_only_where_they_are_no_accident(living: i
 
 def test_sft_that_diverges_is_told_of_at_once():
     rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
-    [(step, name, text)] = told(rows, AlarmLimits())
+    [(step, name, text)] = told(rows, AlertLimits())
     assert (step, name) == (2, "loss_growth")
     assert text.startswith("loss growth: 2,607 nats per token, and it was 5.8 before")
     assert "a tenth of the learning rate (up to 10 so far)" in text
@@ -282,7 +282,7 @@ def test_sft_that_diverges_is_told_of_at_once():
 
 def test_the_loss_of_rl_is_no_loss_to_be_afraid_of():
     rows = history(loss=[0.1, 0.1, 30.0], reward__mean=[0.1, 0.2, 0.3])
-    assert ALARMS["loss_growth"](rows, LIMITS) is None
+    assert ALERTS["loss_growth"](rows, LIMITS) is None
 
 
 def test_small_losses_may_move():

@@ -22,7 +22,7 @@ from rove.core.records import StepTokens, Usage
 from rove.models.load import trained
 from rove.runs.run import Run
 from rove.train.async_collect import Level, Stream
-from rove.train.collect import Played, Player
+from rove.train.collect import Played, RolloutCollector
 from rove.train.pipeline import Pipeline
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settings, train, two_turns, weights_of
@@ -84,7 +84,7 @@ async def play(
     with Run(path) as run:
         run.start("rl", {}, {})
         client.version = start
-        stream = Stream(Player(config, env or asks(), client, run), start, state or {})
+        stream = Stream(RolloutCollector(config, env or asks(), client, run), start, state or {})
         left = stream.state()
         try:
             for step in range(start, config.steps if stop is None else stop):
@@ -156,7 +156,7 @@ async def test_who_ends_first_is_trained_first_and_a_straggler_in_time(tmp_path:
     client, config = Slow(), streaming(steps=4)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        stream = Stream(Player(config, asks(50), client, run), 0, {})
+        stream = Stream(RolloutCollector(config, asks(50), client, run), 0, {})
         first = [await stream.take(0)]
         stream.trained(1)
         first.append(await stream.take(1))
@@ -180,7 +180,7 @@ async def test_while_a_step_waits_for_the_trainer_no_group_is_started(tmp_path: 
     client, config = Answers(), streaming(max_off_policy_steps=50, steps=100)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        stream = Stream(Player(config, asks(), client, run), 0, {})
+        stream = Stream(RolloutCollector(config, asks(), client, run), 0, {})
         await stream.take(0)
         for _ in range(500):
             await asyncio.sleep(0)
@@ -206,7 +206,7 @@ async def test_groups_without_spread_take_no_places_where_they_are_replaced(tmp_
     def reward(completion: vf.Messages, info: dict[str, Any], state: vf.State) -> float:
         return 0.5 if state["input"]["example_id"] % 2 else float(state["seed"] % 1000)
 
-    config = streaming(resample_zero_spread=2, steps=5)
+    config = streaming(dynamic_sampling_rounds=2, steps=5)
     made, _ = await play(tmp_path, config, Answers(), asks(8, reward))
     for one in made:
         assert one.metrics["groups/all"] - one.metrics["groups/zero_spread"] == GROUPS
@@ -269,7 +269,7 @@ def test_a_resumed_stream_plays_what_is_left_and_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, seed: int, stop: int, rows: int, resample: int
 ):
     path, rng = tmp_path_factory.mktemp("stream"), random.Random(seed)
-    config = streaming(resample_zero_spread=resample)
+    config = streaming(dynamic_sampling_rounds=resample)
     client = Answers(lambda request: rng.choice([1, 2, 3, 40]))
     first, left = asyncio.run(play(path, config, client, asks(rows), stop=stop))
     with (path / "rollouts.jsonl").open("r+b") as file:  # as the checkpoint after that step would

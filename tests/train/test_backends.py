@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from vllm_server import FakeVLLM
 
 from rove.core.errors import ConfigError, RunError
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model
@@ -267,7 +267,7 @@ def test_a_probe_goes_before_the_answers_that_wait_for_a_real_server(tmp_path: P
     sampler = served_by(loaded, tmp_path, args=[*REAL["args"], "--max-num-seqs", "2"])
 
     async def crowd() -> int:
-        sampling = Sampling(max_tokens=200, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=200, ignore_eos=True)
         asked = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
         await asyncio.sleep(0.3)
         grow(loaded)
@@ -291,7 +291,7 @@ def grow(loaded: LoadedModel) -> None:
 
 async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Callable[[], None]) -> None:
     """An answer goes on with weights that come while it is said, and knows which token is whose."""
-    sampling = Sampling(max_tokens=500, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=500, ignore_eos=True)
     for version in range(3, 8):  # on a busy machine an answer may be over before the weights come
         saying = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
         await asyncio.sleep(0.3)
@@ -302,7 +302,7 @@ async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Calla
             break
     assert (made.policy_version, [one for one, _ in made.version_spans]) == (version - 1, [version - 1, version])
     assert sum(count for _, count in made.version_spans) == len(made.ids) == 500
-    again = await sampler.engine.generate([7, 8, 9], Sampling(max_tokens=20, ignore_eos=True))
+    again = await sampler.engine.generate([7, 8, 9], SamplingParams(max_tokens=20, ignore_eos=True))
     assert again.policy_version == version
     ids = [7, 8, 9, *again.ids]
     said = probe_of(loaded.model, ids).logprobs[2:]

@@ -1,4 +1,4 @@
-"""What a run shows and writes down while it trains: alarms, loggers, a rollout now and then."""
+"""What a run shows and writes down while it trains: alerts, loggers, a rollout now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiers import first_quick
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
-from rove.train.alerts import Alarm, AlarmLimits
+from rove.train.alerts import Alert, AlertLimits
 from rove.train.rl import RLConfig, train_rl
 from tests.train.test_loggers import Fake
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns
@@ -22,12 +22,12 @@ from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
-TOUCHY = AlarmLimits(window=1, length_factor=0.1, grad_norm_factor=1e-6)
-"""Two alarms hold from the second step on."""
+TOUCHY = AlertLimits(window=1, length_factor=0.1, grad_norm_factor=1e-6)
+"""Two alerts hold from the second step on."""
 
 
-def watched(path: Path, config: RLConfig) -> tuple[list[Alarm], list[tuple[int, RolloutRecord]]]:
-    alarms: list[Alarm] = []
+def watched(path: Path, config: RLConfig) -> tuple[list[Alert], list[tuple[int, RolloutRecord]]]:
+    alerts: list[Alert] = []
     shown: list[tuple[int, RolloutRecord]] = []
     with Run(path) as run:
         run.start("rl", {}, {})
@@ -37,35 +37,35 @@ def watched(path: Path, config: RLConfig) -> tuple[list[Alarm], list[tuple[int, 
                 two_turns(),
                 tiny_model(),
                 run,
-                on_alarm=alarms.append,
+                on_alert=alerts.append,
                 on_sample=lambda step, record: shown.append((step, record)),
             )
         )
-    return alarms, shown
+    return alerts, shown
 
 
-def test_an_alarm_is_told_once_and_written_down(tmp_path: Path):
-    alarms, _ = watched(tmp_path, settings(alarms=TOUCHY))
-    assert [(a.step, a.name) for a in alarms] == [(2, "length_growth"), (2, "grad_norm_spike")]
-    assert [(a["step"], a["name"], a["text"]) for a in Run(tmp_path).alarms()] == [
-        (a.step, a.name, a.text) for a in alarms
+def test_an_alert_is_told_once_and_written_down(tmp_path: Path):
+    alerts, _ = watched(tmp_path, settings(alerts=TOUCHY))
+    assert [(a.step, a.name) for a in alerts] == [(2, "length_growth"), (2, "grad_norm_spike")]
+    assert [(a["step"], a["name"], a["text"]) for a in Run(tmp_path).alerts()] == [
+        (a.step, a.name, a.text) for a in alerts
     ]
 
 
 def test_the_usual_limits_are_silent_here(tmp_path: Path):
     assert watched(tmp_path, settings()) == ([], [])
-    assert not (tmp_path / "alarms.jsonl").exists()
+    assert not (tmp_path / "alerts.jsonl").exists()
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
-def test_a_resumed_run_has_every_alarm_once(tmp_path: Path, kills: list[int]):
-    config = settings(alarms=TOUCHY)
+def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
+    config = settings(alerts=TOUCHY)
     for kill_at in kills:
         with pytest.raises(Killed):
             train(tmp_path, config, two_turns(), kill_at)
     train(tmp_path, config, two_turns())
-    assert [(a["step"], a["name"]) for a in Run(tmp_path).alarms()] == [(2, "length_growth"), (2, "grad_norm_spike")]
+    assert [(a["step"], a["name"]) for a in Run(tmp_path).alerts()] == [(2, "length_growth"), (2, "grad_norm_spike")]
 
 
 @pytest.mark.broad
@@ -96,8 +96,8 @@ def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytes
 def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("trackio")
     monkeypatch.setitem(sys.modules, "trackio", library)
-    train_sft(tmp_path, sft_settings(alarms=TOUCHY, loggers=["trackio"]), lawful())
-    assert [alarm["name"] for alarm in Run(tmp_path).alarms()] == ["grad_norm_spike"]
+    train_sft(tmp_path, sft_settings(alerts=TOUCHY, loggers=["trackio"]), lawful())
+    assert [alert["name"] for alert in Run(tmp_path).alerts()] == ["grad_norm_spike"]
     assert len([call for call in library.calls if call[0] == "log"]) == len(metrics_of(tmp_path)) == 16
     assert library.calls[-1] == ("finish", None)
 
@@ -107,7 +107,7 @@ def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     [
         ({"show_every": -1}, "show_every is -1"),
         ({"loggers": ["csv"]}, "no logger 'csv'"),
-        ({"alarms": AlarmLimits(window=0)}, "window is 0"),
+        ({"alerts": AlertLimits(window=0)}, "window is 0"),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):

@@ -46,8 +46,8 @@ def column(path: Path, name: str) -> list[float]:
 
 def test_groups_without_spread_are_played_again_with_other_examples(tmp_path: Path):
     train(tmp_path / "plain", settings(steps=2), Moody())
-    train(tmp_path / "once", settings(steps=2, resample_zero_spread=1), Moody())
-    train(tmp_path / "often", settings(steps=2, resample_zero_spread=9), Moody())
+    train(tmp_path / "once", settings(steps=2, dynamic_sampling_rounds=1), Moody())
+    train(tmp_path / "often", settings(steps=2, dynamic_sampling_rounds=9), Moody())
     assert [len(step) for step in played(tmp_path / "plain")] == [4, 4]
     assert column(tmp_path / "plain", "groups/resampled") == [0, 0]
     assert column(tmp_path / "once", "groups/rounds") == [1, 1]
@@ -62,7 +62,7 @@ def test_groups_without_spread_are_played_again_with_other_examples(tmp_path: Pa
 
 
 def test_keys_of_a_step_are_all_different_however_often_an_example_comes(tmp_path: Path):
-    train(tmp_path, settings(steps=1, resample_zero_spread=9), Moody(count=3))
+    train(tmp_path, settings(steps=1, dynamic_sampling_rounds=9), Moody(count=3))
     keys = Counter((r.example_key, r.rollout_index) for r in rollouts_of(tmp_path))
     assert set(keys.values()) == {1}
     assert len({r.seed for r in rollouts_of(tmp_path)}) == len(rollouts_of(tmp_path))
@@ -72,7 +72,7 @@ def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
     rubric = vf.Rubric()
     rubric.add_reward_func(lambda completion: 0.5, weight=1.0, name="half")
     env = vf.SingleTurnEnv(dataset=[{"question": "say"}], rubric=rubric)
-    train(tmp_path, settings(steps=1, resample_zero_spread=2), env)
+    train(tmp_path, settings(steps=1, dynamic_sampling_rounds=2), env)
     [m] = metrics_of(tmp_path)
     assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
 
@@ -153,7 +153,7 @@ def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps
 
 
 def test_examples_that_never_or_always_succeed_are_skipped(tmp_path: Path):
-    config = settings(steps=8, skip_at_most=0.0, skip_at_least=1.0)
+    config = settings(steps=8, hard_threshold=0.0, easy_threshold=1.0)
     train(tmp_path, config, Moody())
     steps = played(tmp_path)
     assert {i for step in steps[:4] for i in step} == set(range(16))
@@ -163,7 +163,7 @@ def test_examples_that_never_or_always_succeed_are_skipped(tmp_path: Path):
 
 
 def test_what_is_skipped_is_tried_again_later(tmp_path: Path):
-    train(tmp_path, settings(steps=12, skip_at_most=0.0, skip_memory=5, max_tokens=2), Moody())
+    train(tmp_path, settings(steps=12, hard_threshold=0.0, difficulty_window=5, max_tokens=2), Moody())
     first, later = played(tmp_path)[4:5], played(tmp_path)[5:]
     assert all(i % 4 != 2 for step in first for i in step)
     assert any(i % 4 == 2 for step in later for i in step)
@@ -197,12 +197,18 @@ def test_a_shuffled_run_plays_in_another_order(tmp_path: Path):
     assert [sorted(step) for step in played(tmp_path)] != [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
-EVERYTHING = {"resample_zero_spread": 2, "skip_at_most": 0.0, "skip_memory": 3, "shuffle": True, "stratify": "level"}
+EVERYTHING = {
+    "dynamic_sampling_rounds": 2,
+    "hard_threshold": 0.0,
+    "difficulty_window": 3,
+    "shuffle": True,
+    "stratify": "level",
+}
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    "options", [EVERYTHING, {"curriculum": "level", "resample_zero_spread": 1, "skip_at_least": 1.0}]
+    "options", [EVERYTHING, {"curriculum": "level", "dynamic_sampling_rounds": 1, "easy_threshold": 1.0}]
 )
 def test_a_killed_run_draws_the_same_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)
@@ -218,9 +224,9 @@ def test_a_killed_run_draws_the_same_and_ends_with_the_same_weights(tmp_path: Pa
 
 def test_impossible_settings_are_refused_at_the_start(tmp_path: Path):
     for wrong, message in (
-        ({"resample_zero_spread": -1}, "resample_zero_spread is -1"),
-        ({"skip_at_most": 1.0, "skip_at_least": 0.0}, "skip_at_most is 1.0"),
-        ({"skip_memory": 0}, "skip_memory"),
+        ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
+        ({"hard_threshold": 1.0, "easy_threshold": 0.0}, "hard_threshold is 1.0"),
+        ({"difficulty_window": 0}, "difficulty_window"),
         ({"stratify": "a", "curriculum": "b"}, "leave one of them out"),
         ({"stratify_bins": 0}, "stratify_bins"),
     ):

@@ -31,7 +31,7 @@ def config(**over: Any) -> RLConfig:
     [
         ({}, 100, 10),  # two groups in each of five steps
         ({}, 6, 6),
-        ({"resample_zero_spread": 2}, 100, 30),
+        ({"dynamic_sampling_rounds": 2}, 100, 30),
         ({"shuffle": True}, 100, 100),
         ({"shuffle": True}, MOST + 5, MOST),
         ({"steps": MOST}, MOST + 5, MOST),

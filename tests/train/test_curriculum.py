@@ -212,5 +212,5 @@ def test_what_contradicts_itself_is_refused():
         Ordering(stratify_bins=1).check()
     with pytest.raises(ConfigError, match="every example is skipped"):
         check_difficulty(0.5, 0.5, 1)
-    with pytest.raises(ConfigError, match="skip_memory is 0"):
+    with pytest.raises(ConfigError, match="difficulty_window is 0"):
         check_difficulty(None, None, 0)

@@ -17,7 +17,7 @@ from rove.core.errors import ConfigError
 from rove.engine.engine import Engine
 from rove.models import load
 from rove.models.linear import FastLinear
-from rove.models.load import LoadedModel, load_model, trained, twin
+from rove.models.load import LoadedModel, clone_model, load_model, trained
 from rove.train.batch import micro_batches
 from rove.train.learner import Learner
 from rove.train.lora import adapted, dropping
@@ -57,10 +57,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ahead": {"max_off_policy_steps": 1},
     "bf16": {"bf16_sampling": True, "bf16_backward": True},
-    "reference": {"kl_penalty": 1.0, "updates_per_batch": 2},
+    "reference": {"kl_penalty": 1.0, "num_iterations": 2},
     "moving reference": {"kl_penalty": 1.0, "sync_reference_every": 2, "checkpoint_every": 3},
     "dropout": {"lora_dropout": 0.3},
-    "recomputed": {"lora_dropout": 0.3, "activation_checkpointing": True, "updates_per_batch": 2},
+    "recomputed": {"lora_dropout": 0.3, "activation_checkpointing": True, "num_iterations": 2},
 }
 
 
@@ -154,7 +154,7 @@ def test_the_reference_takes_no_memory_and_is_the_base(
         said = [frozen_logprobs(model, batch) for model in (reference, *versions)]
         same.append([torch.equal(said[0], other) for other in said[1:]])
         done = update(self, step, samples, lr_scale)
-        versions.append(twin(trainer.model))
+        versions.append(clone_model(trainer.model))
         return done
 
     monkeypatch.setattr(Learner, "update", watched)

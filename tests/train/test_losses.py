@@ -126,7 +126,7 @@ def test_the_correction_by_hand():
     assert gradient == pytest.approx([-2.0, 0.5 * 3.0, 0.0])
     _, gradient = values_and_gradient(make_loss("cispo", max_ratio=2.5), ADVANTAGES, old=OLD)
     assert gradient == pytest.approx([-2.0, 0.5 * 2.5, 2 * -0.5 * 2])
-    _, gradient = values_and_gradient(make_loss("reinforce", correction_cap=math.inf), ADVANTAGES, old=OLD)
+    _, gradient = values_and_gradient(make_loss("reinforce", importance_cap=math.inf), ADVANTAGES, old=OLD)
     assert gradient == pytest.approx([-2.0, 0.5, 4 * -0.5])
 
 
@@ -230,7 +230,7 @@ GOLDEN: dict[str, tuple[Loss, str, float, list[float]]] = {
         [-0.326401293, -0.326401293, -0.326401293, 0.150623896, 0.150623896],
     ),
     "loss_type=dapo epsilon_high=.28 beta=.1 use_bias_correction_kl=True": (
-        make_loss("dapo", kl_penalty=0.1, correction_cap=math.inf),
+        make_loss("dapo", kl_penalty=0.1, importance_cap=math.inf),
         "token",
         -0.709823759,
         [-0.32492025, -0.247256687, -0.024596031, 0.122809613, 0.126677239],
@@ -370,7 +370,7 @@ def test_extreme_log_probabilities_give_finite_losses_and_gradients(
     single = Tokens(*(c.float() if c is not None and c.is_floating_point() else c for c in whole))  # pyright: ignore[reportArgumentType]
     if not old:
         single = single._replace(old=None)
-    loss = make_loss(name, kl_penalty=0.1, correction_cap=cap)
+    loss = make_loss(name, kl_penalty=0.1, importance_cap=cap)
     assert loss(now.float(), single).isfinite().all()
     assert slope(loss, now.float(), single).isfinite().all()
 
@@ -388,7 +388,7 @@ OPTIONS: list[tuple[str, dict[str, float]]] = [
     *((name, {"clip_low": 0.1}) for name in ("grpo", "dapo", "dr_grpo", "gspo")),
     *((name, {"clip_high": 0.1}) for name in ("grpo", "dapo", "dr_grpo", "gspo")),
     *((name, {"kl_penalty": 0.1}) for name in NAMES),
-    *((name, {"correction_cap": 1.1}) for name in NAMES),
+    *((name, {"importance_cap": 1.1}) for name in NAMES),
 ]
 
 
@@ -434,7 +434,7 @@ def test_clip_ranges_that_are_none_are_refused(name: str, bound: str, value: flo
 
 @pytest.mark.parametrize(
     ("setting", "wrong"),
-    [("kl_penalty", -0.1), ("kl_penalty", math.nan), ("kl_penalty", math.inf), ("correction_cap", 0.5)],
+    [("kl_penalty", -0.1), ("kl_penalty", math.nan), ("kl_penalty", math.inf), ("importance_cap", 0.5)],
 )
 def test_other_settings_out_of_range_are_refused(setting: str, wrong: float):
     with pytest.raises(ConfigError, match=setting):

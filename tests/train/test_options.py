@@ -25,12 +25,12 @@ from rove.cli.sft import run_sft
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.runs.run import Run
-from rove.train.alerts import ALARMS, AlarmLimits
+from rove.train.alerts import ALERTS, AlertLimits
 from rove.train.evaluation import EvaluationConfig
 from rove.train.rl import RLConfig
 from rove.train.sft import SFTConfig
 from rove.train.trainer import TrainingError
-from tests.train.test_alerts import CASES as ALARM_CASES
+from tests.train.test_alerts import CASES as ALERT_CASES
 from tests.train.test_alerts import LIMITS
 from tests.train.test_loggers import Fake
 from tests.train.test_sft import lawful
@@ -143,8 +143,8 @@ def names(folder: str) -> Seen:
     return lambda ran: ran.names(folder)
 
 
-def alarms(ran: Ran) -> bool:
-    return (ran.path / "alarms.jsonl").exists()
+def alerts(ran: Ran) -> bool:
+    return (ran.path / "alerts.jsonl").exists()
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class Case(msgspec.Struct, frozen=True):
     seen: Seen = weights
 
 
-TWICE = {"updates_per_batch": 2}
+TWICE = {"num_iterations": 2}
 GENTLY = {**TWICE, "learning_rate": 1e-3}
 TWO = {"steps": 2}
 LORA = {"lora_rank": 2}
@@ -183,8 +183,8 @@ RL: dict[str, Case] = {
     "gamma": Case(0.0, {"env_args": {"judged": True}}),
     "kl_penalty": Case(1.0, TWO),
     "sync_reference_every": Case(1, {"kl_penalty": 1.0, **TWO}),
-    "updates_per_batch": Case(2),
-    "correction_cap": Case(1.0, {"kl_penalty": 1.0, **TWO, **TWICE}),
+    "num_iterations": Case(2),
+    "importance_cap": Case(1.0, {"kl_penalty": 1.0, **TWO, **TWICE}),
     "entropy_bonus": Case(0.1),
     "temperature": Case(1.5),
     "max_tokens": Case(2),
@@ -192,10 +192,12 @@ RL: dict[str, Case] = {
     "stratify": Case("info.half", {}, played),
     "stratify_bins": Case(2, {"stratify": "info.number"}, played),
     "curriculum": Case("info.number", {}, played),
-    "skip_at_most": Case(1.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
-    "skip_at_least": Case(0.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
-    "skip_memory": Case(1, {"env_args": {"rows": 4}, "steps": 3, "skip_at_most": 1.0}, column("examples/skipped")),
-    "resample_zero_spread": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
+    "hard_threshold": Case(1.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
+    "easy_threshold": Case(0.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
+    "difficulty_window": Case(
+        1, {"env_args": {"rows": 4}, "steps": 3, "hard_threshold": 1.0}, column("examples/skipped")
+    ),
+    "dynamic_sampling_rounds": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
     "max_off_policy_steps": Case(1, TWO, column("off_policy/max")),
     "truncated": Case("zero"),
     "lora_rank": Case(2, {}, names("final")),
@@ -229,7 +231,7 @@ RL: dict[str, Case] = {
     "patience": Case(1, {"steps": 3, **BEST}, steps),
     "target": Case(0.5, {"steps": 3, **BEST}, steps),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
-    "alarms": Case({"window": 1, "dead_groups": 0.1}, {"env_args": {"flat": 1}}, alarms),
+    "alerts": Case({"window": 1, "dead_groups": 0.1}, {"env_args": {"flat": 1}}, alerts),
     "token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
     "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
     "seed": Case(1),
@@ -252,7 +254,7 @@ SFT: dict[str, Case] = {
     "evaluation": Case([HELD_OUT], {}, names("evaluations")),
     "keep_best": Case("eval/let/reward/mean", MEASURED, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
-    "alarms": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alarms),
+    "alerts": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alerts),
     "env": Case("opt_letters", {}, placement("env")),
     "env_args": Case({"word": "hello"}, {"env": "opt_letters"}, placement("env_args")),
     "final_eval_rollouts": Case(0, {"env": "opt_letters"}, placement("env")),
@@ -376,8 +378,8 @@ def test_every_setting_is_here():
     for config, cases in ((RLConfig, RL), (SFTConfig, SFT), (EvaluationConfig, EVALUATION)):
         elsewhere = {"trust_remote_code"}  # in test_models_remote_code
         assert list(cases) == [name for name in config.__struct_fields__ if name not in elsewhere], config.__name__
-    assert {name for _, _, _, lenient in ALARM_CASES.values() for name in lenient} <= set(ALARM_LIMITS)
-    assert set(ALARM_LIMITS) == set(AlarmLimits.__struct_fields__)
+    assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
+    assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)
 
 
 @pytest.mark.broad
@@ -386,7 +388,7 @@ def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop, kind: 
     """Or what differs between two runs would show nothing."""
     plain = workshop.run(kind, settings)
     again = workshop.run(kind, {**settings, "show_every" if kind == "rl" else "target": 0})
-    for seen in (weights, played if kind == "rl" else steps, lambda ran: ran.metrics, names("checkpoints"), alarms):
+    for seen in (weights, played if kind == "rl" else steps, lambda ran: ran.metrics, names("checkpoints"), alerts):
         assert seen(again) == seen(plain)
     assert again[2:] == plain[2:]
 
@@ -416,16 +418,16 @@ def test_every_setting_of_an_evaluation_changes_something(workshop: Workshop, na
     assert case.seen(changed) != case.seen(plain)
 
 
-ALARM_LIMITS: dict[str, tuple[str, Any]] = {
-    name: (alarm, value) for alarm, (_, _, _, lenient) in ALARM_CASES.items() for name, value in lenient.items()
+ALERT_LIMITS: dict[str, tuple[str, Any]] = {
+    name: (alert, value) for alert, (_, _, _, lenient) in ALERT_CASES.items() for name, value in lenient.items()
 } | {"window": ("ratio_drift", 9), "held_out_measurements": ("held_out_flat", 9)}
-"""Limit → an alarm that goes off no more with this value of it."""
+"""Limit → an alert that goes off no more with this value of it."""
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", ALARM_LIMITS)
-def test_every_limit_of_an_alarm_changes_something(name: str):
-    alarm, value = ALARM_LIMITS[name]
-    history = ALARM_CASES[alarm][0]
-    assert ALARMS[alarm](history, LIMITS) is not None
-    assert ALARMS[alarm](history, msgspec.structs.replace(LIMITS, **{name: value})) is None
+@pytest.mark.parametrize("name", ALERT_LIMITS)
+def test_every_limit_of_an_alert_changes_something(name: str):
+    alert, value = ALERT_LIMITS[name]
+    history = ALERT_CASES[alert][0]
+    assert ALERTS[alert](history, LIMITS) is not None
+    assert ALERTS[alert](history, msgspec.structs.replace(LIMITS, **{name: value})) is None

@@ -13,7 +13,7 @@ from tiers import first_quick
 
 from rove.core.errors import ConfigError
 from rove.train import pipeline
-from rove.train.collect import Player
+from rove.train.collect import RolloutCollector
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
@@ -69,10 +69,10 @@ def test_without_it_everything_is_on_policy(tmp_path: Path):
 @pytest.mark.broad
 def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Step 2 begins before step 1 is trained, and ends only when this waits for it: both are under way at once."""
-    learn, run = pipeline.learn, Player._run
+    learn, run = pipeline.learn, RolloutCollector._run
     played = [threading.Event() for _ in range(8)]
 
-    async def watched_run(self: Player, step: int, groups: Any) -> Any:
+    async def watched_run(self: RolloutCollector, step: int, groups: Any) -> Any:
         records = await run(self, step, groups)
         played[step].set()
         return records
@@ -85,7 +85,7 @@ def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: 
             assert not played[min(step + 1, 7)].wait(timeout=0.1)
         return learn(config, step, *rest)
 
-    monkeypatch.setattr(Player, "_run", watched_run)
+    monkeypatch.setattr(RolloutCollector, "_run", watched_run)
     monkeypatch.setattr(pipeline, "learn", watched_learn)
     train(tmp_path, overlapping(), two_turns())
 

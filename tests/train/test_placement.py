@@ -52,7 +52,7 @@ def test_nothing_is_concluded_from_policies_that_do_not_differ():
 def quiz(count: int = 4) -> Quiz:
     rubric = vf.Rubric([correct], [1.0])
     rubric.add_metric(lambda completion: 1.0, name="format_reward")
-    return Quiz(dataset=rows(count), rubric=rubric, players={"teacher": right})
+    return Quiz(dataset=rows(count), rubric=rubric, policies={"teacher": right})
 
 
 async def test_a_measurement_is_of_about_so_many_rollouts_and_reports_progress():

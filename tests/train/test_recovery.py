@@ -169,7 +169,9 @@ def test_without_an_intact_checkpoint_nothing_is_changed(stopped: Path, tmp_path
     cut_off(path / "checkpoints/2/model.safetensors")
     change_line(path / "metrics.jsonl", 3)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(RunError, match=r"(?s)no checkpoint of .* is intact:.*step 4: metrics.*step 2: model.*--fresh"):
+    with pytest.raises(
+        RunError, match=r"(?s)no checkpoint of .* is intact:.*step 4: metrics.*step 2: model.*--overwrite"
+    ):
         recover(Run(path))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
@@ -199,15 +201,15 @@ def test_damaged_best_weights_are_an_error(stopped: Path, tmp_path: Path):
         recover(Run(path))
 
 
-def test_damaged_alarms_do_not_keep_a_run_from_resuming(stopped: Path, tmp_path: Path):
+def test_damaged_alerts_do_not_keep_a_run_from_resuming(stopped: Path, tmp_path: Path):
     path = tmp_path / "run"
     shutil.copytree(stopped, path)
-    (path / "alarms.jsonl").write_bytes(b'{"step": 1, "text": "x"}\n{"st\n{"step": 3}\n{"text": "y"}\n')
+    (path / "alerts.jsonl").write_bytes(b'{"step": 1, "text": "x"}\n{"st\n{"step": 3}\n{"text": "y"}\n')
     run = Run(path)
     last = run.last_checkpoint()
     assert last is not None
     run.cut(last[1])
-    assert [alarm["step"] for alarm in run.alarms()] == [1, 3]
+    assert [alert["step"] for alert in run.alerts()] == [1, 3]
 
 
 def test_a_missing_file_of_weights_in_several_files_is_noticed(tmp_path: Path):

@@ -132,7 +132,7 @@ def test_every_step_trains_on_policy(tmp_path: Path):
 
 
 def test_of_several_updates_the_first_tells_whether_sampler_and_trainer_agree(tmp_path: Path):
-    train(tmp_path, settings(updates_per_batch=2), two_turns())
+    train(tmp_path, settings(num_iterations=2), two_turns())
     for m in metrics_of(tmp_path):
         assert m["logprob_diff/max"] <= 1e-4
         assert m["mismatch_kl/all/mean"] <= 1e-8
@@ -156,7 +156,7 @@ def test_the_kl_penalty_holds_the_model_near_the_one_it_started_from(tmp_path: P
 
 @pytest.mark.broad
 def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path: Path):
-    config = settings(kl_penalty=1.0, updates_per_batch=2)
+    config = settings(kl_penalty=1.0, num_iterations=2)
     train(tmp_path / "whole", config, two_turns())
     with pytest.raises(Killed):
         train(tmp_path / "killed", config, two_turns(), kill_at=3)
@@ -225,7 +225,7 @@ def test_what_the_trainer_knew_of_some_rollouts_tokens_is_kept_and_changes_nothi
                 assert tokens is not None and len(turn.entropies) == len(turn.logprobs)
                 assert turn.logprobs == pytest.approx(tokens.logprobs, abs=1e-4)  # nothing is off-policy here
                 assert turn.advantage != 0 and min(turn.entropies) > 0
-    train(tmp_path, settings(token_stats=0), two_turns())
+    train(tmp_path, settings(log_token_stats=0), two_turns())
     assert not (tmp_path / "tokens").exists()
     assert weights_of(tmp_path) == weights_of(uninterrupted)
     assert metrics_of(tmp_path) == metrics_of(uninterrupted)

@@ -9,7 +9,7 @@ from fakes import tiny_model
 from families import family_model
 from tiers import first_quick
 
-from rove.core.protocols import Sampling
+from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
@@ -154,7 +154,7 @@ async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
     """Two groups of tic-tac-toe, as training samples them."""
     env = load_environment("tictactoe", num_examples=2, seed=1)
     groups = list(plan(env.get_dataset(), 4, seed=3))
-    sampling = Sampling(temperature=temperature, max_tokens=12)
+    sampling = SamplingParams(temperature=temperature, max_tokens=12)
     return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
 
 

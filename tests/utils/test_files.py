@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from rove.core.errors import RunError
 from rove.utils.files import (
+    atomic_replace,
+    atomic_write,
     check_tree,
     create_folders,
     heal,
     open_regular,
-    put_in_place,
     read_lines,
     read_regular,
     recover_folders,
     remove,
-    write_whole,
 )
 
 
@@ -45,8 +45,8 @@ def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path):
 
 def test_a_file_is_replaced_whole(tmp_path: Path):
     file = tmp_path / "summary.json"
-    write_whole(file, b"1")
-    write_whole(file, b"2")
+    atomic_write(file, b"1")
+    atomic_write(file, b"2")
     assert file.read_bytes() == b"2"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -59,7 +59,7 @@ def folder(path: Path, content: str) -> Path:
 
 def test_a_folder_is_replaced_whole(tmp_path: Path):
     target = folder(tmp_path / "final", "old")
-    put_in_place(folder(tmp_path / ".final.draft", "new"), target)
+    atomic_replace(folder(tmp_path / ".final.draft", "new"), target)
     assert (target / "x").read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -152,5 +152,5 @@ def test_a_draft_that_is_a_link_is_not_followed(tmp_path: Path):
     target.write_bytes(b"1")
     (tmp_path / ".x.draft").symlink_to(target)
     file.symlink_to(target)
-    write_whole(file, b"2")
+    atomic_write(file, b"2")
     assert (file.read_bytes(), target.read_bytes(), file.is_symlink()) == (b"2", b"1", False)

@@ -26,7 +26,7 @@ from rove.viewer.api import ENDPOINTS
 from rove.viewer.app import make_viewer, serve_viewer
 from rove.viewer.jsonl_tail import GrowingLines
 from rove.viewer.rollouts import parting
-from rove.viewer.run_store import Shelf, status
+from rove.viewer.run_store import RunStore, status
 from rove.viewer.search import Query, found_in
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
     with made_run(runs / "deep/rl", many([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.7, "eval/held/reward/mean": 0.4})
-        run.append_alarm({"step": 1, "name": "x", "text": EVIL})
+        run.append_alert({"step": 1, "name": "x", "text": EVIL})
     (runs / "torn").mkdir()
     (runs / "torn/config.toml").write_text('kind = "eval"\n[config]\nenv = "quiz"\n[identity]\n')
     (runs / "torn/rollouts.jsonl").write_bytes((runs / "worse/rollouts.jsonl").read_bytes()[:-30] + b"")
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
-    async with TestClient(TestServer(make_viewer(Shelf(folder)))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(folder)))) as client:
         yield client
 
 
@@ -160,7 +160,7 @@ async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(
 
 async def test_training_is_followed_without_telling_anything_twice(client: TestClient[Any, Any], folder: Path):
     first = await asked(client, "/api/metrics", run="deep/rl")
-    assert [row["step"] for row in first["rows"]] == [1] and first["alarms"][0]["text"] == EVIL
+    assert [row["step"] for row in first["rows"]] == [1] and first["alerts"][0]["text"] == EVIL
     assert [step["step"] for step in first["steps"]] == [1]
     with (folder / "deep/rl/metrics.jsonl").open("ab") as lines:
         lines.write(b'{"step": 2}\n{"step": 3')
@@ -271,7 +271,7 @@ async def test_it_answers_questions_only(client: TestClient[Any, Any]):
 
 
 async def annotating(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
-    async with TestClient(TestServer(make_viewer(Shelf(folder, annotate=True)))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(folder, annotate=True)))) as client:
         yield client
 
 
@@ -384,7 +384,7 @@ async def test_damaged_annotations_hide_nothing_else(client: TestClient[Any, Any
 
 
 async def test_beyond_this_machine_it_takes_a_token(folder: Path):
-    async with TestClient(TestServer(make_viewer(Shelf(folder), host="0.0.0.0", token="right"))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(folder), host="0.0.0.0", token="right"))) as client:
         assert (await client.get("/", allow_redirects=False)).status == 401
         assert (await client.get("/api/runs?token=wrong")).status == 401
         welcome = await client.get("/?token=right", allow_redirects=False)
@@ -539,17 +539,17 @@ def test_a_run_is_running_while_somebody_holds_its_lock(tmp_path: Path):
 def test_a_single_run_is_a_shelf_of_one(tmp_path: Path):
     made_run(tmp_path / "one", [record()])
     made_run(tmp_path / "other", [record()])
-    shelf = Shelf(tmp_path / "one")
+    shelf = RunStore(tmp_path / "one")
     assert shelf.names() == ["one"]
     with pytest.raises(ConfigError, match="no run 'other'"):
         shelf.run("other")
     with pytest.raises(ConfigError, match="no folder"):
-        Shelf(tmp_path / "nowhere")
+        RunStore(tmp_path / "nowhere")
 
 
 async def test_it_listens_until_it_is_told_to_stop(folder: Path):
     urls: asyncio.Queue[str] = asyncio.Queue()
-    task = asyncio.create_task(serve_viewer(Shelf(folder), "127.0.0.1", 0, "secret", urls.put_nowait))
+    task = asyncio.create_task(serve_viewer(RunStore(folder), "127.0.0.1", 0, "secret", urls.put_nowait))
     url = await urls.get()
     async with ClientSession(
         cookie_jar=CookieJar(unsafe=True)

@@ -84,7 +84,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with made_run(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
         for number in (1, 2, 3):
             train(run, number)
-        run.append_alarm({"step": 2, "name": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
+        run.append_alert({"step": 2, "name": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
         run.finish({})
     with made_run(runs / "sft", [], kind="sft", data="runs/teacher") as run:
         for number in (1, 2, 3):
@@ -371,7 +371,7 @@ def test_hostile_content_is_shown_and_nothing_else(browser: Any, tmp_path: Path)
         tmp_path / "runs/evil", [evil, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
     ) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.5, f"metrics/{EVIL}": 1.0, f"eval/{EVIL}/reward/mean": 1.0})
-        run.append_alarm({"step": 1, "name": EVIL, "text": EVIL})
+        run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         rollout = "rollout?run=evil&line=0"
@@ -474,26 +474,26 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_pat
 def test_a_person_sits_where_the_environment_asks_by_name(browser: Any, tmp_path: Path):
     environment(tmp_path / "mine", "haggle", HAGGLE)
     words = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
-    with serving(tmp_path, *words, "--seat", "seller") as url:
+    with serving(tmp_path, *words, "--model-role", "seller") as url:
         tab = Tab(browser, url, NARROW)
         page = tab.page
         page.goto(url)
         for offer, answer in (("10?", "Never."), ("20?", "Sold.")):
-            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for()
+            page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for()
             assert page.locator(".verdict").inner_text() == "Your turn as seller"
-            assert page.evaluate("document.activeElement.dataset.key") == "answer seat"  # ready to be typed into
+            assert page.evaluate("document.activeElement.dataset.key") == "answer role"  # ready to be typed into
             assert violations(page) == [] and tab.overflow <= 0
             page.keyboard.type(answer)
             page.get_by_role("button", name="Answer").press("Enter")
-            page.locator(".seat").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
+            page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
         page.get_by_role("button", name="Keep this game").click()
         tab.wait("kept in kept")
-        assert page.locator('[data-key="seat"] option').all_inner_texts()[0] == "you as seller, scripted:buyer plays"
+        assert page.locator('[data-key="role"] option').all_inner_texts()[0] == "you as seller, scripted:buyer plays"
         assert tab.trouble == []
     [game] = Run(tmp_path / "kept").rollouts()
     assert game.reward == 1.0
     with viewing(tmp_path) as url:
         tab = Tab(browser, url)
-        tab.open("rollout?run=kept&line=0").locator("summary", has_text="seat seller").click()
+        tab.open("rollout?run=kept&line=0").locator("summary", has_text="role seller").click()
         tab.wait("Never.")
         assert tab.trouble == []

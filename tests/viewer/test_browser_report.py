@@ -65,13 +65,13 @@ def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
     assert tab.trouble == []
 
 
-def test_training_is_drawn_with_its_alarms(browser: Any, tmp_path: Path):
+def test_training_is_drawn_with_its_alerts(browser: Any, tmp_path: Path):
     tab = opened(browser, trained(tmp_path / "rl"), tmp_path / "report.html")
     page = tab.page
     points = page.locator('svg[data-key="reward"] polyline').get_attribute("points")
     assert points is not None and len(points.split()) == 3
     assert page.locator('svg[data-key="held-out reward"] polygon.band').count() == 1
-    assert "alert(1)" in page.locator(".alarms").inner_text() and page.locator(".alarms a").count() == 0
+    assert "alert(1)" in page.locator(".alerts").inner_text() and page.locator(".alerts a").count() == 0
     page.locator('svg[data-key="reward"]').focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -88,7 +88,7 @@ def test_whatever_a_run_says_is_text(browser: Any, tmp_path: Path):
     for kind in ("eval", "rl"):
         with made_run(tmp_path / kind, evil, kind=kind, env=EVIL, model=EVIL) as run:
             run.append_metrics({"step": 1, "reward/mean": 0.5, f"eval/{EVIL}/reward/mean": 1.0})
-            run.append_alarm({"step": 1, "name": EVIL, "text": EVIL})
+            run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
         tab = opened(browser, run, tmp_path / f"{kind}.html")
         for fold in tab.page.locator("details").all():
             fold.evaluate("(fold) => { fold.open = true; }")

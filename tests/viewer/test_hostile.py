@@ -31,7 +31,7 @@ from rove.viewer.api import ENDPOINTS, Asked
 from rove.viewer.app import make_viewer
 from rove.viewer.index import Index
 from rove.viewer.report import markdown, write_report
-from rove.viewer.run_store import Shelf
+from rove.viewer.run_store import RunStore
 
 FILES = (
     "config.toml",
@@ -40,7 +40,7 @@ FILES = (
     "stopped.json",
     "rollouts.jsonl",
     "metrics.jsonl",
-    "alarms.jsonl",
+    "alerts.jsonl",
     "annotations.jsonl",
 )
 GARBAGE: dict[str, bytes] = {
@@ -79,9 +79,9 @@ def watchdog() -> Iterator[None]:
         raise AssertionError("waited for a file that never ends")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
+    signal.alert(60)
     yield
-    signal.alarm(0)
+    signal.alert(0)
     signal.signal(signal.SIGALRM, before)
 
 
@@ -97,7 +97,7 @@ def received(path: Path, kind: str = "eval") -> Run:
     """A complete run folder with a file of every kind."""
     run = made_run(path, [record(0, 0), record(1, 0, 0.0), record(1, 1, None)], kind=kind, seed=0)
     run.append_metrics({"step": 1, "reward/mean": 0.5})
-    run.append_alarm({"step": 1, "name": "x", "text": "y"})
+    run.append_alert({"step": 1, "name": "x", "text": "y"})
     run.write_json("stopped.json", {"why": "interrupted"})
     annotate(path, Change(["good"]))
     run.close()
@@ -106,7 +106,7 @@ def received(path: Path, kind: str = "eval") -> Run:
 
 def look(path: Path, output: Path) -> list[str]:
     """Use a run folder in every way that only reads it; returns the errors."""
-    shelf, errors = Shelf(path.parent), []
+    shelf, errors = RunStore(path.parent), []
 
     def attempt(use: Callable[[], object]) -> None:
         try:
@@ -133,7 +133,7 @@ def look(path: Path, output: Path) -> list[str]:
 
 def check_listed(path: Path) -> dict[str, Any]:
     """The row of a run in the viewer's list, beside a good one."""
-    shelf = Shelf(path.parent)
+    shelf = RunStore(path.parent)
     rows = {one["name"]: one for one in ENDPOINTS["runs"](shelf, Asked([]))["runs"]}
     shelf.close()
     assert rows["good"]["status"] == "stopped" and "trouble" not in rows["good"]
@@ -256,7 +256,7 @@ def test_a_forged_index_is_not_believed(tmp_path: Path):
     os.replace(index.store, run.path / "index.sqlite")
     write_report(run, tmp_path / "report.html")
     assert "99" not in markdown(run)
-    shelf = Shelf(run.path)
+    shelf = RunStore(run.path)
     rows = ENDPOINTS["rollouts"](shelf, Asked([("run", "bad")]))["rows"]
     shelf.close()
     assert [row["reward"] for row in rows] == [pytest.approx(1.2), pytest.approx(0.2), None]
@@ -282,7 +282,7 @@ async def test_names_that_are_not_utf8_hide_no_other_run(tmp_path: Path):
     deep = received(tmp_path / "runs/deep")
     (deep.path / "config.toml").write_text(f"a = {'[' * 90}{']' * 90}")
     os.close(os.open(os.fsencode(deep.path) + b"/\xff", os.O_CREAT))
-    async with TestClient(TestServer(make_viewer(Shelf(tmp_path / "runs")))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(tmp_path / "runs")))) as client:
         answer = await client.get("/api/runs")
         assert answer.status == 200
         rows = {one["name"]: one for one in (await answer.json())["runs"]}
@@ -290,7 +290,7 @@ async def test_names_that_are_not_utf8_hide_no_other_run(tmp_path: Path):
         assert rows["deep"]["status"] == "unreadable" and rows["good"]["status"] == "stopped"
         answer = await client.get("/api/run", params={"run": "nothing"})
         assert answer.status == 400 and "known: deep, good, ??" in (await answer.json())["error"]
-    async with TestClient(TestServer(make_viewer(Shelf(odd)))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(odd)))) as client:
         assert (await client.get("/api/runs")).status == 200
     assert "report" in write_report(Run(odd), tmp_path / "report.html").name
     markdown(Run(odd)).encode()
@@ -330,7 +330,7 @@ def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, vic
 WRITTEN = (
     "rollouts.jsonl",
     "metrics.jsonl",
-    "alarms.jsonl",
+    "alerts.jsonl",
     "limits.jsonl",
     "versions.json",
     ".config.toml.draft",
@@ -360,7 +360,7 @@ def test_a_run_is_not_continued_through_a_link_or_pipe(tmp_path: Path, victim: P
         run.start("rl", config["config"], config["identity"])
     run.close()
     with suppress(RunError):  # what is replaced is not followed either
-        run.start("rl", config["config"], config["identity"], fresh=True)
+        run.start("rl", config["config"], config["identity"], overwrite=True)
     run.close()
     assert victim.read_bytes() == b"years of work" and (target / "1.json").exists()
 

@@ -83,7 +83,7 @@ def moves_of(record: Any) -> tuple[str, bool]:
     rules = sys.modules[type(env).__module__]
     said = [m["content"] for m in record.completion if m["role"] == "assistant"]
     model = [int(found[1]) if (found := re.search(r"<move>([0-8])</move>", text)) else -1 for text in said]
-    person = [int(step.completion[0]["content"]) for step in record.seats["opponent"]]
+    person = [int(step.completion[0]["content"]) for step in record.model_roles["opponent"]]
     board, legal = rules.EMPTY, True
     starts = "X" if "O" not in record.prompt[-1]["content"] else "O"
     while rules.result(board) is None and (model or person):
@@ -95,7 +95,7 @@ def moves_of(record: Any) -> tuple[str, bool]:
     return board, legal and not model and not person
 
 
-def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_from(
+def test_a_trained_model_is_played_in_every_role_and_the_games_can_be_learned_from(
     browser: Any, trained: Path, new: Path, tmp_path: Path
 ):
     words = ("play", "tictactoe", "-m", str(trained), "--web", "--seed", "4", "--run-dir", "kept", "-t", "32")
@@ -113,14 +113,14 @@ def test_a_trained_model_is_played_in_every_seat_and_the_games_can_be_learned_fr
                 page.get_by_role("button", name="Play again").click()
                 page.get_by_text("kept in kept").wait_for(state="detached")
 
-        page.locator('[data-key="seat"]').select_option("model")  # now in the model's own seat
+        page.locator('[data-key="role"]').select_option("model")  # now in the model's own role
         page.get_by_role("button", name="Play again").click()
         page.get_by_label("think").fill("the middle")
         play_to_the_end(tab, 0)
         page.get_by_role("button", name="Keep this game").click()
         tab.wait("kept in kept-by-person")
 
-        page.locator('[data-key="seat"]').select_option("none")  # and only watching
+        page.locator('[data-key="role"]').select_option("none")  # and only watching
         page.get_by_role("button", name="Play again").click()
         page.get_by_text("plays, you watch").wait_for()
         page.get_by_role("button", name="Keep this game").wait_for()
@@ -163,7 +163,7 @@ def test_the_word_game_is_played_on_a_board(browser: Any, tmp_path: Path):
         page.get_by_role("button", name="Keep this game").click()
         tab.wait("kept in kept")
     [game] = Run(tmp_path / "kept").rollouts()
-    assert [[text for text, _ in row] for row in game.boards[max(game.boards)].rows][1] == list("CRANE")
+    assert [[text for text, _ in row] for row in game.renderings[max(game.renderings)].rows][1] == list("CRANE")
     with viewing(tmp_path) as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=kept&line=0")

@@ -16,7 +16,7 @@ from made import record
 
 import rove as vf
 from rove.cli.play import one_game
-from rove.core.protocols import Client, Sampling
+from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.rollouts.export_rows import RunRows
 from rove.runs.run import Run
@@ -27,11 +27,11 @@ Asked = Callable[..., Any]
 
 @asynccontextmanager
 async def played(
-    env: Any, seat: str, player: Client | None, folder: Path, fields: Sequence[str] = ()
+    env: Any, role: str, player: Client | None, folder: Path, fields: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Asked, Asked]]:
     """Games of `env` at a table: what asks for its state, and what acts."""
-    table = Table(env.env_id, "somebody" if player else "", [seat, "none"], fields, fields[-1] if fields else "")
-    if seat == "opponent":
+    table = Table(env.env_id, "somebody" if player else "", [role, "none"], fields, fields[-1] if fields else "")
+    if role == "opponent":
         env.opponent = table.ask
 
     def keep(game: vf.RolloutRecord) -> str:
@@ -42,7 +42,7 @@ async def played(
 
     async def games() -> None:
         for seed in range(10):
-            await table.finish(await one_game(env, AtTable(table, player), "m", Sampling(), seed))
+            await table.finish(await one_game(env, AtTable(table, player), "m", SamplingParams(), seed))
 
     async with TestClient(TestServer(make_table(table, keep))) as client:
 
@@ -64,7 +64,7 @@ async def played(
 def tictactoe() -> tuple[Any, Client]:
     """The game, and a perfect player."""
     env = load_environment("tictactoe", num_examples=5)
-    return env, vf.ScriptedClient(env.players["optimal"])
+    return env, vf.ScriptedClient(env.policies["optimal"])
 
 
 async def until(state: Asked, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -90,21 +90,23 @@ async def test_a_whole_game_against_a_player_is_kept_and_can_be_learned_from(tmp
             found = await until(state, lambda now: now["over"] or now["asked"])
         assert found["scores"]["metrics"]["lost"] == 0.0  # the other side is perfect
         assert found["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
-        assert found["boards"][str(len(found["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
+        assert found["renderings"][str(len(found["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
         assert (await act("keep"))["kept"] == (await act("keep"))["kept"] == str(tmp_path / "kept")
-        assert "no seat 'umpire'" in (await act("again", 400, seat="umpire"))["error"]
+        assert "no role 'umpire'" in (await act("again", 400, role="umpire"))["error"]
         await act("again")
         again = await until(state, lambda now: now["asked"])
-        assert not again["over"] and again["seat"] == "opponent"
+        assert not again["over"] and again["role"] == "opponent"
     [row] = RunRows(Run(tmp_path / "kept"))
     [kept] = Run(tmp_path / "kept").rollouts()
-    asked = [step.prompt[0]["content"] for step in kept.seats["opponent"]]
-    assert asked and all(step.completion[0]["content"] in asked[i] for i, step in enumerate(kept.seats["opponent"]))
+    asked = [step.prompt[0]["content"] for step in kept.model_roles["opponent"]]
+    assert asked and all(
+        step.completion[0]["content"] in asked[i] for i, step in enumerate(kept.model_roles["opponent"])
+    )
     assert row["reward"] == found["scores"]["reward"]
     assert [one["role"] for one in row["completion"]][:2] == ["assistant", "user"]
 
 
-async def test_a_person_takes_the_models_own_seat(tmp_path: Path):
+async def test_a_person_takes_the_models_own_role(tmp_path: Path):
     rubric = vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == answer)])
     env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}], rubric=rubric)
     async with played(env, "model", None, tmp_path / "kept") as (state, act):
@@ -115,22 +117,22 @@ async def test_a_person_takes_the_models_own_seat(tmp_path: Path):
         assert (await until(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
 
 
-async def test_a_seat_is_changed_between_games(tmp_path: Path):
+async def test_a_role_is_changed_between_games(tmp_path: Path):
     env, player = tictactoe()
     async with played(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
         found = await until(state, lambda now: now["asked"])
-        assert (found["fields"], found["answer_field"], found["seats"]) == (
+        assert (found["fields"], found["answer_field"], found["model_roles"]) == (
             ["think", "move"],
             "move",
             ["model", "none"],
         )
-        while not found["over"]:  # a person in the model's seat, whose answers the rubric reads as the model's
+        while not found["over"]:  # a person in the model's role, whose answers the rubric reads as the model's
             [*_, (free, _)] = [cell for row in found["asked"]["board"]["rows"] for cell in row if cell[1] == "free"]
             await act("move", number=found["number"], text=f"<think></think><move>{free}</move>")
             found = await until(state, lambda now: now["over"] or now["asked"])
         assert (found["scores"]["rewards"]["format"], found["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
-        await act("again", seat="none")
-        found = await until(state, lambda now: now["over"] and now["seat"] == "none")
+        await act("again", role="none")
+        found = await until(state, lambda now: now["over"] and now["role"] == "none")
         assert found["scores"]["metrics"]["lost"] == 0.0  # the perfect player has played alone
 
 
@@ -168,7 +170,7 @@ async def test_only_its_own_page_may_act():
         st.builds(
             msgspec.json.encode,
             st.dictionaries(
-                st.sampled_from(["number", "text", "seat"]), st.one_of(st.integers(), st.text(), st.none())
+                st.sampled_from(["number", "text", "role"]), st.one_of(st.integers(), st.text(), st.none())
             ),
         ),
     ),

@@ -294,16 +294,16 @@ def trained(path: Path, kind: str = "rl", steps: int = 3) -> Run:
                 run.append_rollout(record(i // 2, i % 2, None if (step, i) == (3, 3) else i / step, step=step))
             held_out = {"eval/optimal/reward/mean": 0.2 * step, "eval/optimal/reward/half_width": 0.01}
             run.append_metrics({"step": step, "reward/mean": 1 / step, "time/step": 40.0, "x": math.pi, **held_out})
-        run.append_alarm({"step": 2, "name": "x", "text": EVIL})
+        run.append_alert({"step": 2, "name": "x", "text": EVIL})
     return run
 
 
-def test_a_training_run_is_its_curves_alarms_measurements_and_last_rollouts(tmp_path: Path):
+def test_a_training_run_is_its_curves_alerts_measurements_and_last_rollouts(tmp_path: Path):
     seen = page(trained(tmp_path / "run"), tmp_path)
     assert seen.data["title"] == "RL · quiz · someone/model" and not seen.data["complete"]
     drawn = seen.data["training"]
     assert [row["step"] for row in drawn["rows"]] == [1, 2, 3] and drawn["rows"][0]["x"] == 3.14159
-    assert drawn["alarms"] == [{"step": 2, "name": "x", "text": EVIL}]
+    assert drawn["alerts"] == [{"step": 2, "name": "x", "text": EVIL}]
     assert [step["failed"] for step in drawn["steps"]] == [0, 0, 1] and drawn["groups"]["groups"] == 5
     assert seen.data["values"] == [
         ["reward", "1.000", "0.333", "1.000", "1"],

@@ -17,7 +17,7 @@ from fakes import tiny_model
 from vllm_server import FakeVLLM
 
 from rove.core.errors import ConfigError, InfraError, OverlongPromptError, RunError
-from rove.core.protocols import Generation, Sampling, Token
+from rove.core.protocols import Generation, SamplingParams, Token
 from rove.engine.client import ClientEngine
 from rove.models.load import LoadedModel
 from rove.train.backends import probe_of
@@ -75,7 +75,7 @@ def ask(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Genera
     async def all_of_them() -> list[Generation]:
         try:
             return await asyncio.gather(
-                *(engine.generate(ids, Sampling(**{"max_tokens": 8, **sampling})) for ids in prompts)
+                *(engine.generate(ids, SamplingParams(**{"max_tokens": 8, **sampling})) for ids in prompts)
             )
         finally:
             session, engine._session = engine._session, None
@@ -147,7 +147,7 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
 
     async def listen() -> Generation:
         try:
-            return await engine.generate(PROMPT, Sampling(max_tokens=4), on_token=told.append)
+            return await engine.generate(PROMPT, SamplingParams(max_tokens=4), on_token=told.append)
         finally:
             await engine.close()
 
@@ -168,7 +168,7 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
 )
 def test_what_cannot_be_asked(tmp_path: Path, prompt: list[int], sampling: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
-        asyncio.run(engine_of(tmp_path, "http://x").generate(prompt, Sampling(**sampling)))
+        asyncio.run(engine_of(tmp_path, "http://x").generate(prompt, SamplingParams(**sampling)))
 
 
 def test_an_answer_ends_where_the_context_does(tmp_path: Path, fake: FakeVLLM):
@@ -326,7 +326,7 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
 
     async def held() -> tuple[bool, int]:
         engine.hold()
-        asked = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=2)))
+        asked = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
         await asyncio.sleep(0.2)
         waits = not asked.done()
         await asyncio.to_thread(engine.update_weights, 2, written(tmp_path))
@@ -348,7 +348,7 @@ def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path:
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         ask(engine, PROMPT)
     with pytest.raises(RunError, match="does not compute what the trainer does"):
-        asyncio.run(engine.generate(PROMPT, Sampling(max_tokens=2)))
+        asyncio.run(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
     assert engine.fleet.servers[0].has_ended
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         engine.update_weights(2, written(tmp_path))
@@ -383,7 +383,9 @@ def test_others_answer_while_one_is_started_again(tmp_path: Path, monkeypatch: p
     first.stop()
 
     async def answered() -> int:
-        made = await asyncio.gather(*(engine.generate([*PROMPT, n], Sampling(max_tokens=2)) for n in range(9, 19)))
+        made = await asyncio.gather(
+            *(engine.generate([*PROMPT, n], SamplingParams(max_tokens=2)) for n in range(9, 19))
+        )
         while first.has_ended:  # noqa: ASYNC110  (a process begins)
             await asyncio.sleep(0.01)
         await engine.close()  # while it is waited for

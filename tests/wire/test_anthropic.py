@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.anthropic import CONTENT, DEFAULT_MAX_TOKENS, read_response, request_body
 from rove.wire.common import tool_call
@@ -44,7 +44,7 @@ def test_a_whole_request():
         {"type": "function", "function": {"name": "now"}},
         {"type": "web_search_20250305", "name": "web_search"},
     ]
-    sampling = Sampling(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, stop=["END"], top_k=20)
+    sampling = SamplingParams(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, stop=["END"], top_k=20)
     messages = [
         SystemMessage("Be brief."),
         UserMessage(["What is this?", {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}]),
@@ -102,7 +102,7 @@ def test_a_whole_request():
 
 
 def test_what_is_not_set_is_left_out_but_for_the_limit():
-    body = request_body(Request([UserMessage("hi")], Sampling(seed=1, stop=[]), tools=[]))
+    body = request_body(Request([UserMessage("hi")], SamplingParams(seed=1, stop=[]), tools=[]))
     assert body == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": [{"role": "user", "content": [words("hi")]}]}
 
 
@@ -111,18 +111,20 @@ def test_what_is_not_set_is_left_out_but_for_the_limit():
 )
 def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
     with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, Anthropic's Messages API"):
-        request_body(Request([], Sampling(**given)))
-    quiet = Sampling(top_k=-1, logprobs=2, prompt_logprobs=1, repetition_penalty=1.0)
+        request_body(Request([], SamplingParams(**given)))
+    quiet = SamplingParams(top_k=-1, logprobs=2, prompt_logprobs=1, repetition_penalty=1.0)
     assert request_body(Request([], quiet)) == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": []}
 
 
 def test_max_tokens_0_is_refused():
     with pytest.raises(ConfigError, match="max_tokens is 0; expected 1 or more"):
-        request_body(Request([UserMessage("hi")], Sampling(max_tokens=0)))
+        request_body(Request([UserMessage("hi")], SamplingParams(max_tokens=0)))
 
 
 def test_extra_is_merged_in_last():
-    sampling = Sampling(temperature=0.5, extra={"temperature": None, "max_tokens": 9, "thinking": {"type": "adaptive"}})
+    sampling = SamplingParams(
+        temperature=0.5, extra={"temperature": None, "max_tokens": 9, "thinking": {"type": "adaptive"}}
+    )
     assert request_body(Request([], sampling)) == {"max_tokens": 9, "messages": [], "thinking": {"type": "adaptive"}}
 
 

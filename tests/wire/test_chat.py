@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
 from rove.wire.chat import excerpt, read_response, request_body
 from tests.wire.test_common import JSON, TEXT
 
 OWN_NAMES = {
-    *Sampling.__struct_fields__,
+    *SamplingParams.__struct_fields__,
     *("model", "messages", "tools", "max_completion_tokens", "extra_body", "top_logprobs"),
 }
 COUNT = st.none() | st.integers(0, 20)
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.none() | st.floats(0, 2),
     max_tokens=st.none() | st.integers(1, 10**6),
     top_p=st.none() | st.floats(0, 1, exclude_min=True).filter(lambda p: p > 1e-300),
@@ -55,7 +55,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "argumen
 
 def test_request_body_uses_openai_names():
     tool = {"type": "function", "function": {"name": "add", "parameters": {"default": None}}}
-    sampling = Sampling(temperature=0.0, max_tokens=7, top_p=0.9, seed=3, stop=["\n"], extra={"top_k": 20})
+    sampling = SamplingParams(temperature=0.0, max_tokens=7, top_p=0.9, seed=3, stop=["\n"], extra={"top_k": 20})
     request = Request([UserMessage("hi")], sampling, "tiny", [tool])
     assert request_body(request) == {
         "model": "tiny",
@@ -89,8 +89,8 @@ def test_what_goes_beyond_openai_is_sent_under_the_names_of_its_servers():
         "structured_outputs": {"regex": "a+"},
         "guided_regex": "a+",
     }
-    assert request_body(Request([], Sampling.from_args(told))) == {"messages": [], **told}
-    assert request_body(Request([], Sampling.from_args({"logprobs": True}))) == {"messages": [], "logprobs": True}
+    assert request_body(Request([], SamplingParams.from_args(told))) == {"messages": [], **told}
+    assert request_body(Request([], SamplingParams.from_args({"logprobs": True}))) == {"messages": [], "logprobs": True}
 
 
 def test_request_body_leaves_out_what_is_not_set():
@@ -104,7 +104,7 @@ def test_request_body_keeps_our_own_things_at_home():
 
 
 def test_extra_is_merged_in_last():
-    sampling = Sampling(temperature=0.5, extra={"temperature": 0.7, "max_completion_tokens": 9, "n": None})
+    sampling = SamplingParams(temperature=0.5, extra={"temperature": 0.7, "max_completion_tokens": 9, "n": None})
     assert request_body(Request([], sampling)) == {"messages": [], "temperature": 0.7, "max_completion_tokens": 9}
 
 
@@ -135,14 +135,14 @@ def test_parts_calls_and_reasoning_pass_untouched():
 
 
 @given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)
-def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: Sampling, model: str):
+def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: SamplingParams, model: str):
     body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
     assert None not in body.values()
     told = [{name: value for name, value in message.items() if value is not None} for message in messages]
     assert body["messages"] == told
     assert not {"state", "previous"} & (body.keys() - sampling.extra.keys())
     assert msgspec.json.decode(msgspec.json.encode(body)) == body
-    assert Sampling.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
+    assert SamplingParams.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
 
 
 def test_read_response():

@@ -10,7 +10,7 @@ from openai.types import Completion
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 from rove.wire.completions import read_response, request_body, response_body
 from rove.wire.serving import Head, TokenLogprob
@@ -31,7 +31,7 @@ def completed(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str
 
 
 def test_the_prompt_is_the_text_of_the_user():
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=0.0,
         max_tokens=7,
         top_p=0.9,

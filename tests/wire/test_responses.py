@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, ModelError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.protocols import Request, Sampling, ToolChoice
+from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.common import tool_call
 from rove.wire.responses import OUTPUT, read_response, request_body
@@ -82,7 +82,7 @@ def test_a_whole_request():
         {"type": "function", "function": {"name": "now"}},
         {"type": "web_search"},
     ]
-    sampling = Sampling(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, extra={"reasoning": {"effort": "low"}})
+    sampling = SamplingParams(temperature=0.5, max_tokens=7, top_p=0.9, seed=3, extra={"reasoning": {"effort": "low"}})
     messages = [
         SystemMessage("Be brief."),
         UserMessage(["What is this?", IMAGE], name="Ann"),
@@ -127,18 +127,18 @@ def test_a_whole_request():
 
 
 def test_what_is_not_set_is_left_out():
-    body = request_body(Request([UserMessage("hi")], Sampling(seed=1, stop=[]), tools=[]))
+    body = request_body(Request([UserMessage("hi")], SamplingParams(seed=1, stop=[]), tools=[]))
     assert body == {"input": [{"role": "user", "content": "hi"}], "store": False}
 
 
 def test_extra_is_merged_in_last():
-    sampling = Sampling(temperature=0.5, extra={"temperature": None, "store": True})
+    sampling = SamplingParams(temperature=0.5, extra={"temperature": None, "store": True})
     assert request_body(Request([], sampling)) == {"input": [], "store": True}
 
 
 def test_a_format_and_log_probabilities_have_names_of_their_own():
     schema = {"name": "move", "schema": {"type": "object"}, "strict": True}
-    sampling = Sampling(response_format={"type": "json_schema", "json_schema": schema}, logprobs=3)
+    sampling = SamplingParams(response_format={"type": "json_schema", "json_schema": schema}, logprobs=3)
     assert request_body(Request([], sampling)) == {
         "input": [],
         "store": False,
@@ -146,7 +146,7 @@ def test_a_format_and_log_probabilities_have_names_of_their_own():
         "top_logprobs": 3,
         "include": ["message.output_text.logprobs"],
     }
-    plain = request_body(Request([], Sampling(response_format={"type": "json_object"}, logprobs=0)))
+    plain = request_body(Request([], SamplingParams(response_format={"type": "json_object"}, logprobs=0)))
     assert plain["text"] == {"format": {"type": "json_object"}}
     assert "top_logprobs" not in plain
 
@@ -156,18 +156,18 @@ def test_a_format_and_log_probabilities_have_names_of_their_own():
 )
 def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
     with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, OpenAI's Responses API"):
-        request_body(Request([], Sampling(**given)))
+        request_body(Request([], SamplingParams(**given)))
 
 
 def test_what_is_off_is_not_refused():
-    off = Sampling(top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False)
+    off = SamplingParams(top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False)
     assert request_body(Request([], off)) == {"input": [], "store": False}
-    assert request_body(Request([], Sampling(extra={"top_k": 5})))["top_k"] == 5
+    assert request_body(Request([], SamplingParams(extra={"top_k": 5})))["top_k"] == 5
 
 
 def test_stop_sequences_are_refused():
     with pytest.raises(ConfigError, match=r"stop is \['END'\]; expected none"):
-        request_body(Request([], Sampling(stop=["END"])))
+        request_body(Request([], SamplingParams(stop=["END"])))
 
 
 def test_sound_and_files():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from rove.core.protocols import Request, Response, Sampling
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 from rove.wire import chat, completions
 from rove.wire.common import tool_call
@@ -21,7 +21,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameter
 HEAD = new_head("chatcmpl", "toy")
 
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.none() | st.floats(0, 2),
     max_tokens=st.none() | st.integers(1, 1000),
     top_p=st.none() | st.floats(0.01, 1),
@@ -48,24 +48,26 @@ def over_json(body: Any) -> Any:
 
 
 @given(conversations, samplings, st.none() | st.just([TOOL]), st.text(max_size=9))
-def test_a_chat_request_is_read_as_it_was_meant(messages: list[Message], sampling: Sampling, tools: Any, model: str):
+def test_a_chat_request_is_read_as_it_was_meant(
+    messages: list[Message], sampling: SamplingParams, tools: Any, model: str
+):
     request = Request([dict(message) for message in messages], sampling, model, tools)
     asked = chat.read_request(over_json(chat.request_body(request)))
     (question,) = asked.questions
     # null is what is not there, in a message too
     wanted = [{key: value for key, value in message.items() if value is not None} for message in messages]
     assert (question.request.messages, question.request.tools, asked.model) == (wanted, tools, model)
-    assert question.request.sampling == sampling
+    assert question.request.sampling_params == sampling
     assert question.prompt_ids is None
     if sampling.seed is not None:
         assert question.request.seed == sampling.seed
 
 
 @given(st.text(), samplings)
-def test_a_completion_request_is_read_as_it_was_meant(text: str, sampling: Sampling):
+def test_a_completion_request_is_read_as_it_was_meant(text: str, sampling: SamplingParams):
     body = over_json(completions.request_body(Request([UserMessage(text)], sampling, "toy")))
     (question,) = completions.read_request(body).questions
-    assert (question.request.text, question.request.messages, question.request.sampling) == (text, [], sampling)
+    assert (question.request.text, question.request.messages, question.request.sampling_params) == (text, [], sampling)
 
 
 @given(answers, st.integers(0, 9), st.sampled_from(["stop", "length", "tool_calls"]))
@@ -123,11 +125,11 @@ def test_log_probabilities_are_asked_for():
 
 
 def test_seeds_count_up_from_the_one_given():
-    given = questions_of(Question(Request([], Sampling(seed=7))), 3)
-    assert [one.request.seed for one in given] == [one.request.sampling.seed for one in given] == [7, 8, 9]
+    given = questions_of(Question(Request([], SamplingParams(seed=7))), 3)
+    assert [one.request.seed for one in given] == [one.request.sampling_params.seed for one in given] == [7, 8, 9]
     free = questions_of(Question(Request([])), 3)
     assert len({one.request.seed for one in free}) == 3
-    assert {one.request.sampling.seed for one in free} == {None}
+    assert {one.request.sampling_params.seed for one in free} == {None}
 
 
 def test_prompts_of_completions():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from rove.core.protocols import Request, Response, Sampling, ToolChoice
+from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire import anthropic
 from rove.wire.common import tool_call
@@ -47,11 +47,11 @@ def test_a_request_is_read_as_it_was_meant(system: str | None, turns: list[Any],
     if seeing:
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
         messages.append(UserMessage([{"type": "text", "text": "look"}, image]))
-    request = Request([dict(m) for m in messages], Sampling(max_tokens=9, stop=["x"]), "toy", tools)
+    request = Request([dict(m) for m in messages], SamplingParams(max_tokens=9, stop=["x"]), "toy", tools)
     asked = read_request(over_json(anthropic.request_body(request)))
     (question,) = asked.questions
     assert question.request.messages == messages
-    assert (question.request.sampling, asked.model, asked.api) == (request.sampling, "toy", "anthropic")
+    assert (question.request.sampling_params, asked.model, asked.api) == (request.sampling_params, "toy", "anthropic")
     assert question.request.tools == tools
 
 

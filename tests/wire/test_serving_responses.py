@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from rove.core.protocols import Request, Response, Sampling, ToolChoice
+from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire import responses
 from rove.wire.common import tool_call
@@ -39,12 +39,12 @@ def merged(messages: list[Message]) -> list[dict[str, Any]]:
 
 @given(conversations, st.none() | st.just([TOOL]), st.none() | st.integers(1, 99), st.none() | st.floats(0, 2))
 def test_a_request_is_read_as_it_was_meant(messages: list[Message], tools: Any, most: int | None, heat: float | None):
-    request = Request([dict(m) for m in messages], Sampling(max_tokens=most, temperature=heat), "toy", tools)
+    request = Request([dict(m) for m in messages], SamplingParams(max_tokens=most, temperature=heat), "toy", tools)
     asked = read_request(over_json(responses.request_body(request)))
     (question,) = asked.questions
     assert plain(question.request.messages) == merged(messages)
-    assert (question.request.sampling.max_tokens, question.request.sampling.temperature) == (most, heat)
-    assert (asked.model, asked.api, question.request.sampling.extra) == ("toy", "responses", {})
+    assert (question.request.sampling_params.max_tokens, question.request.sampling_params.temperature) == (most, heat)
+    assert (asked.model, asked.api, question.request.sampling_params.extra) == ("toy", "responses", {})
     if tools is not None:
         function = {**TOOL["function"], "strict": False}
         assert question.request.tools == [{"type": "function", "function": function}]
@@ -100,14 +100,14 @@ def test_forms_and_choices():
     tools = [{"type": "function", "name": "f", "parameters": {}}]
     asked = read_request({"input": "a", "text": {"format": form}, "tools": tools, "tool_choice": "required"})
     inner = {"name": "trip", "schema": {"type": "object"}}
-    sampling = asked.questions[0].request.sampling
+    sampling = asked.questions[0].request.sampling_params
     assert sampling.response_format == {"type": "json_schema", "json_schema": inner}
     assert asked.questions[0].request.tool_choice == ToolChoice(("f",))
     named = read_request({"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "f"}})
     assert named.questions[0].request.tool_choice == ToolChoice(("f",), False)
     none = read_request({"input": "a", "text": {"format": {"type": "text"}}, "tools": tools, "tool_choice": "none"})
     assert (none.questions[0].request.tool_choice, none.questions[0].request.tools) == (None, None)
-    assert none.questions[0].request.sampling.response_format is None
+    assert none.questions[0].request.sampling_params.response_format is None
 
 
 @pytest.mark.parametrize(

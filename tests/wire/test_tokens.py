@@ -8,7 +8,7 @@ import pytest
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage
-from rove.core.protocols import Response, Sampling
+from rove.core.protocols import Response, SamplingParams
 from rove.core.records import StepTokens, Usage
 from rove.wire.serving import TokenLogprob, new_head
 from rove.wire.tokens import last_chunks, read_request, response_body, text_chunks, usage_chunk
@@ -21,7 +21,7 @@ RESPONSE = Response(AssistantMessage("ab"), Usage(3, 2), "length", StepTokens([1
 def test_what_a_body_asks_for():
     asked = read_request({"prompt_ids": [1, 2], "n": 2, "seed": 7, "top_k": 3, "logprobs": 2, "stream": True, "own": 1})
     assert [(one.prompt_ids, one.request.seed) for one in asked.questions] == [([1, 2], 7), ([1, 2], 8)]
-    assert asked.questions[0].request.sampling == Sampling(seed=7, top_k=3, logprobs=2, extra={"own": 1})
+    assert asked.questions[0].request.sampling_params == SamplingParams(seed=7, top_k=3, logprobs=2, extra={"own": 1})
     assert (asked.n, asked.stream, asked.logprobs, asked.by_token) == (2, True, 2, True)
     assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always told
 

@@ -178,6 +178,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"solver": solver, "novice": novice},
+        policies={"solver": solver, "novice": novice},
         max_turns=max_turns,
     )

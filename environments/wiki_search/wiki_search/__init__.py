@@ -202,6 +202,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        players={"solver": solver, "first_hit": first_hit, "guesser": guesser},
+        policies={"solver": solver, "first_hit": first_hit, "guesser": guesser},
         max_turns=max_turns,
     )

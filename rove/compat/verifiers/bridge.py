@@ -1,7 +1,7 @@
 """A v0 environment as one of rove's: played by v0's loop, asked through rove's client, scored by v0's rubric.
 
 Each answer is one step of rove's trajectory where v0's trajectory has it, in its order; other calls that the environment
-makes of the model lie in the seat "environment", and are not trained on.
+makes of the model lie in the model role "environment", and are not trained on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rove.envs.environment import Environment, Turn
 from rove.rubrics import Rubric
 from rove.utils.functions import function_name, unwrapped
 
-SEAT = "environment"
+ROLE = "environment"
 _KEPT = "v0_state"
 """Where a rove state has the v0 state of its rollout."""
 
@@ -71,8 +71,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
             await self.turn(self.inner, shown)
             step = known[-1]
         else:
-            said = await self.turn(self.inner, shown, seat=SEAT, model=model, sampling_args=_sampling(sampling_args))
-            step = next(one for one in self.inner["seats"][SEAT] if one.completion[-1] is said)
+            said = await self.turn(self.inner, shown, role=ROLE, model=model, sampling_args=_sampling(sampling_args))
+            step = next(one for one in self.inner["model_roles"][ROLE] if one.completion[-1] is said)
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
@@ -207,7 +207,7 @@ class BridgedEnvironment(Environment):
         state.update(
             {_KEPT: inner},
             trajectory=mine,
-            seats={**(state.get("seats") or {}), **({SEAT: others} if others else {})},
+            model_roles={**(state.get("model_roles") or {}), **({ROLE: others} if others else {})},
             prompt=raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"])),
             completion=_completed(mine, completion) if client.raw else list(to_rove(completion)),
             tools=[wire_tool(tool) for tool in inner.get("tool_defs") or []] or None,

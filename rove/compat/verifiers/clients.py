@@ -19,7 +19,7 @@ from rove.compat.verifiers.messages import ToolCall, content_text, normalize_mes
 from rove.compat.verifiers.models import Model
 from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage
 from rove.core.protocols import Client as RoveClient
-from rove.core.protocols import Request, Sampling
+from rove.core.protocols import Request, SamplingParams
 from rove.core.protocols import Response as RoveResponse
 from rove.core.records import Usage as RoveUsage
 
@@ -306,12 +306,12 @@ def raw_text(messages: Any) -> str:
     return "\n\n".join(content_text(message["content"]) for message in normalize_messages(messages))
 
 
-def rove_sampling(args: Mapping[str, Any] | None) -> Sampling:
+def rove_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
     """v0's sampling arguments as rove's; one choice is what is asked for anyway."""
     given = dict(args or {})
     if given.get("n") == 1:
         del given["n"]
-    return Sampling.from_args(given)
+    return SamplingParams.from_args(given)
 
 
 def as_response(response: RoveResponse) -> Response:

@@ -19,7 +19,7 @@ _RENAMED = {
     "learning_rate": "learning_rate",
     "max_steps": "steps",
     "warmup_steps": "warmup_steps",
-    "num_iterations": "updates_per_batch",
+    "num_iterations": "num_iterations",
     "num_generations": "rollouts_per_example",
     "rollouts_per_example": "rollouts_per_example",
     "batch_size": "batch_size",

@@ -29,7 +29,7 @@ from rove.hub.package.archives import check_package
 from rove.hub.package.manifest import V0, Manifest, read_manifest
 from rove.hub.package.names import Reference
 from rove.remote.venv import make_venv, run_pip, standing_in
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
@@ -172,7 +172,7 @@ def place(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
             file = _furnish(offer, wheel, folder, allow_source)
             made = _installed(offer, wheel, folder.name, file)
             before = installed.find(offer.reference._replace(version=None)) if (here / RECORD).exists() else None
-            write_whole(here / RECORD, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+            atomic_write(here / RECORD, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

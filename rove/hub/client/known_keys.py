@@ -13,7 +13,7 @@ from rove.core.errors import TrustError
 from rove.hub.client.settings import normal
 from rove.hub.package import signing
 from rove.hub.user_paths import config_folder
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 
 FILE = "known_keys.toml"
 
@@ -31,7 +31,7 @@ def remember(hub: str, owner: str, key: str) -> None:
     content = read_toml(file) if file.is_file() else {}
     content.setdefault(normal(hub), {})[owner] = key
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, tomli_w.dumps(content).encode())
+    atomic_write(file, tomli_w.dumps(content).encode())
 
 
 def check_signature(

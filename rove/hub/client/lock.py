@@ -12,7 +12,7 @@ from rove.core.config import read_toml
 from rove.core.errors import ConfigError, TrustError
 from rove.hub.client.listings import HubFile, check_filename
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
-from rove.utils.files import write_whole
+from rove.utils.files import atomic_write
 
 LOCK = "rove.lock"
 SCHEMA = 1
@@ -74,7 +74,7 @@ def read_lock(file: Path) -> dict[tuple[str, str], Locked]:
 def write_lock(file: Path, locked: Iterable[Locked]) -> None:
     """Write a lock file whole, in the order of owners and names."""
     rows = [msgspec.to_builtins(one) for one in sorted(locked, key=lambda one: (one.owner, one.name))]
-    write_whole(file, (_HEAD + tomli_w.dumps({"schema": SCHEMA, "environment": rows})).encode())
+    atomic_write(file, (_HEAD + tomli_w.dumps({"schema": SCHEMA, "environment": rows})).encode())
 
 
 def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: Path) -> None:

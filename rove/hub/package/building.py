@@ -18,10 +18,10 @@ from rove.hub.package.archives import Wheel
 from rove.hub.package.backend import OUTPUT, build_archives, write_members
 from rove.hub.package.facts import SEED, Facts, play
 from rove.hub.package.folder import MANIFEST, README
-from rove.hub.package.manifest import WEB, File, Manifest, Needs, Player, Source, manifest_bytes, one_line
+from rove.hub.package.manifest import WEB, File, Manifest, Needs, PolicyScores, Source, manifest_bytes, one_line
 from rove.hub.package.reading import Declared, arguments, check_api, compatibility, declared, read_code, secrets
 from rove.hub.package.unpacking import Members
-from rove.utils.files import put_in_place
+from rove.utils.files import atomic_replace
 
 REPOSITORY = ("repository", "source", "source code", "code", "homepage", "home")
 """Under which names `[project.urls]` has it, the likeliest first."""
@@ -42,7 +42,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
 
     The build backend that pyproject.toml names makes a source archive of a copy of the folder, and a wheel of that archive; both
     are packed anew, so that neither the machine nor the time shows. Then the environment is loaded from the wheel and its
-    scripted players play a little.
+    scripted policies play a little.
 
     Args:
         output: default: the folder's own `dist`.
@@ -79,7 +79,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         try:  # the temporary folder may be on another disk
             shutil.copytree(draft, beside, dirs_exist_ok=True)
             beside.chmod(0o755)
-            put_in_place(beside, target)
+            atomic_replace(beside, target)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return Built(target, manifest, warnings)
@@ -96,7 +96,7 @@ def describe(
 ) -> tuple[Manifest, list[str]]:
     """The manifest of a wheel, and what its author should know: what is declared, what can be read, what was seen."""
     warnings = _warnings(wheel, said, facts)
-    scores = facts.players if facts is not None else {}
+    scores = facts.policies if facts is not None else {}
     seen = [reward for score in scores.values() for reward in score.rewards]
     tags = said.tags if said.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
@@ -115,8 +115,8 @@ def describe(
         reward_range=said.reward_range or ((min(seen), max(seen)) if seen else None),
         metrics=facts.metrics if facts is not None else [],
         tools=facts.tools if facts is not None else [],
-        players={
-            name: Player(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
+        policies={
+            name: PolicyScores(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
             for name, score in scores.items()
             if score.rewards
         },
@@ -142,7 +142,7 @@ def describe(
 
 def _warnings(wheel: Wheel, said: Declared, facts: Facts | None) -> list[str]:
     warnings = []
-    for name, score in sorted(facts.players.items() if facts is not None else ()):
+    for name, score in sorted(facts.policies.items() if facts is not None else ()):
         if score.failed:
             of = score.failed + len(score.rewards)
             warnings.append(f"player '{name}' failed in {score.failed} of {of} rollouts: {score.error}")
@@ -150,8 +150,8 @@ def _warnings(wheel: Wheel, said: Declared, facts: Facts | None) -> list[str]:
         outside = [reward for reward in score.rewards if not low <= reward <= high]
         if outside:
             warnings.append(f"player '{name}' got {outside[0]:g}, outside of the reward_range that pyproject.toml says")
-    if facts is not None and not facts.players:
-        warnings.append("it has no scripted players: nobody can see before installing it that it can be solved")
+    if facts is not None and not facts.policies:
+        warnings.append("it has no scripted policies: nobody can see before installing it that it can be solved")
     for what, there in (
         ("description", wheel.summary),
         ('licence (license = "MIT", say)', wheel.licence),

@@ -1,4 +1,4 @@
-"""What only shows when an environment is played: it is loaded in a process of its own, and its scripted players play a little."""
+"""Facts about a package that only running it shows: load it in a separate process and run its scripted policies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     metrics: list[str]
     """Names of all that the rubric says of a rollout."""
     tools: list[str]
-    players: dict[str, Score]
+    policies: dict[str, Score]
     network: bool
     """Whether anything but this machine was asked for anything."""
     sandbox: bool

@@ -26,7 +26,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     return {
         "metrics": env.rubric.names,
         "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
-        "players": players,
+        "policies": players,
         "network": bool(asked),
         "sandbox": any(kind.__name__ == "SandboxEnv" for part in parts for kind in type(part).__mro__),
     }
@@ -35,7 +35,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
 async def _play(env: Environment, examples: int, seed: int) -> dict[str, Any]:
     """How every player does, one after the other."""
     players: dict[str, Any] = {}
-    for name, player in sorted(env.players.items()):
+    for name, player in sorted(env.policies.items()):
         records = await generate(env, ScriptedClient(player), name, num_examples=examples, seed=seed)
         errors = [record.error for record in records if record.error is not None]
         players[name] = {

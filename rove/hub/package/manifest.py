@@ -41,8 +41,8 @@ class Argument(Struct, kw_only=True, frozen=True):
     """As it is written in Python, "100" or "'easy'"; None: it has to be given."""
 
 
-class Player(Struct, kw_only=True, frozen=True):
-    """How one of its scripted players scored when the package was built."""
+class PolicyScores(Struct, kw_only=True, frozen=True):
+    """How one of its scripted policies scored when the package was built."""
 
     reward: float
     """Mean over the rollouts that were scored."""
@@ -98,7 +98,7 @@ class Manifest(Struct, kw_only=True, frozen=True):
     """Lowest and highest reward: as the author says in pyproject.toml, or as the players' rollouts had it."""
     metrics: Lines = field(default_factory=list)
     tools: Lines = field(default_factory=list)
-    players: Annotated[dict[Line, Player], Meta(max_length=limits.ITEMS)] = field(default_factory=dict)
+    policies: Annotated[dict[Line, PolicyScores], Meta(max_length=limits.ITEMS)] = field(default_factory=dict)
     seeds: Annotated[list[Whole], Meta(max_length=limits.ITEMS)] = field(default_factory=list)
     """With which the players' scores were taken."""
     needs: Needs = field(default_factory=Needs)
@@ -201,7 +201,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_requirements(manifest.requires_python, manifest.dependencies, "the manifest")
     if manifest.reward_range is not None and not manifest.reward_range[0] <= manifest.reward_range[1]:
         raise PackageError(f"the manifest's reward_range is {list(manifest.reward_range)}; expected [lowest, highest]")
-    numbers = [*(manifest.reward_range or ()), *(player.reward for player in manifest.players.values())]
+    numbers = [*(manifest.reward_range or ()), *(player.reward for player in manifest.policies.values())]
     if not all(map(math.isfinite, numbers)):
         raise PackageError("the manifest's rewards are not all finite; a reward function gave NaN or infinity")
     if manifest.source.repository and not manifest.source.repository.startswith(WEB):

@@ -16,7 +16,7 @@ from rove.hub.server import catalogue, simple
 from rove.hub.server.pages.frame import static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.store import Store
-from rove.utils.files import put_in_place
+from rove.utils.files import atomic_replace
 
 INDEX = "index.html"
 
@@ -49,7 +49,7 @@ def export(store: Store, folder: str | Path, hub: str = "") -> Exported:
     draft.mkdir(parents=True)
     try:
         made = _write(store, draft, hub or store.folder.name)
-        put_in_place(draft, target)
+        atomic_replace(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return made

@@ -100,7 +100,7 @@ class GymEnv(MultiTurnEnv):
             dataset=lambda: self._rows(description, num_train_episodes, f"{seed}:train"),
             eval_dataset=lambda: self._rows(description, num_eval_episodes, f"{seed}:eval"),
             max_turns=max_episode_steps or (game.max_steps if game else None) or _own_limit(env_cls) or MAX_STEPS,
-            **{"rubric": rubric, "players": {"random": self.random_player}, **kwargs},
+            **{"rubric": rubric, "policies": {"random": self.random_player}, **kwargs},
         )
 
     def _rows(self, description: str, count: int, seed: str) -> Iterator[dict[str, Any]]:

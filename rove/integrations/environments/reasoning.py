@@ -46,7 +46,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def oracle(messages: Messages, state: State, rng: random.Random) -> str:
-    """A scripted player that gives the row's own answer."""
+    """A scripted policy that gives the row's own answer."""
     return f"<answer>{state['answer']}</answer>"
 
 
@@ -105,7 +105,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             eval_dataset=lambda: self._rows(num_eval_examples, derive_seed(seed, "eval") % (1 << 31)),
             system_prompt=system_prompt,
             parser=parser or XMLParser(["answer"]),
-            **{"rubric": _FamilyRubric(self), "players": {"oracle": oracle}, **kwargs},
+            **{"rubric": _FamilyRubric(self), "policies": {"oracle": oracle}, **kwargs},
         )
 
     def _rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.agent import AgentEnv, longest_conversation
 from rove.envs.environment import Turn, teardown
-from rove.remote.worker_pool import Room
+from rove.remote.worker_pool import WorkerPool
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
 from rove.server.proxy import Access, ModelTurn
@@ -52,7 +52,7 @@ class TasksetEnv(AgentEnv):
         env: the rest of v1's `[env]` table: `id` of an environment to play the taskset in, and settings of its agents, such as
             {"agent": {"harness": {"id": "bash"}, "runtime": {"type": "docker"}}}. Agents that it gives a `client` are asked for
             there, unrecorded.
-        agent: which of several agents the model is. The others are asked of the same model and kept in the record's `seats`.
+        agent: which of several agents the model is. The others are asked of the same model and kept in the record's `roles`.
         num_examples: most tasks of each of the datasets.
         select: v1's selection of tasks: include, exclude, shuffle, seed, skip.
         python: interpreter of a virtual environment that has verifiers and the taskset. Default: this one.
@@ -96,7 +96,7 @@ class TasksetEnv(AgentEnv):
         folder = None if taskset_dir is None else str(Path(taskset_dir).resolve())
         self.workers = _workers(self.settings, taskset, python, folder, start_seconds)
         self.told = _told_by(self.workers, taskset)
-        self._room = Room(self.workers, hang_seconds)
+        self._room = WorkerPool(self.workers, hang_seconds)
         self._numbers = itertools.count()
         evaluated = None if eval_config is None else (lambda: self._rows(train=False))
         super().__init__(
@@ -160,12 +160,12 @@ class TasksetEnv(AgentEnv):
         return told["reply"]
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        """The agent's turns are the rollout's; those of other agents belong to their seats."""
+        """The agent's turns are the rollout's; those of other agents belong to their roles."""
         own = super()._limited(turn)
 
         async def of_whom(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
-            if asked is not None and asked.model in self.told["seats"]:
-                return await turn(state, messages, seat=asked.model, asked=asked)
+            if asked is not None and asked.model in self.told["model_roles"]:
+                return await turn(state, messages, role=asked.model, asked=asked)
             try:
                 return await own(state, messages, asked=asked)
             except LimitReachedError as reached:

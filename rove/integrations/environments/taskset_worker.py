@@ -52,10 +52,10 @@ def setup(
     }
     given = {name: dict(settings.get(name) or {}) for name in roles}
     Loaded.agent = _agent(roles, given, agent)
-    seats = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], given[name])]
+    served = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], given[name])]
     for name, default in roles.items():
         settings[name] = _placed(default, given[name], taskset["id"])
-        if name in seats:
+        if name in served:
             settings[name]["model"] = name  # which tells its requests from those of the agent
     if timeout_seconds is not None:
         settings[Loaded.agent]["timeout"] = {"rollout": timeout_seconds, **given[Loaded.agent].get("timeout", {})}
@@ -73,7 +73,7 @@ def setup(
     Loaded.tasks = {True: loaded[0], False: loaded[-1]}
     return {
         "agent": Loaded.agent,
-        "seats": seats,
+        "model_roles": served,
         "count": {"train": len(loaded[0]), "eval": len(loaded[-1])},
         "names": [hook.__name__ for kind in ("reward", "metric") for hook in loaded[0][0].hooks(kind)],
         "file": sys.modules[type(Loaded.env.taskset).__module__].__file__,
@@ -83,10 +83,10 @@ def setup(
 
 def serve(connection: socket.socket, module: Any) -> None:
     """Answer calls, many at once, until the other end is gone."""
-    asyncio.run(_Desk().serve(connection))
+    asyncio.run(_RpcServer().serve(connection))
 
 
-class _Desk:
+class _RpcServer:
     """Episodes by number, and the conversation about them."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rove.clients.scripted import Player, ScriptedClient
+from rove.clients.scripted import ScriptedClient, ScriptedPolicy
 from rove.core.config import check_positive
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
-from rove.core.model_roles import ask
+from rove.core.model_roles import query
 from rove.core.protocols import Client
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
@@ -41,7 +41,7 @@ class TextArenaEnv(MultiTurnEnv):
 
     Each game runs in a process of its own, since the library draws from Python's global generator, and some games never
     come back: a call that takes longer than `call_seconds` fails its rollout with a `WorkerError`. The siblings of a group
-    play the same game in the same seat. The reward `game_reward` is the model's own: with several players −1…1 brought to
+    play the same game in the same role. The reward `game_reward` is the model's own: with several players −1…1 brought to
     0…1, alone cut to 0…1; 0 where the game did not end. Metrics: `raw_reward`, `finished`, `invalid_move` (the game was
     lost by one). In the state: `game` (rewards and what TextArena tells of the players, once it is over).
 
@@ -52,7 +52,7 @@ class TextArenaEnv(MultiTurnEnv):
         feedback_fn: what a game says → what the model reads. Default: the same.
         seed: of the games.
         num_players: default: as few as the game is made for.
-        opponent: who plays the other seats: a client, whose words are kept in the record's `seats`, or a scripted player.
+        opponent: who plays the other roles: a client, whose words are kept in the record's `roles`, or a scripted player.
             Default: a move from the brackets that the game has shown (`random_bracket`).
         call_seconds: wall time of one call of the game.
         offline: whether games that want the network are refused it.
@@ -71,7 +71,7 @@ class TextArenaEnv(MultiTurnEnv):
         feedback_fn: Callable[[str], str] = str,
         seed: int = 0,
         num_players: int | None = None,
-        opponent: Client | Player | None = None,
+        opponent: Client | ScriptedPolicy | None = None,
         call_seconds: float = 10.0,
         offline: bool = True,
         python: str | None = None,
@@ -102,7 +102,7 @@ class TextArenaEnv(MultiTurnEnv):
     def _rows(self, count: int, seed: str) -> Iterator[dict[str, Any]]:
         for position in range(count):
             number = derive_seed(seed, position)
-            yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "seat": number >> 32}}
+            yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "role": number >> 32}}
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
         """Begin the game, and let others move who are before the model."""
@@ -113,7 +113,7 @@ class TextArenaEnv(MultiTurnEnv):
         state.update(worker=worker, game=None, views={})
         info = {"game": self.game, "seed": state["info"]["seed"], "num_players": self.num_players}
         begun = await worker.call("begin", self.call_seconds, **info)
-        state["seat"] = state["info"]["seat"] % begun["num_players"]
+        state["role"] = state["info"]["role"] % begun["num_players"]
         state["num_players"] = begun["num_players"]
         told = await self._until_our_turn(state, begun)
         state["prompt"] = [*state["prompt"][:-1], UserMessage(told)]
@@ -127,20 +127,20 @@ class TextArenaEnv(MultiTurnEnv):
 
     async def _until_our_turn(self, state: State, told: dict[str, Any]) -> str:
         """What the model reads when it is to move; where the game ends before, what it reads then is the last word."""
-        while not told.get("done") and told["player"] != state["seat"]:
+        while not told.get("done") and told["player"] != state["role"]:
             move = await self._ask_other(state, told["player"], told["text"])
             told = await state["worker"].call("act", self.call_seconds, action=move)
         if not told.get("done"):
             return self.feedback_fn(told["text"])
         state["game"] = told
-        last = self.feedback_fn(told["seen"].get(str(state["seat"]), ""))
+        last = self.feedback_fn(told["seen"].get(str(state["role"]), ""))
         state["final_env_response"] = f"{last}\nThe game is over.".lstrip("\n")
         return state["final_env_response"]
 
     async def _ask_other(self, state: State, player: int, text: str) -> str:
         view: Messages = state["views"].setdefault(player, [])
         view.append(UserMessage(text))
-        answer = text_of(await ask(state, view, self.opponent_client, seat=f"player {player}"))
+        answer = text_of(await query(state, view, self.opponent_client, role=f"player {player}"))
         view.append(AssistantMessage(answer))
         return answer
 
@@ -158,7 +158,7 @@ class TextArenaEnv(MultiTurnEnv):
 
 def raw_reward(state: State) -> float:
     """What the game gave the model."""
-    return float(state["game"]["rewards"].get(str(state["seat"]), 0.0)) if state["game"] else 0.0
+    return float(state["game"]["rewards"].get(str(state["role"]), 0.0)) if state["game"] else 0.0
 
 
 def game_reward(state: State) -> float:
@@ -176,5 +176,5 @@ def finished(state: State) -> float:
 
 def invalid_move(state: State) -> float:
     """1 where the model lost by a move that was none."""
-    info = state["game"]["info"].get(str(state["seat"]), {}) if state["game"] else {}
+    info = state["game"]["info"].get(str(state["role"]), {}) if state["game"] else {}
     return float(bool(info.get("invalid_move")))

@@ -111,7 +111,7 @@ function movers(found, a, b, params) {
 
 /** The last message of a rollout's prompt. */
 function asked(about, found) {
-  return found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, found.boards[found.prompt.length - 1]));
+  return found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, found.renderings[found.prompt.length - 1]));
 }
 
 /** The two rollouts of an example. */
@@ -123,7 +123,7 @@ async function sideBySide(a, others, params, signal) {
       "section",
       { class: "sibling", "aria-label": about.name },
       el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", el("b", {}, found.error ? NONE : number(found.reward))),
-      found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, null, found.boards[found.prompt.length + place])),
+      found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, null, found.renderings[found.prompt.length + place])),
     ),
   );
   return el(

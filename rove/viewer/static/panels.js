@@ -61,15 +61,15 @@ export function panels(runs, pick = null) {
   return [PANELS.map((panel) => drawPanel(panel, runs, pick)), runs.map((run) => solveRates(run, runs.length === 1))];
 }
 
-/** Alarms in words; `target` is the address of a step's rollouts, where there is one. */
-export function alarms(run, target = null) {
-  if (!run.alarms.length) return null;
-  const step = (alarm) => `step ${number(alarm.step)}`;
-  const rows = run.alarms
+/** Alerts in words; `target` is the address of a step's rollouts, where there is one. */
+export function alerts(run, target = null) {
+  if (!run.alerts.length) return null;
+  const step = (alert) => `step ${number(alert.step)}`;
+  const rows = run.alerts
     .slice(-12)
     .reverse()
-    .map((alarm) => el("li", {}, target ? el("a", { href: target(alarm.step) }, step(alarm)) : el("b", {}, step(alarm)), ` ${alarm.text}`));
-  return el("section", { class: "alarms" }, el("h2", {}, `Alarms of ${run.name}`), el("ul", {}, rows));
+    .map((alert) => el("li", {}, target ? el("a", { href: target(alert.step) }, step(alert)) : el("b", {}, step(alert)), ` ${alert.text}`));
+  return el("section", { class: "alerts" }, el("h2", {}, `Alerts of ${run.name}`), el("ul", {}, rows));
 }
 
 /** A chart of all its curves; of several runs one for each metric, so that colours tell the runs apart. */

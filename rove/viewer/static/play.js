@@ -37,52 +37,52 @@ function show(state) {
   const words = where(state);
   document.title = `${words} · rove play`;
   say(words);
-  const said = state.messages.map((one, i) => message(one, state.env, i, null, state.boards[i]));
+  const said = state.messages.map((one, i) => message(one, state.env, i, null, state.renderings[i]));
   replace(
     main,
-    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seated(state.seat, state.model))),
+    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seated(state.role, state.model))),
     el(
       "div",
       { class: "split play" },
-      el("section", { "aria-label": "Your seat", class: "seat" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
+      el("section", { "aria-label": "Your role", class: "role" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
       el("aside", { "aria-label": "What was said" }, el("h2", {}, "What was said"), said),
     ),
   );
   if (state.asked && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
 }
 
-/** Where the person sits, in words; a seat that is none of these is one that the environment asks by name. */
-function seated(seat, model) {
-  return Object.hasOwn(SEATS, seat) ? SEATS[seat](model) : `you as ${seat}, ${model} plays`;
+/** Where the person sits, in words; a role that is none of these is one that the environment asks by name. */
+function seated(role, model) {
+  return Object.hasOwn(ROLES, role) ? ROLES[role](model) : `you as ${role}, ${model} plays`;
 }
 
-const SEATS = {
+const ROLES = {
   opponent: (model) => `you against ${model}`,
-  model: () => "you in the model's seat",
+  model: () => "you in the model's role",
   none: (model) => `${model} plays, you watch`,
 };
 
 function where(state) {
   if (state.error) return `The game failed: ${state.error.type}`;
   if (state.over) return ending(state);
-  if (state.asked) return state.asked.seat ? `Your turn as ${state.asked.seat}` : "Your turn";
-  return state.seat === "model" ? "One moment" : `${state.model} is thinking`;
+  if (state.asked) return state.asked.role ? `Your turn as ${state.asked.role}` : "Your turn";
+  return state.role === "model" ? "One moment" : `${state.model} is thinking`;
 }
 
 /** How it ended, in the environment's own last words where those say so. */
-function ending({ messages, boards, env, scores, seat }) {
+function ending({ messages, boards, env, scores, role }) {
   const last = messages.at(-1);
   const { text } = last && last.role !== "assistant" ? drawn(env, textOf(last.content), boards[messages.length - 1]) : { text: "" };
   const told = boards[messages.length - 1] ? text.split("\n").at(-1) : text.split("\n")[0];
-  const who = seat === "model" ? "you" : "the model";
-  return `The game is over${/[a-z]/i.test(told) ? `; ${who} ${seat === "model" ? "are" : "is"} told: ${told}` : "."} Reward of ${who}: ${number(scores?.reward)}`;
+  const who = role === "model" ? "you" : "the model";
+  return `The game is over${/[a-z]/i.test(told) ? `; ${who} ${role === "model" ? "are" : "is"} told: ${told}` : "."} Reward of ${who}: ${number(scores?.reward)}`;
 }
 
 function yours(state) {
   if (state.over) return [position(state), result(state)];
   if (!state.asked) return position(state);
-  const { legal, board, view, seat } = state.asked;
-  if (seat) return seatForm(state);
+  const { legal, board, view, role } = state.asked;
+  if (role) return roleForm(state);
   if (legal === null) return answerForm(state);
   const choose = (text) => act("move", { number: state.number, text });
   return [board ? el("div", { class: "large" }, draw(board, choose, legal)) : el("pre", {}, view), buttons(legal, choose)];
@@ -102,17 +102,17 @@ function buttons(legal, choose) {
   return el("p", { class: "moves" }, "Your moves: ", legal.map(move));
 }
 
-/** What a seat is asked by name, and a box for what it says. */
-function seatForm({ asked, number: turn, env }) {
+/** What a role is asked by name, and a box for what it says. */
+function roleForm({ asked, number: turn, env }) {
   const last = asked.messages.findLastIndex((one) => one.role === "assistant") + 1;
   const said = asked.messages.map((one, i) => message(one, env, `asked-${i}`));
-  const before = last ? el("details", {}, el("summary", {}, `what was said to ${asked.seat} before`), said.slice(0, last)) : null;
-  const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer seat", "data-focus": true });
+  const before = last ? el("details", {}, el("summary", {}, `what was said to ${asked.role} before`), said.slice(0, last)) : null;
+  const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer role", "data-focus": true });
   const submit = (event) => {
     event.preventDefault();
     act("move", { number: turn, text: box.value });
   };
-  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${asked.seat}`, box), el("button", { type: "submit" }, "Answer"))];
+  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${asked.role}`, box), el("button", { type: "submit" }, "Answer"))];
 }
 
 /** What the model would be asked: its answer, tag by tag where it has tags; a free square that is clicked is the move. */
@@ -141,14 +141,14 @@ function answerForm(state) {
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
-  const seat = el("select", { "data-key": "seat" }, state.seats.map((name) => el("option", { value: name, selected: name === state.seat }, seated(name, state.model))));
+  const role = el("select", { "data-key": "role" }, state.model_roles.map((name) => el("option", { value: name, selected: name === state.role }, seated(name, state.model))));
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
     el(
       "p",
       { class: "tools" },
-      el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { seat: seat.value }) } }, "Play again"),
-      state.seats.length > 1 ? el("label", {}, "as ", seat) : null,
+      el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: role.value }) } }, "Play again"),
+      state.model_roles.length > 1 ? el("label", {}, "as ", role) : null,
       state.kept ? el("span", {}, `kept in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Keep this game"),
     ),
     rows.length ? table(["function", "value"], rows, "plain") : null,

@@ -4,7 +4,7 @@ import { el, replace, say, table } from "./dom.js";
 import { fold } from "./chat.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number } from "./format.js";
-import { alarms, panels } from "./panels.js";
+import { alerts, panels } from "./panels.js";
 import { conversation, extras, outcome, times } from "./story.js";
 
 const main = document.getElementById("main");
@@ -32,7 +32,7 @@ function shown() {
 
 function training(run) {
   const told = { name: "this run", colour: 0, ...run };
-  return [alarms(told), el("div", { class: "charts" }, panels([told]))];
+  return [alerts(told), el("div", { class: "charts" }, panels([told]))];
 }
 
 const COLUMNS = {

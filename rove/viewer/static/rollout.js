@@ -142,11 +142,11 @@ async function group({ about, params, signal }) {
       { class: "sibling", "aria-label": `rollout ${one.rollout}` },
       el("h2", {}, el("a", { href: target }, `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
-      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null, one.boards[one.prompt.length + place])),
+      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null, one.renderings[one.prompt.length + place])),
     );
   });
   const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more sibling")} not shown`) : null;
-  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, rollouts[0].boards[rollouts[0].prompt.length - 1])), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
+  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, rollouts[0].renderings[rollouts[0].prompt.length - 1])), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
 }
 
 function tokens({ found, params }) {

@@ -101,13 +101,13 @@ function tagging(runs, picked, draw) {
       for (const run of picked) await send("annotate", { run, ...wish });
       await draw();
     } catch (error) {
-      alarm.textContent = error.message;
+      alert.textContent = error.message;
     }
   };
-  const alarm = el("span", { class: "bad", role: "alert" });
+  const alert = el("span", { class: "bad", role: "alert" });
   const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `take the tag ${tag} away`, on: { click: () => change({ remove: [tag] }) } }, tag, " ×");
   const field = tagForm(tagsOf(runs), (tag) => change({ add: [tag] }), "Tag picked runs", typed, (text) => (typed = text));
-  return el("div", { class: "tools" }, field, there.map(chip), alarm);
+  return el("div", { class: "tools" }, field, there.map(chip), alert);
 }
 
 function compareLinks(runs, picked, params) {

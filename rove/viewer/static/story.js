@@ -7,9 +7,9 @@ import { counted, number, plain, seconds, versions } from "./format.js";
 /** Who said what; `place` keeps apart the links to messages of several rollouts on one page. */
 export function conversation(environment, found, place = "") {
   return [
-    ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`, null, found.boards[i])),
+    ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`, null, found.renderings[i])),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
-    ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`, null, found.boards[found.prompt.length + i])),
+    ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`, null, found.renderings[found.prompt.length + i])),
   ];
 }
 
@@ -23,13 +23,13 @@ export function outcome(found) {
   ];
 }
 
-/** Whatever else is known of it: answer, info, what judges and other seats said. */
+/** Whatever else is known of it: answer, info, what judges and other roles said. */
 export function extras(found) {
   const told = { answer: found.answer, info: found.info, ...(found.scores?.extras ?? {}) };
-  const apart = Object.entries(found.seats).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // of judges the scores tell
+  const apart = Object.entries(found.model_roles).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // of judges the scores tell
   return [
     ...Object.entries(told).filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length),
-    ...apart.map(([name, said]) => [`seat ${name}`, said]),
+    ...apart.map(([name, said]) => [`role ${name}`, said]),
   ].map(([name, value]) => fold(name, pretty(value)));
 }
 

@@ -4,14 +4,14 @@ import { el, replace, table } from "./dom.js";
 import { address, ask } from "./ask.js";
 import { counted, number } from "./format.js";
 import { every } from "./live.js";
-import { COLOURS, LAST, alarms, panels } from "./panels.js";
+import { COLOURS, LAST, alerts, panels } from "./panels.js";
 
 const PERIOD = 2000;
 
 export async function trainingPage(main, params, signal) {
   const names = [...new Set(params.getAll("run"))].slice(0, COLOURS);
   if (!names.length) throw new Error("no run is given; choose one from the table of runs");
-  const runs = names.map((name, i) => ({ name, colour: i, rows: [], life: 0, alarms: [], steps: [], status: "", groups: null }));
+  const runs = names.map((name, i) => ({ name, colour: i, rows: [], life: 0, alerts: [], steps: [], status: "", groups: null }));
   const draw = async () => {
     const news = await Promise.all(runs.map((run) => follow(run, signal)));
     if (!signal.aborted && news.some((one) => one)) replace(main, shown(runs, signal));
@@ -23,10 +23,10 @@ export async function trainingPage(main, params, signal) {
 /** Read what a run has written since; whether there was anything. */
 async function follow(run, signal) {
   const found = await ask("metrics", { run: run.name, after: run.rows.length, life: run.life }, signal);
-  const before = `${run.status} ${run.life} ${run.rows.length} ${run.alarms.length} ${run.read}`;
+  const before = `${run.status} ${run.life} ${run.rows.length} ${run.alerts.length} ${run.read}`;
   run.rows = [...run.rows.slice(0, found.life === run.life ? found.after : 0), ...found.rows];
-  Object.assign(run, { life: found.life, alarms: found.alarms, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, read: found.progress.bytes });
-  if (before === `${run.status} ${run.life} ${run.rows.length} ${run.alarms.length} ${run.read}`) return false;
+  Object.assign(run, { life: found.life, alerts: found.alerts, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, read: found.progress.bytes });
+  if (before === `${run.status} ${run.life} ${run.rows.length} ${run.alerts.length} ${run.read}`) return false;
   const last = run.steps.at(-1)?.step ?? 0;
   run.groups = last ? await ask("groups", { run: run.name, first: Math.max(0, last - LAST + 1), last }, signal) : null;
   return true;
@@ -49,8 +49,8 @@ function shown(runs) {
     ),
     runs.map((run) => run.why && el("p", { class: "why" }, single ? `Stopped: ${run.why}` : `${run.name} stopped: ${run.why}`)),
     steps.length ? el("p", {}, `No step of ${steps.join(", ")} has been taken yet.`) : null,
-    runs.map((run) => run.bad && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alarms cannot be read`)),
-    runs.map((run) => alarms(run, (step) => stepAddress(run, step))),
+    runs.map((run) => run.bad && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alerts cannot be read`)),
+    runs.map((run) => alerts(run, (step) => stepAddress(run, step))),
     el("div", { class: "charts" }, panels(runs, (run, step) => run.steps.length && (location.hash = stepAddress(run, step)))),
     single ? null : legend(runs),
   ];

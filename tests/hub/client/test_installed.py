@@ -37,7 +37,7 @@ def load_environment():
     seen.__name__ = "seen"
     rows = [{"question": name, "answer": os.environ.get(name, "-")} for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")]
     rows.append({"question": "prefix", "answer": sys.prefix})
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([seen]), players={"p": lambda m, s, r: "x"})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([seen]), policies={"p": lambda m, s, r: "x"})
 """
 
 
@@ -77,7 +77,7 @@ def finders() -> Iterator[None]:
 
 
 def scored(env: rove.Environment) -> float:
-    client = rove.ScriptedClient(env.players["oracle"])
+    client = rove.ScriptedClient(env.policies["oracle"])
     return env.evaluate_sync(client, num_examples=2)["reward"]["mean"]
 
 

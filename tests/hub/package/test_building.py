@@ -21,7 +21,7 @@ from rove.hub.package.archives import check_wheel
 from rove.hub.package.building import build, commit_of, describe
 from rove.hub.package.facts import Facts, Score
 from rove.hub.package.folder import verify
-from rove.hub.package.manifest import V0, Manifest, Needs, Player, manifest_bytes
+from rove.hub.package.manifest import V0, Manifest, Needs, PolicyScores, manifest_bytes
 from rove.hub.package.reading import declared, read_code
 
 SETUPTOOLS = """
@@ -126,7 +126,7 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
     assert manifest == built.manifest
     assert (manifest.name, manifest.version, manifest.module) == ("my-task", "0.1.0", "my_task")
     assert (manifest.licence, manifest.tags, manifest.reward_range) == ("MIT", ["single-turn"], (0.0, 1.2))
-    assert manifest.players == {"oracle": Player(reward=1.2, n=5)}
+    assert manifest.policies == {"oracle": PolicyScores(reward=1.2, n=5)}
     assert manifest.metrics[:2] == ["correct", "format_reward"]
     assert [argument.name for argument in manifest.arguments] == ["num_examples", "seed"]
     assert (manifest.needs, manifest.compatibility, manifest.rove) == (Needs(), "rove", rove.__version__)
@@ -138,7 +138,7 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
 def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
-    assert built.manifest.players == {"oracle": Player(reward=1.0, n=5)}
+    assert built.manifest.policies == {"oracle": PolicyScores(reward=1.0, n=5)}
     assert built.warnings == []
 
 
@@ -150,7 +150,7 @@ def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
     assert built.manifest.compatibility == V0
     assert built.manifest.dependencies == ["verifiers>=0.1.3"]
     assert "correct" in built.manifest.metrics
-    assert any("no scripted players" in warning for warning in built.warnings)
+    assert any("no scripted policies" in warning for warning in built.warnings)
     assert any("no licence" in warning for warning in built.warnings)
     assert verify(built.folder).wheel.module == "v0_sums"
 
@@ -165,7 +165,7 @@ def described(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifes
 
 
 def test_what_is_declared_is_added_to_what_was_found(tmp_path: Path):
-    facts = Facts(metrics=["correct"], tools=["t"], players={}, network=True, sandbox=False)
+    facts = Facts(metrics=["correct"], tools=["t"], policies={}, network=True, sandbox=False)
     needs = {"secrets": ["OTHER_KEY"], "sandbox": True}
     manifest, _ = described(tmp_path, facts, needs=needs, data_sources=["a/b"], tags=["Two words", "a"])
     assert manifest.needs == Needs(network=True, secrets=["JUDGE_KEY", "OTHER_KEY"], sandbox=True)
@@ -193,9 +193,9 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
         "bad": Score(rewards=[], failed=3, error="ValueError: lost"),
         "good": Score(rewards=[1.0, 0.0], failed=1, error="X: y"),
     }
-    facts = Facts(metrics=[], tools=[], players=players, network=False, sandbox=False)
+    facts = Facts(metrics=[], tools=[], policies=players, network=False, sandbox=False)
     manifest, warnings = described(tmp_path, facts, reward_range=[0, 0.5])
-    assert manifest.players == {"good": Player(reward=0.5, n=2)}
+    assert manifest.policies == {"good": PolicyScores(reward=0.5, n=2)}
     assert (manifest.reward_range, manifest.seeds) == ((0.0, 0.5), [0])
     assert warnings[:3] == [
         "player 'bad' failed in 3 of 3 rollouts: ValueError: lost",

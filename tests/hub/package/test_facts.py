@@ -36,7 +36,7 @@ PLAIN = f"""
         pass
     def correct(completion, answer):
         return float(completion[-1]["content"] == answer)
-    return vf.SingleTurnEnv({ROWS}, rubric=vf.Rubric([correct]), players={{"good": good, "bad": bad}})
+    return vf.SingleTurnEnv({ROWS}, rubric=vf.Rubric([correct]), policies={{"good": good, "bad": bad}})
 """
 
 
@@ -44,8 +44,8 @@ def test_players_metrics_and_the_network_are_seen(tmp_path: Path):
     (tmp_path / "my_env.py").write_text(HEAD + PLAIN)
     (tmp_path / "my_words.py").write_text("")
     facts = play(tmp_path, "my_env")
-    assert facts.players["good"] == Score(rewards=[1.0, 1.0, 1.0])
-    assert facts.players["bad"] == Score(rewards=[], failed=3, error="ValueError: lost its mind")
+    assert facts.policies["good"] == Score(rewards=[1.0, 1.0, 1.0])
+    assert facts.policies["bad"] == Score(rewards=[], failed=3, error="ValueError: lost its mind")
     assert "correct" in facts.metrics
     assert (facts.tools, facts.network, facts.sandbox) == ([], True, False)
 
@@ -55,7 +55,7 @@ def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
     (tmp_path / "my_env.py").write_text(HEAD + body)
     facts = play(tmp_path, "my_env", python=sys.executable)
     assert {"double", "python"} <= set(facts.tools)
-    assert (facts.players, facts.network, facts.sandbox) == ({}, False, True)
+    assert (facts.policies, facts.network, facts.sandbox) == ({}, False, True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rove.hub.package.manifest import (
     Argument,
     Manifest,
     Needs,
-    Player,
+    PolicyScores,
     Source,
     canonical,
     manifest_bytes,
@@ -42,7 +42,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path):
         tmp_path,
         tags=["math", "two-step"],
         reward_range=(0.0, 1.2),
-        players={"oracle": Player(reward=1.2, n=5)},
+        policies={"oracle": PolicyScores(reward=1.2, n=5)},
         needs=Needs(network=True, secrets=["MY_KEY"]),
         arguments=[Argument(name="num_examples", type="int", default="10")],
         source=Source(repository="https://example.org/x", commit="a" * 40 + "-dirty", builder="hatchling 1"),
@@ -62,11 +62,11 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path):
     ),
 )
 def test_whatever_is_in_it_it_has_one_form(description: str, players: dict[str, tuple[float, int]]):
-    scores = {name: Player(reward=reward, n=n) for name, (reward, n) in players.items()}
-    content = manifest_bytes(made(description=description, players=scores))
+    scores = {name: PolicyScores(reward=reward, n=n) for name, (reward, n) in players.items()}
+    content = manifest_bytes(made(description=description, policies=scores))
     again = read_manifest(content)
     assert again.description == description
-    assert again.players == scores
+    assert again.policies == scores
     assert manifest_bytes(again) == content
 
 
@@ -132,7 +132,7 @@ def test_any_other_form_is_refused(content: bytes):
         ({"needs": {"secrets": ["sk-123"]}}, "secrets"),
         ({"source": {"repository": "javascript:alert(1)"}}, "expected https"),
         ({"source": {"commit": "--upload-pack=x"}}, "commit"),
-        ({"players": {"a\u0000": {"reward": 1.0, "n": 1}}}, r"U\+0000"),
+        ({"policies": {"a\u0000": {"reward": 1.0, "n": 1}}}, r"U\+0000"),
         ({"content": "0" * 63}, "content"),
         ({"files": []}, "files"),
         ({"files": FILES * 2}, "one wheel"),
@@ -150,7 +150,7 @@ def test_nothing_is_written_that_would_not_be_read():
     with pytest.raises(PackageError, match="NaN"):
         manifest_bytes(made(reward_range=(float("-inf"), float("inf"))))
     with pytest.raises(PackageError, match="NaN"):
-        manifest_bytes(msgspec.structs.replace(made(), players={"x": Player(reward=float("nan"), n=1)}))
+        manifest_bytes(msgspec.structs.replace(made(), policies={"x": PolicyScores(reward=float("nan"), n=1)}))
     with pytest.raises(PackageError, match="tags"):
         manifest_bytes(msgspec.structs.replace(made(), tags=["Not A Tag"]))
 

@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 def test_the_oracle_gets_full_marks() -> None:
     env = load_environment("my_task", env_dir=HERE.parent, num_examples=20)
-    summary = asyncio.run(evaluate(env, ScriptedClient(env.players["oracle"])))
+    summary = asyncio.run(evaluate(env, ScriptedClient(env.policies["oracle"])))
     assert summary["failed"] == 0
     assert summary["reward"]["mean"] >= 1.0
 

@@ -59,6 +59,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8)
         system_prompt="Guess the number. Answer <guess>number</guess>",
         parser=parser,
         rubric=vf.Rubric([solved], [1.0], parser=parser),
-        players={"oracle": oracle},
+        policies={"oracle": oracle},
         max_turns=max_turns,
     )

@@ -37,5 +37,5 @@ def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt=f"Answer the question. Write it as\n{parser.get_format_str()}",
         rubric=rubric,
-        players={"oracle": oracle},
+        policies={"oracle": oracle},
     )

@@ -89,6 +89,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6)
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Use the tools, then answer with the number of cents alone.",
         rubric=rubric,
-        players={"oracle": oracle},
+        policies={"oracle": oracle},
         max_turns=max_turns,
     )

@@ -80,7 +80,7 @@ def _readme(card: Card, place: Place) -> Iterator[str]:
 
 
 def _results(card: Card) -> Iterator[str]:
-    players, rows = card.manifest.players, card.rows
+    players, rows = card.manifest.policies, card.rows
     rewards = [*(card.manifest.reward_range or ()), *(player.reward for player in players.values())]
     scale = scale_of((row.summary.reward for row in rows), rewards)
     yield tag("h2", "Leaderboard")
@@ -91,7 +91,7 @@ def _results(card: Card) -> Iterator[str]:
     else:
         yield tag("p", "No results have been pushed yet.")
     if players:
-        yield tag("h3", "Its scripted players")
+        yield tag("h3", "Its scripted policies")
         yield _players(card.manifest, scale)
     best, pushed = card.examples
     examples = examples_html(pushed)
@@ -105,11 +105,11 @@ def _results(card: Card) -> Iterator[str]:
 def _players(manifest: Manifest, scale: Scale) -> str:
     rows = [
         (text(name), shown(player.reward), drawn(name, Estimate(player.reward), scale), shown(player.n))
-        for name, player in sorted(manifest.players.items(), key=lambda item: -item[1].reward)
+        for name, player in sorted(manifest.policies.items(), key=lambda item: -item[1].reward)
     ]
     seeds = ", ".join(map(str, manifest.seeds))
     note = tag("p", f"When version {text(manifest.version)} was built" + (f", seed {seeds}." if seeds else "."), "note")
-    return note + table(("player", "mean reward", scale.ends, "rollouts"), rows, "players")
+    return note + table(("player", "mean reward", scale.ends, "rollouts"), rows, "policies")
 
 
 def _versions(card: Card, place: Place) -> Iterator[str]:

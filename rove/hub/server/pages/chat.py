@@ -35,7 +35,7 @@ def told_html(record: RolloutRecord) -> str:
         parts.append(tag("p", tag("b", "answer") + " " + text(cut(record.answer, limit))))
     if record.info:
         parts.append(fold("info", block(cut(_pretty(record.info), limit))))
-    apart = {**(record.scores.extras if record.scores else {}), **_seats(record)}
+    apart = {**(record.scores.extras if record.scores else {}), **_roles(record)}
     parts += [fold(text(name), block(cut(_pretty(said), limit))) for name, said in apart.items()]
     parts += [_message(message, limit) for message in record.prompt]
     parts.append(tag("p", "the rollout starts here" if record.completion else "the model said nothing", "line"))
@@ -43,13 +43,13 @@ def told_html(record: RolloutRecord) -> str:
     return "".join(parts)
 
 
-def _seats(record: RolloutRecord) -> dict[str, Any]:
-    """What each other seat said; of a judge the scores' extras tell."""
+def _roles(record: RolloutRecord) -> dict[str, Any]:
+    """What each other role said; of a judge the scores' extras tell."""
     judges = record.scores.extras if record.scores else {}
     return {
-        f"seat {seat}": [message for step in steps for message in step.completion]
-        for seat, steps in record.seats.items()
-        if seat not in judges
+        f"role {role}": [message for step in steps for message in step.completion]
+        for role, steps in record.model_roles.items()
+        if role not in judges
     }
 
 

@@ -51,6 +51,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 4)
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Find out where the one who is named is, then answer with the room alone.",
         rubric=vf.Rubric([correct]),
-        players={"oracle": oracle},
+        policies={"oracle": oracle},
         max_turns=max_turns,
     )

@@ -1,0 +1,61 @@
+"""Read run folders that older versions of rove wrote: field, setting and file names of today for those of then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+RECORD_SCHEMA = 2
+"""Schema that `upgrade_line` returns. 2: `seats` became `model_roles`, `boards` became `renderings`."""
+
+OLD_FILES = {"alerts.jsonl": "alarms.jsonl"}
+"""File of a run folder → its former name."""
+
+_FIELDS = {"seats": "model_roles", "boards": "renderings"}
+_SETTINGS = {
+    "advantages": "advantage_estimator",
+    "alarms": "alerts",
+    "correction_cap": "importance_cap",
+    "normalisation": "loss_aggregation",
+    "players": "policies",
+    "resample_zero_spread": "dynamic_sampling_rounds",
+    "seat_prices": "role_prices",
+    "skip_at_least": "easy_threshold",
+    "skip_at_most": "hard_threshold",
+    "skip_memory": "difficulty_window",
+    "token_stats": "log_token_stats",
+    "updates_per_batch": "num_iterations",
+}
+_SCHEMA_1_MARK = b'"seats":'
+"""A key that every line of schema 1 has; lines without it need no further look."""
+
+
+def upgrade_line(line: bytes) -> bytes:
+    """Return a line of rollouts.jsonl in schema 2; a line that is no record of schema 1 is returned unchanged."""
+    if _SCHEMA_1_MARK not in line:
+        return line
+    try:
+        stored = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return line  # the caller's decoder reports what is wrong
+    record = stored.get("record")
+    if not isinstance(record, dict) or record.get("schema_version") != 1:
+        return line
+    record = {**_renamed(record, _FIELDS), "schema_version": RECORD_SCHEMA}
+    return msgspec.json.encode({**_renamed(stored, _FIELDS), "record": record})
+
+
+def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of summary.json under today's names."""
+    return _renamed(summary, _FIELDS)
+
+
+def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of config.toml, its identity included, under today's names of settings."""
+    return {key: _renamed(part, _SETTINGS) if isinstance(part, dict) else part for key, part in config.items()}
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in values.items()}

@@ -101,7 +101,7 @@ def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console
     """Start the run folder of these settings, new or resumed."""
     run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
-    del plain["fresh"]  # `@ config.toml` of this folder continues the run
+    del plain["overwrite"]  # `@ config.toml` of this folder continues the run
     run.start("eval", plain, identity, config.overwrite)
     kept = len(run.kept())
     if kept:

@@ -23,7 +23,7 @@ COMMANDS = {
     "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),
     "report": ("rove.cli.report", "Make a page of a run to read or send."),
     "rescore": ("rove.cli.rescore", "Score the rollouts of a run again with a changed rubric."),
-    "data": ("rove.cli.export", "Write the rollouts of a run as a dataset."),
+    "export": ("rove.cli.export", "Write the rollouts of a run as a dataset."),
     "model": ("rove.cli.model", "Make small models from scratch."),
     "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
     "rl": ("rove.cli.rl", "Train a model in an environment with RL."),

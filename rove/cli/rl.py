@@ -54,7 +54,7 @@ BOOKKEEPING = {
     "loggers",
     "alerts",
     "show_every",
-    "token_stats",
+    "log_token_stats",
 }
 SMALL_BATCH = 256
 
@@ -202,7 +202,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
 @click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool, **named: Any) -> None:
+def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: bool, **named: Any) -> None:
     """Train MODEL in ENV by reinforcement learning: groups of rollouts of one example are compared with each other.
 
     Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
@@ -218,7 +218,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, fresh: bool
         if ranks.agree():
             follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
-    final, run = run_rl(config, console, fresh, ranks)
+    final, run = run_rl(config, console, overwrite, ranks)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

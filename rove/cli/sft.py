@@ -148,7 +148,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 @click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, fresh: bool, env_args: str | None, **named: Any) -> None:
+def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | None, **named: Any) -> None:
     """Fine-tune MODEL on the rollouts of a run that pass the filter, to the minimum of the validation loss.
 
     Then compare it with the scripted policies of the environment.
@@ -165,7 +165,7 @@ def command(ctx: click.Context, as_json: bool, fresh: bool, env_args: str | None
         if ranks.agree():
             follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
-    final, run = run_sft(config, console, fresh, ranks)
+    final, run = run_sft(config, console, overwrite, ranks)
     if as_json:
         print_json({**(run.summary() or {}), "model": str(final)})
     else:

@@ -76,7 +76,7 @@ async def rescore(
         max_scoring: rollouts scored at a time. Default: as many as are played.
         on_record: called with every new record, and with an `Outcome` for what `into` holds already.
         price, pass_threshold: for the summary, see `rove.evaluate.Options`. Default: those of `source`.
-        fresh: throw away what is in the folder `into`.
+        overwrite: throw away what is in the folder `into`.
 
     Returns:
         a summary as of `rove.evaluate`, and `rescored`: the `run` that `source` is, how many rollouts had `failed` there,
@@ -130,7 +130,7 @@ def rescored_identity(env: Environment, source: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(env: Environment, source: Run, into: Run | str | Path, fresh: bool) -> Iterator[Run]:
+def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bool) -> Iterator[Run]:
     path = into.path if isinstance(into, Run) else Path(into)
     if path.resolve() == source.path.resolve():
         raise ConfigError(f"{path} cannot be rescored into itself; give another folder")
@@ -140,7 +140,7 @@ def _opened(env: Environment, source: Run, into: Run | str | Path, fresh: bool) 
     config = {**settings_of(source), "env": env.env_id, "env_args": env.env_args}
     config.pop("run_dir", None)  # that is where `source` lies
     with Run(path) as run:
-        run.start("eval", config, rescored_identity(env, source), fresh)
+        run.start("eval", config, rescored_identity(env, source), overwrite)
         yield run
 
 

@@ -260,7 +260,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_ahead()
         if self.log_token_stats < 0:
             raise ConfigError(
-                f"token_stats is {self.log_token_stats}; expected a number of rollouts, or 0 to keep none"
+                f"log_token_stats is {self.log_token_stats}; expected a number of rollouts, or 0 to keep none"
             )
         if self.show_every < 0:
             raise ConfigError(f"show_every is {self.show_every}; expected a number of steps, or 0 to show no rollouts")

@@ -129,7 +129,7 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     if "batch_size" not in args:
         ours["batch_size"] = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
     ours["loss"] = _LOSSES[loss]
-    ours["advantages"] = "std" if args.get("scale_rewards") else "mean"
+    ours["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
     ours["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
     ours["max_off_policy_steps"] = min(1, ours.get("max_off_policy_steps", 0))
     ours["learning_rate"] = float(ours["learning_rate"])

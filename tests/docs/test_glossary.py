@@ -1,0 +1,61 @@
+"""The words that docs/glossary.md retires appear neither in documentation nor in what rove prints or documents."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RETIRED = re.compile(
+    r"--fresh\b|--seat\b|\brove data\b|\bscripted players?\b|\bseats?\b|\bseat_\w+|\bsiblings?\b|\balarms?\b|\bdead groups?\b"
+    r"|\bdraw_board\b|\bnormalisation\b|\bskip_at_(?:most|least)\b|\bskip_memory\b|\bcorrection_cap\b|\bupdates_per_batch\b"
+    r"|\bresample_zero_spread\b|\bevery_line\b|\blines of play\b|\bpublic record\b|\b(?:desk|shelf|keeper|doorkeeper|twin)s?\b"
+    r"|\bput_in_place\b|\bwrite_whole\b|\bswitch_off\b",
+    re.IGNORECASE,
+)
+ALLOWED = {
+    "rove/runs/upgrade.py": "names that older run folders have",
+    "docs/glossary.md": "the list itself",
+    "rove/sandbox/inside/supervisor.py": "signal.alarm",
+}
+PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "example_runs" not in path.parts]
+MODULES = sorted((ROOT / "rove").rglob("*.py"))
+
+
+def strings(module: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings, messages and all other texts of a module, and the names that it defines."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.lineno, node.target.id
+
+
+def found(path: Path, texts: Iterator[tuple[int, str]]) -> list[str]:
+    if path.relative_to(ROOT).as_posix() in ALLOWED:
+        return []
+    return [f"{path.relative_to(ROOT)}:{line}: {word[0]}" for line, text in texts for word in RETIRED.finditer(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_pages_use_the_words_of_the_glossary(page: Path):
+    assert found(page, enumerate(page.read_text().splitlines(), start=1)) == []
+
+
+def test_modules_use_the_words_of_the_glossary():
+    assert [one for module in MODULES for one in found(module, strings(module))] == []
+
+
+def test_module_names_use_the_words_of_the_glossary():
+    assert [path for path in MODULES if RETIRED.search(path.stem)] == []
+
+
+@pytest.mark.parametrize("text", ["the model's seat", "--fresh", "an alarm", "Scripted players", "`skip_at_most`"])
+def test_a_retired_word_is_found(text: str):
+    assert RETIRED.search(text)

@@ -120,7 +120,7 @@ class AgentTurns:
         if self.over.is_set():
             raise Refusal(403, f"the rollout is over: {self._why}; no further answers", "rollout_over")
         self._state.setdefault("tools", request.tools)
-        asked = msgspec.structs.replace(request, sampling=self._allowed(request.sampling_params))
+        asked = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
             message = await self._turn(self._state, messages, asked=asked)

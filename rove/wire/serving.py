@@ -207,7 +207,9 @@ def check_known(asked: Asked) -> Asked:
             raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {mean}. docs/serving.md lists all fields")
         if extra:
             sampling = msgspec.structs.replace(request.sampling_params, extra={})
-            question = msgspec.structs.replace(question, request=msgspec.structs.replace(request, sampling=sampling))
+            question = msgspec.structs.replace(
+                question, request=msgspec.structs.replace(request, sampling_params=sampling)
+            )
         questions.append(question)
     return msgspec.structs.replace(asked, questions=questions)
 
@@ -224,7 +226,7 @@ def questions_of(question: Question, n: int | None) -> list[Question]:
             if given is None
             else msgspec.structs.replace(request.sampling_params, seed=given + i)
         )
-        one = msgspec.structs.replace(request, sampling=sampling, seed=start + i)
+        one = msgspec.structs.replace(request, sampling_params=sampling, seed=start + i)
         made.append(msgspec.structs.replace(question, request=one))
     return made
 

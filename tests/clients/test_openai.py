@@ -58,7 +58,9 @@ async def answer(server: FaultEndpoint, request: Request | None = None, **settin
 
 async def test_round_trip():
     async with FaultEndpoint() as server:
-        response = await answer(server, ask("Привет, 世界 🌍", sampling=SamplingParams(max_tokens=5)), api_key="sk-1")
+        response = await answer(
+            server, ask("Привет, 世界 🌍", sampling_params=SamplingParams(max_tokens=5)), api_key="sk-1"
+        )
     assert response.message == {"role": "assistant", "content": "Привет, 世界 🌍"}
     assert response.usage == Usage(3, 2)
     message = {"role": "user", "content": "Привет, 世界 🌍"}
@@ -108,7 +110,7 @@ async def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_openai_itself_gets_the_newer_name_of_the_length_limit():
-    request = ask(sampling=SamplingParams(max_tokens=5))
+    request = ask(sampling_params=SamplingParams(max_tokens=5))
     assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
     assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
     assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5

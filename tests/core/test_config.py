@@ -25,7 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rate: float = 1.0
     limit: int | None = None
     save: bool = True
-    fresh: bool = False
+    overwrite: bool = False
     tags: list[str] = []
     env_args: dict[str, Any] = {}
 
@@ -73,24 +73,24 @@ def test_a_flag_sets_what_it_names(words: list[str], expected: dict[str, Any] | 
 
 
 @pytest.mark.parametrize(
-    ("words", "save", "fresh"),
+    ("words", "save", "overwrite"),
     [
         ([], True, False),
         (["--overwrite"], True, True),
-        (["--no-fresh"], True, False),
+        (["--no-overwrite"], True, False),
         (["--no-save", "--overwrite"], False, True),
         (["--no_save", "--steps", "10"], False, False),
         (["--save", "false"], False, False),
         (["--overwrite=true", "--save=false"], False, True),
-        (["--overwrite", "--no-fresh"], True, False),
+        (["--overwrite", "--no-overwrite"], True, False),
     ],
 )
-def test_switches(words: list[str], save: bool, fresh: bool):
-    assert read("game", *words) == Settings(env="game", save=save, fresh=fresh)
+def test_switches(words: list[str], save: bool, overwrite: bool):
+    assert read("game", *words) == Settings(env="game", save=save, overwrite=overwrite)
 
 
 def test_a_switch_does_not_swallow_the_word_after_it():
-    assert read("--overwrite", "game") == Settings(env="game", fresh=True)
+    assert read("--overwrite", "game") == Settings(env="game", overwrite=True)
     assert read("--no-save", "game") == Settings(env="game", save=False)
 
 
@@ -151,7 +151,7 @@ def test_the_bare_word_wins_over_files_wherever_it_stands(tmp_path: Path):
     settings = file(tmp_path, "settings.toml", env="theirs", steps=1)
     assert read("@", settings) == Settings(env="theirs", steps=1)
     assert read("@", settings, "mine") == read("mine", "@", settings) == Settings(env="mine", steps=1)
-    assert read("--steps", "2", "mine", "--overwrite") == Settings(env="mine", steps=2, fresh=True)
+    assert read("--steps", "2", "mine", "--overwrite") == Settings(env="mine", steps=2, overwrite=True)
     assert read("2048").env == "2048"
 
 
@@ -180,7 +180,10 @@ def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
         (["--stepz", "3"], "unknown setting 'stepz'; did you mean 'steps'?"),
         (["--env-arg.seed", "3"], "unknown setting 'env_arg'; did you mean 'env_args'?"),
         (["--no-sav"], "unknown setting 'sav'; did you mean 'save'?"),
-        (["--qqq", "1"], "unknown setting 'qqq'; known: env, env_args, folder, fresh, limit, rate, save, steps, tags"),
+        (
+            ["--qqq", "1"],
+            "unknown setting 'qqq'; known: env, env_args, folder, limit, overwrite, rate, save, steps, tags",
+        ),
         (["--steps", "many"], "settings: steps is 'many': expected `int`, got `str`"),
         (["--steps", "1.5"], "settings: steps is 1.5: expected `int`, got `float`"),
         (["--tags", "[1]"], "settings: tags[0] is 1: expected `str`, got `int`"),

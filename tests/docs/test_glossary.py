@@ -22,7 +22,9 @@ ALLOWED = {
     "docs/glossary.md": "the list itself",
     "rove/sandbox/inside/supervisor.py": "signal.alarm",
 }
-PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "example_runs" not in path.parts]
+PAGES = [
+    path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "example_runs" not in path.parts
+]
 MODULES = sorted((ROOT / "rove").rglob("*.py"))
 
 

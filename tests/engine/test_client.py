@@ -221,7 +221,9 @@ async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: st
         pieces: list[str] = []
         tokens: list[Token] = []
         fields: Any = {"on_text": pieces.append, "on_token": tokens.append}
-        made = await client.respond(structs.replace(asked, sampling=structs.replace(sampling, stop=stop), **fields))
+        made = await client.respond(
+            structs.replace(asked, sampling_params=structs.replace(sampling, stop=stop), **fields)
+        )
         assert "".join(pieces) == made.message.content and "" not in pieces
         assert said.startswith(made.message.content)
         assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids

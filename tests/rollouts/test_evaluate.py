@@ -250,7 +250,7 @@ def test_sampling_of_the_environment_holds_where_the_caller_says_nothing() -> No
         max_concurrent = 1
 
         async def respond(self, request):
-            seen.append(request.sampling)
+            seen.append(request.sampling_params)
             return vf.Response(vf.AssistantMessage("x"))
 
         async def close(self):

@@ -511,7 +511,7 @@ def test_a_stopped_rescoring_goes_on_where_it_was(tmp_path):
     calls.clear()
     assert again(env, source, tmp_path / "b")[0] == summary
     assert calls == []
-    assert again(env, source, tmp_path / "b", fresh=True)[0]["scored"] == len(calls) == 5
+    assert again(env, source, tmp_path / "b", overwrite=True)[0]["scored"] == len(calls) == 5
 
 
 def test_new_rollouts_of_the_source_are_added_and_with_group_rewards_their_siblings_scored_again(tmp_path):
@@ -577,7 +577,7 @@ def test_a_run_is_not_rescored_into_itself(tmp_path, started):
     into = Run(tmp_path / "a") if started else tmp_path / "x" / ".." / "a"
     (tmp_path / "x").mkdir()
     with pytest.raises(vf.ConfigError, match="cannot be rescored into itself"):
-        again(Quiz(1), source, into, fresh=True)
+        again(Quiz(1), source, into, overwrite=True)
     assert len(list(source.rollouts())) == 1
 
 

@@ -22,9 +22,9 @@ from tests.runs.test_serialization import make_record
 IDENTITY = {"env": "toy", "model": "m", "sampling": {"temperature": 1.0}}
 
 
-def start(path: Path, identity=IDENTITY, kind: str = "eval", fresh: bool = False) -> Run:
+def start(path: Path, identity=IDENTITY, kind: str = "eval", overwrite: bool = False) -> Run:
     run = Run(path)
-    run.start(kind, {"note": "for people"}, identity, fresh)
+    run.start(kind, {"note": "for people"}, identity, overwrite)
     return run
 
 
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ZeroDivisionError), start(tmp_path):
-        monkeypatch.setattr("rove.runs.unfinished.write_whole", full)
+        monkeypatch.setattr("rove.runs.unfinished.atomic_write", full)
         raise ZeroDivisionError
     monkeypatch.undo()
     with start(tmp_path):
@@ -117,7 +117,7 @@ def test_fresh_throws_the_old_run_away(tmp_path):
         run.append_rollout(record(0))
         run.save_checkpoint("1", lambda path: None)
         run.write_json("summary.json", {})
-    with start(tmp_path, {"env": "other"}, fresh=True) as run:
+    with start(tmp_path, {"env": "other"}, overwrite=True) as run:
         assert list(run.rollouts()) == []
         assert run.summary() is None
         assert not (tmp_path / "checkpoints").exists()
@@ -126,30 +126,30 @@ def test_fresh_throws_the_old_run_away(tmp_path):
 def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunError, match="is no run folder"):
-        start(tmp_path, fresh=True)
+        start(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
     (tmp_path / "config.toml").write_text('title = "my site"')
-    for fresh in (False, True):
+    for overwrite in (False, True):
         with pytest.raises(RunError, match="is no run folder"):
-            start(tmp_path, fresh=fresh)
+            start(tmp_path, overwrite=overwrite)
     assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
 
 
 def test_fresh_deletes_only_what_a_run_consists_of(tmp_path):
     start(tmp_path).close()
     (tmp_path / "notes.md").write_text("mine")
-    start(tmp_path, fresh=True).close()
+    start(tmp_path, overwrite=True).close()
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
 def test_fresh_is_fine_where_nothing_is(tmp_path):
-    start(tmp_path / "new", fresh=True).close()
+    start(tmp_path / "new", overwrite=True).close()
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".config.toml.draft").write_text("[iden")  # a run killed while it was being made
-    start(tmp_path / "killed", fresh=True).close()
+    start(tmp_path / "killed", overwrite=True).close()
     assert all((tmp_path / name / "config.toml").exists() for name in ("new", "killed"))
 
 

@@ -331,7 +331,7 @@ def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Pat
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(
             b'{"record": garbage\xff\n'
-            + encode_record(record()).replace(b'"schema_version":1', b'"schema_version":8')
+            + encode_record(record()).replace(b'"schema_version":2', b'"schema_version":8')
             + b"\n"
         )
     with viewing(tmp_path / "runs") as url:

@@ -79,9 +79,9 @@ def watchdog() -> Iterator[None]:
         raise AssertionError("waited for a file that never ends")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alert(60)
+    signal.alarm(60)
     yield
-    signal.alert(0)
+    signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
 
 

@@ -29,7 +29,7 @@ def line(*args: Any, **fields: Any) -> bytes:
 
 
 def newer(version: int) -> bytes:
-    return encode_record(record(9, 9)).replace(b'"schema_version":1', b'"schema_version":%d' % version) + b"\n"
+    return encode_record(record(9, 9)).replace(b'"schema_version":2', b'"schema_version":%d' % version) + b"\n"
 
 
 def read(file: Path) -> Index:

@@ -22,7 +22,7 @@ from rove.cli.common import console_for
 from rove.cli.demo import Demo, load_recipe, results_table
 from rove.cli.rl import run_rl
 from rove.statistics import mean
-from rove.train.worker_group import ALONE
+from rove.train.worker_group import SINGLE_PROCESS
 
 
 def stages(
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
     console, recipe = console_for(json=False), load_recipe("tictactoe", given.smoke)
-    demo = Demo("tictactoe", msgspec.structs.replace(recipe, rl=[]), given.folder, 0, console, ALONE)
+    demo = Demo("tictactoe", msgspec.structs.replace(recipe, rl=[]), given.folder, 0, console, SINGLE_PROCESS)
     demo.run()
     rl = {**recipe.rl[0], "threads": 1}
     seeds = [int(seed) for seed in given.seeds.split(",")]

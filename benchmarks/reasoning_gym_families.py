@@ -31,7 +31,7 @@ def main() -> None:
     python = parser.parse_args().python
     probe = ReasoningGymEnv("gcd", python=python)
     probe.workers.start()
-    families = probe.workers.told["families"]
+    families = probe.workers.setup_result["families"]
     probe.workers.close()
     began, loaded, right, junk_paid = time.monotonic(), 0, 0, []
     for family in families:

@@ -28,7 +28,7 @@ from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run
 from rove.statistics import compare, mean
 from rove.train.rl import RLConfig
-from rove.train.worker_group import ALONE
+from rove.train.worker_group import SINGLE_PROCESS
 
 HERE = Path(__file__).parent
 MEASUREMENTS = 5
@@ -135,7 +135,7 @@ def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> Pat
     if kind == "weak":
         data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
         short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
-    Demo("tictactoe", short, folder, 0, console, ALONE).run()
+    Demo("tictactoe", short, folder, 0, console, SINGLE_PROCESS).run()
     return folder / "sft" / "final"
 
 

@@ -28,7 +28,7 @@ def base_games(python: str | None) -> list[str]:
     probe = TextArenaEnv("", python=python)
     probe.workers.start()
     variants: dict[str, list[str]] = defaultdict(list)
-    for name, code in probe.workers.told.items():
+    for name, code in probe.workers.setup_result.items():
         if not name.endswith(("-raw", "-train")):
             variants[code].append(name)
     probe.workers.close()

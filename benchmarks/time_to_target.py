@@ -157,7 +157,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
     from rove.engine.client import EngineClient
     from rove.rendering.renderer import Renderer
     from rove.rollouts.groups import run_groups
-    from rove.train.collect import step_groups
+    from rove.train.collect import plan_groups
     from rove.train.sequences import samples_from_record
     from rove.train.trainer import lr_scale
 
@@ -177,7 +177,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
         chosen = [examples[(step * config.groups + i) % len(examples)] for i in range(config.groups)]
         engine: Any = Batched(say, model.config.max_position_embeddings, config.batch_size)
         sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
-        groups = step_groups(config, step, chosen)
+        groups = plan_groups(config, step, chosen)
         rollouts = run_groups(
             env, EngineClient(engine, renderer), groups, sampling=sampling, max_concurrent=config.batch_size
         )

@@ -104,7 +104,7 @@ def main() -> None:
         samplers: dict[str, Served] = {}
         for name, merged in (("whole weights", True), ("adapter alone", False)):
             vllm = VLLMConfig(command=command, args=["--enforce-eager"], merge_adapter=merged)
-            config = RLConfig(env="tictactoe", model="nowhere", lora_rank=args.rank, sampler="vllm", vllm=vllm)
+            config = RLConfig(env="tictactoe", model="nowhere", lora_rank=args.rank, backend="vllm", vllm=vllm)
             sampler = make_sampler(config, loaded, Path(folder) / name.replace(" ", "_"), copies=False)
             assert isinstance(sampler, Served)
             samplers[name] = sampler

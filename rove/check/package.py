@@ -23,7 +23,7 @@ from rove.check.rules import ANSWERED, OTHER_API, V1, Deviation, deviations, gen
 from rove.check.run import Limited, Played, play
 from rove.check.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
-from rove.compat.verifiers.pins import newest_allowed, requirements_beside
+from rove.compat.verifiers.pins import newest_allowed, project_requirements
 from rove.core.errors import ConfigError
 from rove.remote.venv import make_venv
 from rove.statistics.reward_errors import broken_reward
@@ -143,19 +143,19 @@ def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Lim
         report.extras = sorted(_metadata(wheel.path).get_all("Provides-Extra", []))
         module = module_of(wheel, texts)
         tell("installing")
-        python = make_venv(folder / "venv", [str(wheel.path)], limited.install_seconds, compat.STAND_INS)
+        python = make_venv(folder / "venv", [str(wheel.path)], limited.install_seconds, compat.PROVIDED_VERSIONS)
     else:
         module = module_of(package, {})
     report.missing_modules = _missing(python, reading)
     where = (module, env_args, package.env_dir, python)
     tell("playing")
-    played = report.played = play(*where, {}, limited, "rove.compat:replace")
+    played = report.played = play(*where, {}, limited, "rove.compat:install_replacement")
     _judge(report, played.unloaded)
     if report.why.startswith(("the key ", "the keys ")):
         needed = {name for name, value in report.keys.items() if value == "not set"}
         report.placeholders = sorted({*_unset_keys(report, report.why), *needed})
         variables = dict.fromkeys(report.placeholders, PLACEHOLDER)
-        again = play(*where, variables, limited, "rove.compat:replace")
+        again = play(*where, variables, limited, "rove.compat:install_replacement")
         if not again.unloaded:
             report.played = again
     _add_played(report)
@@ -167,7 +167,7 @@ def _note(report: Report, reading: Reading, needs: Sequence[str]) -> None:
     report.generation = generation(reading.features, newest_allowed(needs))
     if "verifiers" in report.names and report.generation != V1:
         report.deviations = deviations(reading.features)
-        told = {name: compat.lacking(name) for name in report.names["verifiers"]}
+        told = {name: compat.missing_reason(name) for name in report.names["verifiers"]}
         report.lacking = {name: said for name, said in told.items() if said}
     told = {True: "not set", False: "not set, optional"}
     report.keys = {name: "set" if name in os.environ else told[needed] for name, needed in sorted(reading.keys.items())}
@@ -265,7 +265,7 @@ def _requirements(package: Package) -> list[str]:
     return (
         []
         if package.kind == "sdist"
-        else requirements_beside(package.path / "x" if package.path.is_dir() else package.path)
+        else project_requirements(package.path / "x" if package.path.is_dir() else package.path)
     )
 
 

@@ -137,7 +137,7 @@ async def _play(env: IsolatedEnv, played: Played, limited: Limited) -> None:
     def keep(record: RolloutRecord | Outcome) -> None:
         assert isinstance(record, RolloutRecord)
         records.append(record)
-        for line in env.workers.printed:
+        for line in env.workers.recent_output:
             if found := REWARD_FAILED.search(line):
                 swallowed[found[1]] = None
 

@@ -126,12 +126,12 @@ class Demo:
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
 
-        if self.ranks.agree():
+        if self.ranks.broadcast_continue():
             follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
         before = "sft"
         for folder, stage in self.stages():
             config = self.rl_config(folder, stage, str(self.folder / before / "final"))
-            if self.ranks.agree():
+            if self.ranks.broadcast_continue():
                 follow_rl(config, load_model(config.model, "cpu"), self.ranks)
             before = folder
 
@@ -290,12 +290,12 @@ def command(
     with needs_train_extra():
         import torch
 
-        from rove.train.worker_group import join
+        from rove.train.worker_group import join_process_group
 
     name = "-".join(["demo", env, *([Path(file).stem] if file else []), f"seed{seed}", *(["smoke"] if smoke else [])])
     folder = Path(run_dir) if run_dir else RUNS / name
     started, cpu = time.time(), time.process_time()
-    demo = Demo(env, recipe, folder, seed, console, join(), model, full)
+    demo = Demo(env, recipe, folder, seed, console, join_process_group(), model, full)
     if not demo.ranks.is_first:
         demo.follow()
         return

@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
         if COMPAT in args:
             compat.install(replace=True)
         else:
-            compat.offer()
+            compat.install_fallback()
         return super().parse_args(ctx, [word for word in args if word not in (COMPAT, asking.FLAG)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -23,7 +23,7 @@ from rove.viewer.format import interval
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client
-    from rove.train.placement import Row
+    from rove.train.placement import PolicyResult
     from rove.train.sft import SFTConfig
 
 
@@ -87,7 +87,7 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
     console.print(text, style="yellow" if found["learned_only_format"] else None, markup=False, soft_wrap=True)
 
 
-def _measure_all(config: SFTConfig, place: Place, final: Path, data: Run, console: Console) -> list[Row]:
+def _measure_all(config: SFTConfig, place: Place, final: Path, data: Run, console: Console) -> list[PolicyResult]:
     """Return the rows: the model's first, then one per scripted policy."""
     from rove.engine.client import EngineClient
     from rove.train.placement import turn_limit
@@ -110,16 +110,16 @@ def _measure_all(config: SFTConfig, place: Place, final: Path, data: Run, consol
 
 def _measure(
     config: SFTConfig, place: Place, client: Client | None, name: str, max_tokens: int, tell: ProgressDisplay
-) -> Row:
+) -> PolicyResult:
     """Measure a client, or the scripted policy of that name, in an environment that is loaded for it."""
-    from rove.train.placement import measure
+    from rove.train.placement import measure_policy
 
     with looking_at(place.env, place.env_dir, place.env_args, place.isolation) as env:
         one = client or ScriptedClient(env.policies[name], name)
         shown = name if client else f"scripted:{name}"
         rollouts = config.final_eval_rollouts
         limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": tell.step}
-        return run_async(measure(env, one, shown, rollouts, **limits))
+        return run_async(measure_policy(env, one, shown, rollouts, **limits))
 
 
 def _refuse_judges(env: Environment, place: Place) -> None:
@@ -129,7 +129,7 @@ def _refuse_judges(env: Environment, place: Place) -> None:
         raise ConfigError(f"'{place.env}' asks a judge model, which may cost money; --env {place.env} evaluates in it")
 
 
-def placement_table(rows: list[Row], title: str) -> Table:
+def placement_table(rows: list[PolicyResult], title: str) -> Table:
     """Return the table, the best reward first; the first of `rows` is the model's."""
     table = Table(title=title)
     table.add_column("")

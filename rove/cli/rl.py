@@ -62,10 +62,10 @@ SMALL_BATCH = 256
 def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
     """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.train.rl import train_rl
-    from rove.train.worker_group import ALONE
+    from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
-    ranks = ranks or ALONE
+    ranks = ranks or SINGLE_PROCESS
     env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
     identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
@@ -83,7 +83,7 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
         def on_sample(step: int, record: RolloutRecord) -> None:
             console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
 
-        if config.sampler == "vllm" and not config.vllm.urls:
+        if config.backend == "vllm" and not config.vllm.urls:
             there = run.path / "vllm"
             console.print(
                 f"starting vLLM, which takes a minute or two; its logs: {there}", markup=False, soft_wrap=True
@@ -109,7 +109,7 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
 
 def warnings_of(config: RLConfig, env: Environment) -> list[str]:
     """What is allowed but rarely wise; with evaluations their rows are compared with those that are trained on."""
-    from rove.train.contamination import overlaps, trained_keys
+    from rove.train.contamination import find_overlaps, trained_keys
 
     found: list[str] = []
     if config.batch_size < SMALL_BATCH:
@@ -124,7 +124,7 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
             f"warmup_steps {config.warmup_steps}: the run has {config.steps}, so it never learns at its full rate"
         )
     if config.evaluation:
-        shared = overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
+        shared = find_overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
         found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
@@ -144,7 +144,7 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """The curves, whether anything came of it, and what to do next."""
-    from rove.train.plateau import no_gain
+    from rove.train.plateau import plateau_warning
 
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
@@ -158,7 +158,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
         told_otherwise = True
         words = "nothing was learnt: in no step had a group any spread of rewards. rove doctor tells what to change"
         console.print(words, style="yellow", markup=False, soft_wrap=True)
-    flat = None if told_otherwise else no_gain([row["reward/mean"] for row in metrics])
+    flat = None if told_otherwise else plateau_warning([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
     there, model = environment_words(config), shlex.quote(str(final))
@@ -210,12 +210,12 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
     with needs_train_extra():
         from rove.models.load import load_model
         from rove.train.rl import RLConfig, follow_rl
-        from rove.train.worker_group import join
+        from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    ranks = join()
+    ranks = join_process_group()
     if not ranks.is_first:
-        if ranks.agree():
+        if ranks.broadcast_continue():
             follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
     final, run = run_rl(config, console, overwrite, ranks)

@@ -25,13 +25,13 @@ class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     port: int = 8000
     """0 = any that is free."""
-    most_sessions: int = 1024
+    max_sessions: int = 1024
     """Connections at a time; others are refused."""
     seed: int = 0
     """Of episodes whose reset gives none."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "most_sessions")
+        check_positive(self, "max_sessions")
 
 
 def run_open_env(config: OpenEnvConfig, console: Console) -> None:
@@ -40,7 +40,7 @@ def run_open_env(config: OpenEnvConfig, console: Console) -> None:
     from rove.server import base_url_of, is_loopback, listening
 
     env = load_environment(config.openenv, config.env_dir, **config.env_args)
-    server = OpenEnvServer(env, env.env_id, config.most_sessions, config.seed)
+    server = OpenEnvServer(env, env.env_id, config.max_sessions, config.seed)
     if not is_loopback(config.host):
         console.print(f"warning: anybody who can reach {config.host} can play", style="yellow", soft_wrap=True)
 

@@ -53,10 +53,10 @@ def run_sft(
 ) -> tuple[Path, Run]:
     """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
     from rove.train.sft import train_sft
-    from rove.train.worker_group import ALONE
+    from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
-    ranks = ranks or ALONE
+    ranks = ranks or SINGLE_PROCESS
     data = Run(config.data)
     data.config()
     identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
@@ -89,14 +89,14 @@ def run_sft(
 
 def warnings_of(config: SFTConfig, data: Run) -> list[str]:
     """Return warnings about measuring on examples that are trained on."""
-    from rove.train.contamination import overlaps
+    from rove.train.contamination import find_overlaps
 
     least = -math.inf if config.min_reward is None else config.min_reward
     learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
     single = ["all rollouts are of one example: validation_loss is measured on the example that is trained on"]
     if not config.evaluation:
         return single * (len(learnt) == 1)
-    found = [one for one in overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
+    found = [one for one in find_overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
     advice = "play what is learnt from with rove eval --train"
     return [*single * (len(learnt) == 1), *(f"evaluation {one}; {advice}" for one in found)]
 
@@ -158,11 +158,11 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
     with needs_train_extra():
         from rove.models.load import load_model
         from rove.train.sft import SFTConfig, follow_sft
-        from rove.train.worker_group import join
+        from rove.train.worker_group import join_process_group
     console = console_for(as_json)
-    config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join()
+    config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join_process_group()
     if not ranks.is_first:
-        if ranks.agree():
+        if ranks.broadcast_continue():
             follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
     final, run = run_sft(config, console, overwrite, ranks)

@@ -59,7 +59,7 @@ def begin(
         if not (run.path / CURVES).exists():
             draw(run)
         console.print(f"{run.path} is complete; --overwrite to train again")
-        ranks.agree(False)
+        ranks.broadcast_continue(False)
         return None
     print_warnings(console, recover(run))
     last = run.last_checkpoint()
@@ -69,7 +69,7 @@ def begin(
         print_warnings(console, warnings())
     with working(console, f"loading {config.model}"):
         loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
-    ranks.agree()
+    ranks.broadcast_continue()
     if ranks.size > 1:
         console.print(f"{ranks.size} processes train together")
     return loaded

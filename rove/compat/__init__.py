@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from rove.compat.alias import NAME, STAND_INS, in_workers, install, lacking, offer, replace, uninstall
+from rove.compat.alias import (
+    NAME,
+    PROVIDED_VERSIONS,
+    in_workers,
+    install,
+    install_fallback,
+    install_replacement,
+    missing_reason,
+    uninstall,
+)
 
 EVAL_DEFAULTS = ("num_examples", "rollouts_per_example")
 """What a package's `[tool.verifiers.eval]` says that `rove eval` goes by."""
 
-__all__ = ["EVAL_DEFAULTS", "NAME", "STAND_INS", "in_workers", "install", "lacking", "offer", "replace", "uninstall"]
+__all__ = [
+    "EVAL_DEFAULTS",
+    "NAME",
+    "PROVIDED_VERSIONS",
+    "in_workers",
+    "install",
+    "install_fallback",
+    "install_replacement",
+    "missing_reason",
+    "uninstall",
+]

@@ -124,7 +124,7 @@ class _Alias(ModuleType):
 _ABSENT = object()
 
 
-STAND_INS = {
+PROVIDED_VERSIONS = {
     NAME: (
         *("0.0.0", "0.1.0", "0.1.1", "0.1.2", "0.1.2.post0", "0.1.2.post1", "0.1.3", "0.1.3.post0", "0.1.4", "0.1.5"),
         *("0.1.5.post0", "0.1.6", "0.1.6.post0", "0.1.7", "0.1.7.post0", "0.1.8", "0.1.8.post0", "0.1.8.post1"),
@@ -138,7 +138,7 @@ STAND_INS = {
 class _Finder:
     """Finds the modules of `verifiers` here; what else must find them, and what is not fetched for them, it tells."""
 
-    stand_ins = STAND_INS
+    stand_ins = PROVIDED_VERSIONS
 
     def in_workers(self) -> str:
         """See the function of that name."""
@@ -210,13 +210,13 @@ def install(*, replace: bool = False) -> None:
     sys.meta_path.insert(0, mine or _Finder())
 
 
-def offer() -> None:
+def install_fallback() -> None:
     """Answer for `verifiers` where nothing else does, as the commands do: an installed one is used as it is."""
     if _mine() is None:
         sys.meta_path.append(_Finder())
 
 
-def replace() -> None:
+def install_replacement() -> None:
     """`install(replace=True)`, for whoever calls functions by name."""
     install(replace=True)
 
@@ -227,7 +227,7 @@ def in_workers() -> str:
     return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
 
 
-def lacking(path: str) -> str:
+def missing_reason(path: str) -> str:
     """What there is to say where `verifiers.<path>` is not answered for; "" for a module that is, or a name that one has."""
     parts = [_WITHOUT.get(part, part) for part in path.split(".")]
     for place, part in enumerate(parts):

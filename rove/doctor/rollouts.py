@@ -14,7 +14,7 @@ from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.statistics import mean
 from rove.train.advantages import turn_advantages
-from rove.train.collect import rewards_of
+from rove.train.collect import turn_rewards
 from rove.train.sequences import samples_from_record
 
 EASY = 0.8
@@ -107,7 +107,7 @@ def groups_with_spread(records: Sequence[RolloutRecord]) -> list[list[RolloutRec
     for record in records:
         if record.reward is not None:
             groups.setdefault(record.example_key, []).append(record)
-    return [group for group in groups.values() if turn_advantages(rewards_of(group)) is not None]
+    return [group for group in groups.values() if turn_advantages(turn_rewards(group)) is not None]
 
 
 def check_format(scored: Sequence[RolloutRecord]) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rove.core.errors import ConfigError
 from rove.doctor.findings import FAIL, OK, WARN, Finding
 from rove.envs.environment import Environment
-from rove.train.contamination import MOST, Overlap, overlaps, trained_keys
+from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
 from rove.train.rl import RLConfig
 
 BATCH, TINY_BATCH = 256, 64
@@ -115,7 +115,9 @@ def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     """Findings about what there is to play."""
     trained = trained_keys(config, env)
     yield check_dataset(config, env.count_examples(train=True), trained)
-    yield from check_held_out(overlaps(config.evaluation, config.env_dir, set(trained), config.isolation), len(trained))
+    yield from check_held_out(
+        find_overlaps(config.evaluation, config.env_dir, set(trained), config.isolation), len(trained)
+    )
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
         advice = "rove rl does not use them: the trainer knows only the temperature. Evaluate without them too"
@@ -136,13 +138,13 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     looked_at = len(trained)
     seen = "rows made as they are read" if rows is None else f"{rows:,} rows"
     if looked_at != rows:
-        seen += f", the first {looked_at:,} looked at" if looked_at == MOST else f", {looked_at:,} of them played"
+        seen += f", the first {looked_at:,} looked at" if looked_at == MAX_ROWS else f", {looked_at:,} of them played"
     if different < looked_at:
         seen += f", {'only ' * (2 * different < looked_at)}{different:,} different ones"
     if different < config.groups:
         advice = "the same example several times a step: more different rows, or fewer groups"
         return Finding(WARN, "dataset", f"{seen} for {config.groups} groups a step", advice)
-    if looked_at < MOST:
+    if looked_at < MAX_ROWS:
         seen += f", each played {config.groups * config.steps / different:.2g} times"
     if 2 * different < looked_at:
         return Finding(
@@ -165,8 +167,8 @@ def check_held_out(found: Sequence[Overlap], trained: int) -> Iterator[Finding]:
             )
             yield Finding(WARN, "held-out", str(one), advice)
         else:
-            rest = f" (of which {MOST:,} were looked at)" if trained == MOST else ""
-            yield Finding(OK, "held-out", f"{one.label}: none of {one.measured:,} rows is trained on{rest}")
+            rest = f" (of which {MAX_ROWS:,} were looked at)" if trained == MAX_ROWS else ""
+            yield Finding(OK, "held-out", f"{one.evaluation}: none of {one.measured:,} rows is trained on{rest}")
 
 
 def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:

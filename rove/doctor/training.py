@@ -38,7 +38,7 @@ from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
-from rove.train.collect import step_groups
+from rove.train.collect import plan_groups
 from rove.train.lora import adapted
 from rove.train.rl import RLConfig
 from rove.train.sequences import samples_from_record
@@ -175,7 +175,7 @@ def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[Rol
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, watch: Watch) -> Sampled:
     """Some of the groups of the first step, spread evenly over it: often it is sorted by difficulty."""
     width = config.batch_size // config.rollouts_per_example
-    jobs = step_groups(config, 0, env.get_dataset(width))
+    jobs = plan_groups(config, 0, env.get_dataset(width))
     chosen = jobs[:: max(1, width // groups)][:groups]
     sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
@@ -196,7 +196,7 @@ async def _played(config: RLConfig, env: Environment) -> list[RolloutRecord]:
     """Rollouts of the players that the environment ships; one that fails counts for nothing."""
     records: list[RolloutRecord] = []
     examples = env.get_dataset(PLAYED)
-    jobs: list[list[Job]] = step_groups(config, 0, examples)
+    jobs: list[list[Job]] = plan_groups(config, 0, examples)
     for name, player in env.policies.items():
         one_each = [group[:1] for group in jobs]
         async for record in run_groups(env, ScriptedClient(player, name), one_each):

@@ -61,13 +61,13 @@ class OpenEnvServer:
     Args:
         env: the environment; torn down when the application ends.
         name: what it is called.
-        most_sessions: further connections are refused with CAPACITY_REACHED.
+        max_sessions: further connections are refused with CAPACITY_REACHED.
         seed: of the episodes, for those who give none with `split` and `index`.
     """
 
-    def __init__(self, env: Environment, name: str, most_sessions: int = MOST_SESSIONS, seed: int = 0):
+    def __init__(self, env: Environment, name: str, max_sessions: int = MOST_SESSIONS, seed: int = 0):
         self.env, self.name, self.seed = env, name, seed
-        self.room = Room(most_sessions)
+        self.room = Room(max_sessions)
         self.rest = Rest(self._begun, self.room)
         self._rows: dict[str, list[dict[str, Any]]] = {}
         if env.rubric.has_group_rewards:

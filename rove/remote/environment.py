@@ -179,11 +179,11 @@ class IsolatedEnv(AwayEnv):
         except WorkerError as error:
             raise ConfigError(str(error)) from error
         self.room = WorkerPool(self.workers, hang_seconds)
-        super().__init__(self.workers.told, self.room, env_args)
+        super().__init__(self.workers.setup_result, self.room, env_args)
 
     def ask_now(self, name: str, /, **args: Any) -> Any:
         """A worker's answer to a call about the dataset, for code that is not async."""
-        return self.workers.call_now(name, self.rows_seconds, **args)
+        return self.workers.call_sync(name, self.rows_seconds, **args)
 
     def close(self) -> None:
         """End all workers."""

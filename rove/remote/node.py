@@ -62,7 +62,7 @@ class NodeActor:
     async def fork(self, name: str, address: str, port: int, token: bytes) -> int:
         """A worker that talks to whoever listens there and knows the token; its number."""
         workers = self._envs[name].workers
-        await workers.ready()
+        await workers.ensure_started()
         return workers.fork(await asyncio.to_thread(_connected, address, port, token))
 
     async def kill(self, name: str, number: int) -> None:
@@ -72,7 +72,7 @@ class NodeActor:
 
     async def last_words(self, name: str, number: int) -> str:
         """How a worker ended, and what was printed last."""
-        return await self._envs[name].workers.last_words(number) if name in self._envs else ""
+        return await self._envs[name].workers.exit_report(number) if name in self._envs else ""
 
     async def ask(self, name: str, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """A worker's answer to a call about the dataset: {"result": …} or {"failed": …}."""

@@ -18,7 +18,7 @@ from rove.core.errors import Error, WorkerError
 from rove.core.state import State
 from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
-from rove.workers.worker import Answerer
+from rove.workers.worker import CallHandler
 
 LOOK_SECONDS = 20.0
 """A machine that does not answer for so long is taken for lost."""
@@ -74,7 +74,7 @@ class NodeWorkers:
     def __init__(self, site: Node, name: str, address: str):
         self.site, self.name, self.address = site, name, address
 
-    async def open(self, answer: Answerer | None = None) -> Worker:
+    async def open(self, answer: CallHandler | None = None) -> Worker:
         """A new worker.
 
         Raises:

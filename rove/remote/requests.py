@@ -210,7 +210,7 @@ class Questions:
             try:
                 message = await self._put(one)
             except WorkerError:  # a scripted policy that died with the worker: another one will know the rollout
-                if worker is None or not worker.is_gone:
+                if worker is None or not worker.is_closed:
                     raise
                 await one.is_back.wait()
                 message = await self._put(one)

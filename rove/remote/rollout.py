@@ -55,7 +55,7 @@ class Rollout:
         while True:
             worker = await self._next()
             try:
-                return await worker.ask("time_limit", example=self.state["input"])
+                return await worker.request("time_limit", example=self.state["input"])
             except WorkerError:
                 if not await self._is_homeless():
                     raise
@@ -90,7 +90,7 @@ class Rollout:
         Raises:
             RemoteError: what a `@cleanup` method raised.
         """
-        if self.worker is None or (self.worker.is_gone and self.state["error"] is not None):
+        if self.worker is None or (self.worker.is_closed and self.state["error"] is not None):
             self.leave()
             return
         told = await self._ask_surely("clean_up", self._play_again, **self._reasons())
@@ -127,7 +127,7 @@ class Rollout:
         """The scores of siblings, all of them in this one's worker, group rewards included; to be `taken`."""
         assert self.worker is not None
         numbers = [rollout.number for rollout in rollouts]
-        return await self.worker.ask("score_group", numbers=numbers, scores=msgspec.to_builtins(list(scores)))
+        return await self.worker.request("score_group", numbers=numbers, scores=msgspec.to_builtins(list(scores)))
 
     def leave(self) -> None:
         """Nothing more will be asked of its worker."""
@@ -198,7 +198,7 @@ class Rollout:
 
     async def _ask(self, name: str, **args: Any) -> Any:
         assert self.worker is not None
-        return await self.worker.ask(name, number=self.number, **args)
+        return await self.worker.request(name, number=self.number, **args)
 
     async def _ask_surely(self, name: str, again: Callable[[Worker], Awaitable[None]], **args: Any) -> Any:
         """A call about a rollout that is over; where its worker has died meanwhile it is played `again` first."""
@@ -247,7 +247,7 @@ async def score_together(rollouts: Sequence[Rollout], scores: Sequence[Scores]) 
     first = rollouts[0]
     while True:
         try:
-            if len({rollout.worker for rollout in rollouts}) > 1 or first.worker is None or first.worker.is_gone:
+            if len({rollout.worker for rollout in rollouts}) > 1 or first.worker is None or first.worker.is_closed:
                 worker = await first._next(alone=True)
                 assert first.room is not None
                 for rollout in rollouts:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rove.core.errors import Error, WorkerError
 from rove.core.state import State
 from rove.workers import Worker
-from rove.workers.worker import Answerer as Answers
+from rove.workers.worker import CallHandler as Answers
 
 TEARDOWN_SECONDS = 30.0
 LOOK_SECONDS = 5.0
@@ -181,7 +181,7 @@ async def _answers(worker: Worker, seconds: float) -> bool:
     """Whether a worker gives a sign of life within so many seconds."""
     try:
         async with asyncio.timeout(seconds):
-            await worker.ask("ping")
+            await worker.request("ping")
     except TimeoutError:
         return False
     return True
@@ -189,4 +189,4 @@ async def _answers(worker: Worker, seconds: float) -> bool:
 
 def _is_lost(opening: asyncio.Task[Worker]) -> bool:
     """Whether a worker could not be opened, or has died since."""
-    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_gone)
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_closed)

@@ -24,7 +24,7 @@ class MathPool:
     def __init__(self, max_workers: int, timeout_seconds: float):
         self.timeout_seconds = timeout_seconds
         program = Path(__file__).with_name("math_worker.py")
-        self.workers = Workers(program, most=max_workers, memory=MEMORY, name="math-verify")
+        self.workers = Workers(program, max_workers=max_workers, memory_bytes=MEMORY, name="math-verify")
         self._times_closed = 0
 
     async def equal(self, answer: str, response: str) -> bool:
@@ -35,10 +35,10 @@ class MathPool:
             Error: the answer is no mathematics; or (a RemoteError) math-verify failed.
         """
         try:
-            await self.workers.ready()
+            await self.workers.ensure_started()
         except (RemoteError, WorkerError) as error:
             raise InfraError(f"math-verify cannot be used: {error}; try pip install 'rove[math]'") from error
-        async with self.workers.borrowed() as worker:
+        async with self.workers.acquire() as worker:
             said = await worker.call("compare", self.timeout_seconds, answer=answer, response=response)
         if said is None:
             shown = repr(answer if len(answer) <= SHOWN else answer[:SHOWN] + "…")
@@ -73,7 +73,7 @@ class MathPool:
     async def end(self) -> None:
         """As `close`, beside the event loop."""
         self._times_closed += 1
-        await self.workers.end()
+        await self.workers.aclose()
 
     def close(self) -> None:
         """End every worker, also in the middle of a comparison. The pool starts new ones if it is used again."""

@@ -35,7 +35,7 @@ class RegexRubric(Rubric):
         self.max_chars = max_chars
         check_positive(self, "timeout_seconds", "max_chars")
         program = Path(__file__).with_name("regex_worker.py")
-        self._workers = Workers(program, most=MAX_WORKERS, memory=MEMORY_BYTES, name="regex")
+        self._workers = Workers(program, max_workers=MAX_WORKERS, memory_bytes=MEMORY_BYTES, name="regex")
         self.add_reward_func(self.regex)
 
     async def regex(self, completion: Completion, answer: str) -> float:
@@ -45,9 +45,9 @@ class RegexRubric(Rubric):
             Error: the pattern is not a regular expression.
             WorkerError: the worker process could not be started.
         """
-        await self._workers.ready()
+        await self._workers.ensure_started()
         text = read_answer(completion)[: self.max_chars]
-        async with self._workers.borrowed() as worker:
+        async with self._workers.acquire() as worker:
             try:
                 found = await worker.call("search", self.timeout_seconds, pattern=answer, text=text)
             except WorkerError:  # it took too long, or too much memory
@@ -58,4 +58,4 @@ class RegexRubric(Rubric):
 
     async def teardown(self) -> None:
         """End the worker processes."""
-        await self._workers.end()
+        await self._workers.aclose()

@@ -20,6 +20,8 @@ _SETTINGS = {
     "correction_cap": "importance_cap",
     "normalisation": "loss_aggregation",
     "players": "policies",
+    "max_bad_steps": "max_non_finite_steps",
+    "sampler": "backend",
     "resample_zero_spread": "dynamic_sampling_rounds",
     "seat_prices": "role_prices",
     "skip_at_least": "easy_threshold",

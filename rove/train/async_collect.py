@@ -30,7 +30,7 @@ from rove.train.collect import (
     check_failures,
     check_rewards,
     made_of,
-    step_groups,
+    plan_groups,
     training_samples,
 )
 from rove.train.curriculum import Draw
@@ -229,7 +229,7 @@ class Stream:
             step = self._next_step
             draw = Draw(player.order, player.difficulty, min(step, config.steps - 1), self._drawn)
             chosen = draw.take(config.groups)
-            jobs = step_groups(config, step, [player.examples[index] for index in chosen])
+            jobs = plan_groups(config, step, [player.examples[index] for index in chosen])
             self._planned += [Planned(step, index, group[0].key) for index, group in zip(chosen, jobs, strict=True)]
             self._next_step, self._drawn, self._skipped = step + 1, draw.position, self._skipped + draw.skipped
         planned = self._planned.popleft()

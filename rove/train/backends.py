@@ -66,9 +66,9 @@ def check_sampler(config: RLConfig) -> None:
     Raises:
         ConfigError: with the setting's name; or vLLM cannot be started.
     """
-    if config.sampler not in ("embedded", "vllm"):
-        raise ConfigError(f"sampler is '{config.sampler}'; expected embedded or vllm")
-    if config.sampler == "vllm":
+    if config.backend not in ("embedded", "vllm"):
+        raise ConfigError(f"sampler is '{config.backend}'; expected embedded or vllm")
+    if config.backend == "vllm":
         if config.bf16_sampling:
             raise ConfigError(
                 'bf16_sampling is the embedded engine\'s; for vLLM give vllm.args = ["--dtype", "bfloat16"] and raise '
@@ -89,7 +89,7 @@ def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bo
         folder: of the run.
         copies: the sampler needs weights of its own, because it plays while others are trained.
     """
-    if config.sampler == "vllm":
+    if config.backend == "vllm":
         return Served(config, loaded, folder / FOLDER)
     return Embedded(config, loaded, copies)
 

@@ -17,7 +17,7 @@ import torch
 from rove.models import attention
 from rove.models.packing import Packing
 from rove.train.sequences import Sample
-from rove.train.worker_group import ALONE, Ranks
+from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
 IDLE = Sample([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """Trains nothing: for a process that has less to do than the others, which may not compute without it."""
@@ -77,7 +77,7 @@ def micro_batches(
     micro_batch_tokens: int,
     device: torch.device | str = "cpu",
     pack: bool = False,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> list[Batch]:
     """Cut samples into batches of at most `micro_batch_tokens` tokens (one sample at least).
 

@@ -90,7 +90,7 @@ class RolloutCollector:
         while True:
             before = len(chosen)
             chosen += draw.take(wanted)
-            records += await self._run(step, step_groups(config, step, [self.examples[i] for i in chosen])[before:])
+            records += await self._run(step, plan_groups(config, step, [self.examples[i] for i in chosen])[before:])
             rounds += 1
             check_failures(records, step + 1)
             rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
@@ -186,12 +186,12 @@ def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
             )
 
 
-def step_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:
+def plan_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:
     """The groups of these examples in a step, with seeds of the step's own; more examples leave those before as they are."""
     return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
 
 
-def rewards_of(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
+def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
     """What each of these scored siblings is trained by: its reward; with rewards of turns anywhere in the group, one per turn.
 
     A turn that was given none earned 0 by itself, and the rollout's own reward is earned in the last turn. With "zero" a
@@ -224,7 +224,7 @@ def training_samples(
         for group in groups.values()
     ]
     kept = [group for group in scored if len(group) >= 2]
-    advantages = batch_advantages([rewards_of(group, truncated) for group in kept], estimator, gamma)
+    advantages = batch_advantages([turn_rewards(group, truncated) for group in kept], estimator, gamma)
     rollouts = [
         samples_from_record(record, of_turns)
         for group, found in zip(kept, advantages, strict=True)

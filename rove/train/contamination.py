@@ -16,31 +16,31 @@ from rove.train.evaluation import EvaluationConfig
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
 
-MOST = 10_000
+MAX_ROWS = 10_000
 """Rows that are looked at of any dataset: as many as take well under a second."""
 
 
 class Overlap(NamedTuple):
     """How much of what an evaluation measures is trained on."""
 
-    label: str
+    evaluation: str
     """Of the evaluation."""
     shared: int
     """Measured rows with the content of one that is trained on."""
     measured: int
 
     def __str__(self) -> str:
-        return f"{self.label}: {self.shared:,} of {self.measured:,} rows are also trained on"
+        return f"{self.evaluation}: {self.shared:,} of {self.measured:,} rows are also trained on"
 
 
 def trained_keys(config: RLConfig, env: Environment) -> list[str]:
     """The keys (hashes of the content) of the training rows that an RL run may play, in their order; of at most `MOST`."""
     needed = rows_needed(config, env)
-    rows = env.examples(MOST if needed < 0 else min(MOST, needed), train=True)
+    rows = env.examples(MAX_ROWS if needed < 0 else min(MAX_ROWS, needed), train=True)
     return [example_key(row) for row in rows]
 
 
-def overlaps(
+def find_overlaps(
     evaluations: Sequence[EvaluationConfig],
     env_dir: str | Path | None,
     trained: Collection[str],
@@ -60,6 +60,6 @@ def overlaps(
             continue
         where = evaluation.isolation(isolation)
         with looking_at(evaluation.env, env_dir, evaluation.env_args, where) as env:
-            keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MOST)]
+            keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MAX_ROWS)]
         found.append(Overlap(evaluation.label, sum(key in trained for key in keys), len(keys)))
     return found

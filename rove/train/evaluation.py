@@ -119,13 +119,13 @@ class Goal(msgspec.Struct, frozen=True):
     """Stop when the metric is as good as this."""
 
     @property
-    def falls(self) -> bool:
+    def lower_is_better(self) -> bool:
         """Whether less is better: so it is with a loss, and with what is missed."""
         return self.metric is not None and self.metric.endswith(("loss", "missed"))
 
-    def reaches(self, value: float, other: float) -> bool:
+    def is_as_good(self, value: float, other: float) -> bool:
         """Whether `value` is as good as `other`."""
-        return value <= other if self.falls else value >= other
+        return value <= other if self.lower_is_better else value >= other
 
     def check(self, evaluations: Sequence[EvaluationConfig], others: Iterable[str]) -> None:
         """Refuse what can never be measured.
@@ -168,26 +168,26 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
-        if best is None or not goal.reaches(best.value, value):
+        if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
         else:
             best = best._replace(since=best.since + 1)
     return best
 
 
-def why_stop(history: Sequence[Mapping[str, float]], goal: Goal) -> str | None:
+def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | None:
     """Why training should end after the last of these steps; None when it should go on."""
     best = best_of(history, goal)
     if best is None:
         return None
-    if goal.target is not None and goal.reaches(best.value, goal.target):
+    if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
     if goal.patience is not None and best.since >= goal.patience:
         return f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"
     return None
 
 
-class HeldOut:
+class HeldOutEvaluations:
     """The evaluations of a training run.
 
     Args:
@@ -270,7 +270,7 @@ class HeldOut:
         found = await self.measure(step, now)
         check_measured(goal.metric, now, found)
         rest = [config for config in self.configs if config not in now]
-        if rest and goal.metric in {**row, **found} and why_stop([*history, {**row, **found}], goal) is not None:
+        if rest and goal.metric in {**row, **found} and stop_reason([*history, {**row, **found}], goal) is not None:
             more = await self.measure(step, rest)
             found |= {**more, "time/evaluation": found.get("time/evaluation", 0.0) + more["time/evaluation"]}
         return found
@@ -395,7 +395,7 @@ def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, floa
 
 def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, Any]:
     """What a run's summary says of its goal: the best measurement, and why training ended early if it did."""
-    best, stopped = best_of(history, goal), why_stop(history, goal)
+    best, stopped = best_of(history, goal), stop_reason(history, goal)
     found: dict[str, Any] = {}
     if best is not None:
         found["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}

@@ -27,7 +27,7 @@ from rove.train.sequences import Sample
 from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
-from rove.train.worker_group import ALONE, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -72,7 +72,7 @@ class Learner:
         config: RLConfig | SFTConfig,
         objective: Objective,
         loaded: LoadedModel,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         on_progress: OnProgress = ignore,
     ):
         if config.mixed_precision and ranks.size == 1:

@@ -59,7 +59,7 @@ def try_step(
         step = len(history) + 1
         run.write_bytes(FILE, msgspec.msgpack.encode(BadBatch(step, str(error), list(samples))))
         raise TrainingError(
-            f"step {step}: {error}. That makes {bad} skipped in a row (max_bad_steps = {most}), so training stops; the last "
+            f"step {step}: {error}. That makes {bad} skipped in a row (max_non_finite_steps = {most}), so training stops; the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
             "that are no numbers"
         ) from error

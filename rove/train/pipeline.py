@@ -177,5 +177,5 @@ def learn(
 
     if samples:
         learnt = ages(samples, step)
-        learnt |= try_step(train, samples, run, history, config.max_bad_steps)
+        learnt |= try_step(train, samples, run, history, config.max_non_finite_steps)
     return {**learnt, "time/training": time.perf_counter() - started}

@@ -27,7 +27,7 @@ READ_RECORDS = 200
 """Rollouts whose turns say how long a turn of the model may be."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class PolicyResult(msgspec.Struct, frozen=True):
     """What one model or policy reached."""
 
     name: str
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
     """Rollouts."""
 
 
-async def measure(
+async def measure_policy(
     env: Environment,
     client: Client,
     name: str,
@@ -57,7 +57,7 @@ async def measure(
     max_tokens: int = MOST_TOKENS,
     seed: int = 0,
     on_progress: OnProgress = ignore,
-) -> Row:
+) -> PolicyResult:
     """Roll a client out in an environment, greedily.
 
     Args:
@@ -101,12 +101,12 @@ async def measure(
     return row_of(name, summary)
 
 
-def row_of(name: str, summary: dict[str, Any]) -> Row:
+def row_of(name: str, summary: dict[str, Any]) -> PolicyResult:
     """Return the row of a summary of `rove.evaluate`."""
     functions = summary["functions"]
     formats = [one["mean"] for key, one in functions.items() if "format" in key]
     tasks = {key: one for key, one in functions.items() if "format" not in key and one["weight"]}
-    return Row(
+    return PolicyResult(
         name,
         reward=summary["reward"]["mean"],
         low=summary["reward"]["low"],
@@ -125,19 +125,19 @@ def _margin(estimate: dict[str, Any]) -> float:
     return half if math.isfinite(half) else 0.0
 
 
-def learned_only_format(model: Row, policies: Sequence[Row]) -> bool:
+def learned_only_format(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
     """Return whether a model keeps the format, but is no better at the task than the weakest policy."""
     return model.format is not None and model.format >= FORMAT_LEARNED and is_weakest(model, policies)
 
 
-def is_weakest(model: Row, policies: Sequence[Row]) -> bool:
+def is_weakest(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
     """Return whether a model is no better at the task than the weakest policy, where policies differ."""
     tasks = [policy.task for policy in policies]
     margin = max(LEAST_MARGIN, model.task_margin)
     return len(tasks) > 1 and max(tasks) > min(tasks) + margin and model.task <= min(tasks) + margin
 
 
-def placement_text(model: Row, policies: Sequence[Row]) -> str:
+def placement_text(model: PolicyResult, policies: Sequence[PolicyResult]) -> str:
     """Describe in a sentence or two where a model is among the policies."""
     if not policies:
         return f"reward {model.reward:.3f}; the environment has no scripted policies to compare with"
@@ -162,7 +162,7 @@ def placement_text(model: Row, policies: Sequence[Row]) -> str:
     return f"Its reward of {model.reward:.3f} is between {_shown(below)} and {_shown(above)}."
 
 
-def _shown(row: Row) -> str:
+def _shown(row: PolicyResult) -> str:
     return f"{row.name} ({row.reward:.3f})"
 
 

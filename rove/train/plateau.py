@@ -29,7 +29,7 @@ def gain(rewards: Sequence[float]) -> Estimate | None:
     return Estimate(risen, risen - reach, risen + reach)
 
 
-def no_gain(rewards: Sequence[float]) -> str | None:
+def plateau_warning(rewards: Sequence[float]) -> str | None:
     """A sentence where no rise of the reward can be told; else None, also where there are too few steps to tell.
 
     Args:

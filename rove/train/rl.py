@@ -23,14 +23,22 @@ from rove.train.backends import check_sampler
 from rove.train.callbacks import OnAlert, Watcher
 from rove.train.checkpoint import restore_weights
 from rove.train.curriculum import Ordering, check_difficulty
-from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.evaluation import (
+    EvaluationConfig,
+    Goal,
+    HeldOutEvaluations,
+    check_evaluations,
+    keep_best,
+    outcome,
+    stop_reason,
+)
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
 from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.progress import OnProgress, ignore
-from rove.train.worker_group import ALONE, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
 from rove.vllm.server import VLLMConfig
 
 
@@ -136,7 +144,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Saves time where the CPU has bf16 products, and the more, the larger the model; elsewhere it is slow."""
     mixed_precision: bool = False
     """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
-    sampler: str = "embedded"
+    backend: str = "embedded"
     """What plays, and measures: "embedded", rove's own engine, or "vllm", servers of vLLM."""
     vllm: VLLMConfig = VLLMConfig()
     """These servers: the `[vllm]` table."""
@@ -144,7 +152,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
     """Longer gradients are cut to this."""
-    max_bad_steps: int = 3
+    max_non_finite_steps: int = 3
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     """AdamW's."""
@@ -236,7 +244,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "micro_batch_tokens",
             "checkpoint_every",
             "keep_checkpoints",
-            "max_bad_steps",
+            "max_non_finite_steps",
             "threads",
             "loss_constant",
             "num_iterations",
@@ -314,7 +322,7 @@ async def train_rl(
     on_alert: OnAlert | None = None,
     on_sample: OnSample | None = None,
     on_progress: OnProgress = ignore,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Path:
     """Train `loaded` in `env`, resuming at the run's last checkpoint; save the last weights, or the best by `keep_best`.
 
@@ -336,10 +344,10 @@ async def train_rl(
     team = Team(ranks, Learner(config, config.objective, loaded, ranks, on_progress))
     pipeline = Pipeline(config, env, loaded, team, run, on_progress)
     options = (config.env_dir, config.seed, config.isolation, on_progress)
-    held_out = HeldOut(config.evaluation, pipeline.client, run, *options)
+    held_out = HeldOutEvaluations(config.evaluation, pipeline.client, run, *options)
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
-    stopped = why_stop(history, goal)
+    stopped = stop_reason(history, goal)
     watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         pipeline.start(step, history)
@@ -351,7 +359,7 @@ async def train_rl(
             history.append(row)
             if goal.metric in row:
                 keep_best(run, loaded, history, goal)
-                stopped = why_stop(history, goal)
+                stopped = stop_reason(history, goal)
             run.append_metrics(row)
             watcher.step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:

@@ -23,7 +23,15 @@ from rove.runs.run import Run
 from rove.train.alerts import AlertLimits
 from rove.train.callbacks import OnAlert, Watcher
 from rove.train.checkpoint import restore_weights
-from rove.train.evaluation import EvaluationConfig, Goal, HeldOut, check_evaluations, keep_best, outcome, why_stop
+from rove.train.evaluation import (
+    EvaluationConfig,
+    Goal,
+    HeldOutEvaluations,
+    check_evaluations,
+    keep_best,
+    outcome,
+    stop_reason,
+)
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
 from rove.train.lora import adapted, check_lora
@@ -32,7 +40,7 @@ from rove.train.non_finite import try_step
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sequences import Sample, samples_from_messages
 from rove.train.trainer import lr_scale
-from rove.train.worker_group import ALONE, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
 
 
 class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +118,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """CPU threads; half the cores when not given."""
     max_grad_norm: float = 1.0
     """Longer gradients are cut to this."""
-    max_bad_steps: int = 3
+    max_non_finite_steps: int = 3
     """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
     weight_decay: float = 0.0
     """AdamW's."""
@@ -136,7 +144,7 @@ class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "validate_every",
             "patience",
             "micro_batch_tokens",
-            "max_bad_steps",
+            "max_non_finite_steps",
             "threads",
         )
         if not 0 < self.validation_fraction < 1:
@@ -259,7 +267,7 @@ def train_sft(
     *,
     on_alert: OnAlert | None = None,
     on_progress: OnProgress = ignore,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Path:
     """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
 
@@ -281,10 +289,12 @@ def train_sft(
     team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     training, held_out = split(loaded.renderer, conversations(records, config), config, on_progress)
     client = EngineClient.of(loaded) if config.evaluation else None
-    evaluations = HeldOut(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
+    evaluations = HeldOutEvaluations(
+        config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
+    )
     step = resume(team, run)
     history, goal = run.metrics(), config.goal
-    stopped = why_stop(history, goal)
+    stopped = stop_reason(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
     watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
@@ -303,7 +313,7 @@ def train_sft(
             history.append(row)
             if goal.metric in row:
                 keep_best(run, loaded, history, goal)
-                stopped = why_stop(history, goal)
+                stopped = stop_reason(history, goal)
             run.append_metrics(row)
             watcher.step(history)
             if measured:
@@ -355,7 +365,7 @@ def _one_step(
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = try_step(lambda: team.do("update", step, samples, scale), samples, run, history, config.max_bad_steps)
+    seen = try_step(lambda: team.do("update", step, samples, scale), samples, run, history, config.max_non_finite_steps)
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
     return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 

@@ -21,7 +21,7 @@ from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sharding import is_sharded, shard, whole
-from rove.train.worker_group import ALONE, Ranks
+from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -131,7 +131,7 @@ class Trainer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         activation_checkpointing: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         on_progress: OnProgress = ignore,
     ):
         self.on_progress = on_progress
@@ -231,7 +231,7 @@ class Trainer:
 
 
 def make_trainer(
-    config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = ALONE, on_progress: OnProgress = ignore
+    config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
 ) -> Trainer:
     """The trainer that a run's settings ask for; threads and matrix products are set as they say.
 

@@ -49,24 +49,24 @@ class Ranks(NamedTuple):
         dist.all_gather_object(everyone, values)
         return [value for values in everyone for value in values]
 
-    def agree(self, goes_on: bool = True) -> bool:
+    def broadcast_continue(self, goes_on: bool = True) -> bool:
         """Whether there is anything to train, as the first one says; all must ask."""
         if self.size > 1:
             goes_on = _from_first(goes_on)
         return goes_on
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
-def join() -> Ranks:
+def join_process_group() -> Ranks:
     """Meet the other processes that torchrun has started beside this one, if it has.
 
     Those on GPUs talk over NCCL, each with the GPU that has its local number; others over gloo.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return ALONE
+        return SINGLE_PROCESS
     has_gpus = torch.cuda.is_available()
     if has_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

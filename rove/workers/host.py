@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
-from rove.workers.worker import Answerer, Worker
+from rove.workers.worker import CallHandler, Worker
 
 START_SECONDS = 60.0
 ENDED_SECONDS = 2.0
@@ -67,21 +67,21 @@ class Workers:
         *,
         python: str | None = None,
         paths: Sequence[str] | None = None,
-        most: int | None = None,
+        max_workers: int | None = None,
         env: Mapping[str, str] | None = None,
-        memory: int | None = None,
+        memory_bytes: int | None = None,
         start_seconds: float = START_SECONDS,
         name: str = "",
     ):
-        self.module, self.args, self.python, self.memory = module, dict(args or {}), python, memory
+        self.module, self.args, self.python, self.memory_bytes = module, dict(args or {}), python, memory_bytes
         if paths is None:
             paths = [path for path in sys.path if path] if python is None else []
         self.paths = list(paths)
         self.env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} if env is None else dict(env)
-        self.most = min(8, os.cpu_count() or 1) if most is None else most
+        self.max_workers = min(8, os.cpu_count() or 1) if max_workers is None else max_workers
         self.start_seconds = start_seconds
         self.name = name or module.stem
-        self.told: Any = None
+        self.setup_result: Any = None
         """What `setup` returned."""
         self._starting = threading.Lock()
         self._host: _Host | None = None
@@ -102,28 +102,28 @@ class Workers:
             if self._host is None or self._host.is_gone:
                 host = _Host(self)
                 try:
-                    self.told = host.ready(self.start_seconds)
+                    self.setup_result = host.ready(self.start_seconds)
                 except BaseException:
                     host.close()
                     raise
                 self._host = host  # not before: who finds it there asks it for workers
 
-    async def ready(self) -> None:
+    async def ensure_started(self) -> None:
         """As `start`, beside the event loop."""
         if self._host is None or self._host.is_gone:
             await asyncio.to_thread(self.start)
 
-    async def open(self, answer: Answerer | None = None) -> Worker:
+    async def open(self, handler: CallHandler | None = None) -> Worker:
         """A new worker, whatever `most` says.
 
         Raises:
             WorkerError, RemoteError: as `start`.
         """
-        await self.ready()
+        await self.ensure_started()
         connection, theirs = socket.socketpair()
         number = self.fork(theirs)
-        kill, last_words = functools.partial(self.kill, number), functools.partial(self.last_words, number)
-        return Worker(connection, kill, last_words, answer)
+        kill, last_words = functools.partial(self.kill, number), functools.partial(self.exit_report, number)
+        return Worker(connection, kill, last_words, handler)
 
     def fork(self, connection: socket.socket) -> int:
         """A new worker that talks over this connection, which is closed here: its number, for `kill` and `last_words`.
@@ -144,24 +144,24 @@ class Workers:
         if number in self._forked:
             self._forked[number].kill(number)
 
-    async def last_words(self, number: int) -> str:
+    async def exit_report(self, number: int) -> str:
         """How a worker ended, and what was printed last."""
         return await self._forked[number].last_words(number) if number in self._forked else ""
 
     @asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[Worker]:
+    async def acquire(self) -> AsyncIterator[Worker]:
         """A worker for a while, one of at most `most`; the next to borrow it finds it as it was left, unless it is closed.
 
         Raises:
             WorkerError, RemoteError: as `start`.
         """
         loop = asyncio.get_running_loop()
-        room = self._rooms.setdefault(loop, asyncio.Semaphore(self.most))
+        room = self._rooms.setdefault(loop, asyncio.Semaphore(self.max_workers))
         async with room:
             for left in [idle for idle in self._idle if idle.loop.is_closed()]:
                 self._idle.remove(left)
                 left.close()
-            worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_gone), None)
+            worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_closed), None)
             if worker is None:
                 worker = await self.open()
             else:
@@ -169,10 +169,10 @@ class Workers:
             try:
                 yield worker
             finally:
-                if not worker.is_gone:
+                if not worker.is_closed:
                     self._idle.append(worker)
 
-    def call_now(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
+    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
         """A call of a worker of its own, for code that is not async; see `Worker.call`."""
 
         async def once() -> Any:
@@ -186,11 +186,11 @@ class Workers:
             return thread.submit(asyncio.run, once()).result()
 
     @property
-    def printed(self) -> list[str]:
+    def recent_output(self) -> list[str]:
         """The last lines that the host and its workers have printed."""
         return list(self._host.printed) if self._host is not None else []
 
-    async def end(self) -> None:
+    async def aclose(self) -> None:
         """As `close`, beside the event loop."""
         for worker in self._idle:
             if worker.loop is asyncio.get_running_loop():
@@ -236,7 +236,7 @@ class _Host:
         self._spoke = threading.Event()
         # For those who leave without closing: the host ends when this socket does.
         self._last_resort = weakref.finalize(self, _end, self.control, self.process)
-        settings = {"paths": owner.paths, "module": str(owner.module), "args": owner.args, "memory": owner.memory}
+        settings = {"paths": owner.paths, "module": str(owner.module), "args": owner.args, "memory": owner.memory_bytes}
         listening = (weakref.proxy(self), self.control, self.process.stdout)
         threading.Thread(target=_Host._listen, args=listening, daemon=True).start()
         with suppress(OSError):  # it ended at once: `ready` says so

@@ -16,7 +16,7 @@ LENGTH = struct.Struct("<I")
 SHOWN = 100
 """Characters of a call that an error quotes."""
 
-Answerer = Callable[[str, dict[str, Any]], Awaitable[Any]]
+CallHandler = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Answers a worker's own calls: (name, arguments) → a value that JSON can hold."""
 
 
@@ -34,17 +34,17 @@ class Worker:
         self,
         connection: socket.socket,
         kill: Callable[[], None],
-        last_words: Callable[[], Awaitable[str]],
-        answer: Answerer | None = None,
+        exit_report: Callable[[], Awaitable[str]],
+        handler: CallHandler | None = None,
     ):
         self.loop = asyncio.get_running_loop()
-        self._connection, self._kill, self._last_words, self._answer = connection, kill, last_words, answer
+        self._connection, self._kill, self._last_words, self._answer = connection, kill, exit_report, handler
         self._count, self._reason = 0, ""
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._asked: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self.is_gone = False
+        self.is_closed = False
 
     async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:  # noqa: ASYNC109
         """What the worker's function `name` returns.
@@ -59,7 +59,7 @@ class Worker:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                return await self.ask(name, **args)
+                return await self.request(name, **args)
         except BaseException as error:
             if isinstance(error, (RemoteError, WorkerError)):
                 raise
@@ -70,7 +70,7 @@ class Worker:
             self.close()
             raise
 
-    async def ask(self, name: str, /, **args: Any) -> Any:
+    async def request(self, name: str, /, **args: Any) -> Any:
         """As `call`, for workers that answer several calls at once: one that is cancelled is simply not waited for."""
         self._count += 1
         number, answer = self._count, self.loop.create_future()
@@ -94,7 +94,7 @@ class Worker:
 
     async def _send(self, frame: dict[str, Any]) -> None:
         body = msgspec.json.encode(frame)
-        if self.is_gone:
+        if self.is_closed:
             raise _GoneError
         if self._opening is None:
             self._opening = self.loop.create_task(asyncio.open_connection(sock=self._connection))
@@ -144,9 +144,9 @@ class Worker:
             return
 
     def _lose(self) -> None:
-        if self.is_gone:
+        if self.is_closed:
             return
-        self.is_gone = True
+        self.is_closed = True
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(_GoneError())

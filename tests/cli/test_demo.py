@@ -15,7 +15,7 @@ from rich.console import Console
 from rove.cli.demo import Demo, load_recipe
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
-from rove.train.worker_group import ALONE
+from rove.train.worker_group import SINGLE_PROCESS
 
 LFM2 = Path(__file__).parents[2] / "configs" / "tictactoe_lfm2.toml"
 
@@ -85,7 +85,7 @@ def test_prove_refuses_what_has_no_lines(rove: Rove):
 
 def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
     recipe = load_recipe("tictactoe", smoke=False, file=LFM2)
-    demo = Demo("tictactoe", recipe, tmp_path, 0, Console(), ALONE, model="LFM2-2.6B")
+    demo = Demo("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
     sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
     for config in (sft, first, second):
         config.check()

@@ -18,7 +18,7 @@ import rove
 import rove.compat
 import rove.compat.verifiers as vf
 from rove.compat.verifiers import calls, data, errors, former_tools, messages, schema
-from rove.compat.verifiers.pins import NEWEST, RELEASES, newest_allowed, requirements_beside
+from rove.compat.verifiers.pins import NEWEST, RELEASES, newest_allowed, project_requirements
 from rove.compat.verifiers.types import Response, State
 from rove.envs.loading import load_environment
 
@@ -547,9 +547,9 @@ def test_the_newest_release_that_is_allowed(tmp_path: Path) -> None:
     assert str(newest_allowed(["numpy<2", "Verifiers>=0.1.2,<0.1.3"])) == "0.1.2.post1"
     assert newest_allowed(["verifiers>=9", "?"]) == newest_allowed([]) == NEWEST == RELEASES[-1]
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["verifiers==0.1.2", 5]\n')
-    assert requirements_beside(tmp_path / "one" / "__init__.py") == ["verifiers==0.1.2"]
+    assert project_requirements(tmp_path / "one" / "__init__.py") == ["verifiers==0.1.2"]
     (tmp_path / "pyproject.toml").write_text("[project")
-    assert requirements_beside(tmp_path / "one.py") == []
+    assert project_requirements(tmp_path / "one.py") == []
 
 
 def test_older_names_are_told() -> None:

@@ -182,7 +182,7 @@ def test_every_root_name_is_there() -> None:
     ],
 )
 def test_names_that_are_lacking_are_told(path: str, said: str) -> None:
-    told = rove.compat.lacking(path)
+    told = rove.compat.missing_reason(path)
     assert said in told and bool(told) == bool(said)
 
 
@@ -191,7 +191,7 @@ def test_install_once_is_enough_and_uninstall_undoes_it() -> None:
     before = list(sys.meta_path)
     rove.compat.install()
     rove.compat.install()
-    rove.compat.offer()
+    rove.compat.install_fallback()
     assert len(sys.meta_path) == len(before) + 1
     importlib.import_module("verifiers.types")
     rove.compat.uninstall()
@@ -212,17 +212,17 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
     with pytest.raises(ConfigError, match="--compat") as told:
         rove.compat.install()
     assert str(other) in str(told.value)
-    rove.compat.offer()
+    rove.compat.install_fallback()
     assert importlib.import_module("verifiers").__file__ == str(other / "verifiers.py")
     with pytest.raises(ConfigError, match="imported already"):
         rove.compat.install(replace=True)
 
 
 def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
-    rove.compat.offer()
-    assert rove.compat.in_workers() == "rove.compat:offer"
-    rove.compat.replace()
-    assert rove.compat.in_workers() == "rove.compat:replace"
+    rove.compat.install_fallback()
+    assert rove.compat.in_workers() == "rove.compat:install_fallback"
+    rove.compat.install_replacement()
+    assert rove.compat.in_workers() == "rove.compat:install_replacement"
     assert isinstance(importlib.import_module("verifiers"), alias._Alias)
 
 

@@ -400,7 +400,7 @@ def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text(table.replace("/path/to/venv/bin/vllm", sys.executable))
     config = load(RLConfig, {"env": "tictactoe", "model": "models/tiny"}, ["@", str(tmp_path / "rl.toml")])
     config.check()
-    assert (config.sampler, config.vllm.gpus) == ("vllm", ["1"])
+    assert (config.backend, config.vllm.gpus) == ("vllm", ["1"])
 
 
 @pytest.mark.slow

@@ -318,7 +318,7 @@ def test_sessions_are_counted_and_given_back() -> None:
         await second.step({"message": "a"}, 9)
         await second.close()
 
-    asyncio.run(sessions(env, go, most_sessions=1))
+    asyncio.run(sessions(env, go, max_sessions=1))
 
 
 def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
@@ -385,7 +385,7 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
 
 
 def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
-    server = OpenEnvServer(Talk(turns=3), "talk", most_sessions=1)
+    server = OpenEnvServer(Talk(turns=3), "talk", max_sessions=1)
 
     async def go(ask: Any) -> None:
         assert (await ask("step", {"action": {"message": "a"}}))[0] == 404

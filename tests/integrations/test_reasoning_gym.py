@@ -133,7 +133,7 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
     write = f"__import__('pathlib').Path({str(note)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
     workers = Families("gcd").workers
     workers.start()
-    families = workers.told["families"]
+    families = workers.setup_result["families"]
     specs = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]
     right, played = set(), set()
     for family in families:

@@ -223,7 +223,7 @@ def test_workers_that_take_their_machines_with_them_are_given_up(
 ) -> None:
     """Before a turn is played, too."""
 
-    real = Worker.ask
+    real = Worker.request
 
     async def fails(self: Worker, name: str, /, **args: Any) -> Any:
         if name != "time_limit":

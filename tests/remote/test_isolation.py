@@ -315,7 +315,7 @@ def test_a_worker_is_prepared(tmp_path: Path) -> None:
     folder = package(tmp_path, at_import="import verifiers; assert os.environ['COLOUR'] == 'red'")
     with pytest.raises(vf.ConfigError, match="No module named 'verifiers'"):
         IsolatedEnv("talk", env_dir=folder)
-    env = IsolatedEnv("talk", env_dir=folder, prepare="rove.compat:offer", variables={"COLOUR": "red"})
+    env = IsolatedEnv("talk", env_dir=folder, prepare="rove.compat:install_fallback", variables={"COLOUR": "red"})
     env.workers.close()
     assert "COLOUR" not in os.environ
 

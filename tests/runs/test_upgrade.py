@@ -1,4 +1,4 @@
-"""Run folders that rove wrote at 89bc243, before its names changed: an evaluation, an SFT run, an RL run stopped in the middle."""
+"""Run folders written at 89bc243, before names changed: evaluations, an SFT run, an RL run stopped in the middle."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from rove.train.rl import RLConfig
 from rove.train.sequences import Sample
 from rove.train.sharding import whole
 from rove.train.trainer import frozen_logprobs
-from rove.train.worker_group import join
+from rove.train.worker_group import join_process_group
 
 
 class Job(msgspec.Struct):
@@ -53,7 +53,7 @@ def settings(**fields: Any) -> RLConfig:
 
 def run(job: Job) -> None:
     """Take the steps; leave the first gradient, what the last step measured, and the weights."""
-    ranks, config = join(), settings(**job.config)
+    ranks, config = join_process_group(), settings(**job.config)
     anew = job.restore is None or config.lora_rank  # the base of an adapter is not in its checkpoints
     loaded = adapted(config, tiny_model(job.arch, seed=0 if anew else 7))
     learner = Learner(config, config.objective, loaded, ranks)

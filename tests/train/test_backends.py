@@ -51,7 +51,7 @@ def fake(tmp_path: Path) -> Iterator[FakeVLLM]:
 
 
 def served(*urls: str, **fields: Any) -> RLConfig:
-    return settings(**{"sampler": "vllm", "vllm": VLLMConfig(urls=list(urls)), **fields})
+    return settings(**{"backend": "vllm", "vllm": VLLMConfig(urls=list(urls)), **fields})
 
 
 def train(
@@ -75,9 +75,9 @@ def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampler": "llama.cpp"}, "sampler is 'llama.cpp'; expected embedded or vllm"),
-        ({"sampler": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
-        ({"sampler": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
+        ({"backend": "llama.cpp"}, "backend is 'llama.cpp'; expected embedded or vllm"),
+        ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
+        ({"backend": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
         ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but sampler is 'embedded'"),
     ],
 )

@@ -9,7 +9,7 @@ from toys import Quiz, rows
 
 from rove.core.errors import ConfigError
 from rove.envs.dataset import example_key
-from rove.train.contamination import MOST, Overlap, overlaps, trained_keys
+from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
 from rove.train.evaluation import EvaluationConfig
 from rove.train.rl import RLConfig
 
@@ -33,8 +33,8 @@ def config(**over: Any) -> RLConfig:
         ({}, 6, 6),
         ({"dynamic_sampling_rounds": 2}, 100, 30),
         ({"shuffle": True}, 100, 100),
-        ({"shuffle": True}, MOST + 5, MOST),
-        ({"steps": MOST}, MOST + 5, MOST),
+        ({"shuffle": True}, MAX_ROWS + 5, MAX_ROWS),
+        ({"steps": MAX_ROWS}, MAX_ROWS + 5, MAX_ROWS),
     ],
 )
 def test_the_rows_a_run_may_play(over: dict[str, Any], count: int, looked_at: int):
@@ -64,8 +64,8 @@ def test_what_evaluations_share_with_what_is_trained_on(tmp_path: Path):
         EvaluationConfig(env="shared_rows", name="others", env_args={"first": 20}),
         EvaluationConfig(env="shared_rows", name="lines", every_line=True),
     ]
-    found = overlaps(evaluations, tmp_path, trained)
+    found = find_overlaps(evaluations, tmp_path, trained)
     assert found == [Overlap("same", 20, 30), Overlap("few", 5, 5), Overlap("all", 5, 30), Overlap("others", 0, 30)]
     assert str(found[0]) == "same: 20 of 30 rows are also trained on"
     with pytest.raises(ConfigError):
-        overlaps([EvaluationConfig(env="shared_rowz")], tmp_path, trained)
+        find_overlaps([EvaluationConfig(env="shared_rowz")], tmp_path, trained)

@@ -16,7 +16,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.games.exhaustive import Goals
 from rove.models.load import load_model
 from rove.runs.run import Run
-from rove.train.evaluation import Best, EvaluationConfig, Goal, best_of, check_evaluations, why_stop
+from rove.train.evaluation import Best, EvaluationConfig, Goal, best_of, check_evaluations, stop_reason
 from rove.train.rl import RLConfig
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
@@ -188,7 +188,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
     async def one(self: Any, step: int, config: EvaluationConfig, client: Any) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOut, "_one", one)
+    monkeypatch.setattr(module.HeldOutEvaluations, "_one", one)
 
 
 def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
@@ -354,12 +354,12 @@ def test_the_best_is_the_first_of_the_best():
 
 def test_when_to_stop():
     history = rows(0.5, 0.4, None, 0.3)
-    assert why_stop(history, Goal(REWARD)) is None
-    assert why_stop(history, Goal(REWARD, patience=3)) is None
-    assert why_stop(history, Goal(REWARD, patience=2)) is not None
-    assert why_stop(history, Goal(REWARD, target=0.6)) is None
-    assert why_stop(history, Goal(REWARD, target=0.5)) is not None
-    assert why_stop(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None
+    assert stop_reason(history, Goal(REWARD)) is None
+    assert stop_reason(history, Goal(REWARD, patience=3)) is None
+    assert stop_reason(history, Goal(REWARD, patience=2)) is not None
+    assert stop_reason(history, Goal(REWARD, target=0.6)) is None
+    assert stop_reason(history, Goal(REWARD, target=0.5)) is not None
+    assert stop_reason(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None
 
 
 def test_an_evaluation_in_which_everything_fails_ends_training_with_the_cause(tmp_path: Path, envs: str):

@@ -68,10 +68,10 @@ def test_too_many_in_a_row_stop_training_and_leave_the_batch(
 ):
     poison(monkeypatch, tmp_path, {2, 4, 5}, "gradient")
     if stops_at is None:
-        train(tmp_path, settings(max_bad_steps=most), two_turns())
+        train(tmp_path, settings(max_non_finite_steps=most), two_turns())
         return
     with pytest.raises(TrainingError, match=rf"step {stops_at}: .*nan.*{most} skipped.*bad_batch\.msgpack") as caught:
-        train(tmp_path, settings(max_bad_steps=most), two_turns())
+        train(tmp_path, settings(max_non_finite_steps=most), two_turns())
     assert str(tmp_path / "bad_batch.msgpack") in str(caught.value)
     batch = read_bad_batch(tmp_path)
     assert batch.step == stops_at
@@ -98,13 +98,13 @@ def test_a_killed_run_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_sft_skips_and_stops_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch, tmp_path, {1, 3, 4}, "gradient")
-    with pytest.raises(TrainingError, match="step 4: .*max_bad_steps = 2"):
-        train_sft(tmp_path, sft_settings(max_bad_steps=2), lawful())
+    with pytest.raises(TrainingError, match="step 4: .*max_non_finite_steps = 2"):
+        train_sft(tmp_path, sft_settings(max_non_finite_steps=2), lawful())
     assert [m[SKIPPED] for m in metrics_of(tmp_path)] == [1, 0, 1]
     assert read_bad_batch(tmp_path).step == 4
 
 
 def test_there_must_be_room_for_one():
-    for config in (settings(max_bad_steps=0), sft_settings(max_bad_steps=0)):
-        with pytest.raises(ConfigError, match="max_bad_steps is 0; expected more than 0"):
+    for config in (settings(max_non_finite_steps=0), sft_settings(max_non_finite_steps=0)):
+        with pytest.raises(ConfigError, match="max_non_finite_steps is 0; expected more than 0"):
             config.check()

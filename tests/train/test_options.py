@@ -209,11 +209,11 @@ RL: dict[str, Case] = {
     "bf16_backward": Case(True),
     "bf16_sampling": Case(True),
     "mixed_precision": Case(True, {}, lambda ran: ran.error),
-    "sampler": Case("vllm", {}, lambda ran: ran.error),  # which is not there; more in test_train_samplers
-    "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"sampler": "vllm"}, lambda ran: ran.error),
+    "backend": Case("vllm", {}, lambda ran: ran.error),  # which is not there; more in test_train_samplers
+    "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
-    "max_bad_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
+    "max_non_finite_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
     "isolated": Case(True, {}, column("metrics/here")),
@@ -270,7 +270,7 @@ SFT: dict[str, Case] = {
     "mixed_precision": Case(True, {}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
-    "max_bad_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda ran: ran.error),
+    "max_non_finite_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "seed": Case(1),
 }

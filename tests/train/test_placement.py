@@ -16,13 +16,13 @@ from rove.cli.placement import place_model, place_of, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
-from rove.train.placement import Row, learned_only_format, measure, placement_text, turn_limit
+from rove.train.placement import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
 from rove.train.sft import SFTConfig
 from tests.train.test_progress import Seen
 
 
-def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> Row:
-    return Row(name, task + 0.2 * (format or 0.0), 0.4, 0.6, format, task, margin, ["win"], 64)
+def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> PolicyResult:
+    return PolicyResult(name, task + 0.2 * (format or 0.0), 0.4, 0.6, format, task, margin, ["win"], 64)
 
 
 POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
@@ -38,7 +38,7 @@ POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
         (row("m", 0.36, format=0.0), False, "is below every scripted policy; the weakest is scripted:random (0.500)."),
     ],
 )  # fmt: skip
-def test_a_model_is_placed_among_the_policies(model: Row, only_format: bool, text: str):
+def test_a_model_is_placed_among_the_policies(model: PolicyResult, only_format: bool, text: str):
     assert learned_only_format(model, POLICIES) == only_format
     assert text in placement_text(model, POLICIES)
 
@@ -57,11 +57,11 @@ def quiz(count: int = 4) -> Quiz:
 
 async def test_a_measurement_is_of_about_so_many_rollouts_and_reports_progress():
     seen = Seen()
-    found = await measure(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=seen)
+    found = await measure_policy(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=seen)
     assert (found.name, found.reward, found.task, found.format, found.scored) == ("teacher", 1.0, 1.0, 1.0, 8)
     assert found.task_names == ["correct"]
     assert seen.counts["rollouts of teacher"][-1] == (8, 8)
-    assert (await measure(quiz(40), says("no"), "m", 10)).scored == 10
+    assert (await measure_policy(quiz(40), says("no"), "m", 10)).scored == 10
 
 
 async def test_a_measurement_whose_rollouts_all_failed_is_an_error():
@@ -69,7 +69,7 @@ async def test_a_measurement_whose_rollouts_all_failed_is_an_error():
         raise KeyError("lost")
 
     with pytest.raises(RunError, match=r"no rollout of m was scored; the first error: model: .*lost"):
-        await measure(quiz(), vf.ScriptedClient(broken, "m"), "m", 4)
+        await measure_policy(quiz(), vf.ScriptedClient(broken, "m"), "m", 4)
 
 
 def test_the_turns_of_the_data_limit_those_of_the_model():

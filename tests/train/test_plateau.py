@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from rove.train.plateau import gain, no_gain
+from rove.train.plateau import gain, plateau_warning
 
 
 def steps(start: float, end: float, count: int = 60, noise: float = 0.03, seed: int = 0) -> list[float]:
@@ -15,18 +15,18 @@ def steps(start: float, end: float, count: int = 60, noise: float = 0.03, seed: 
 
 
 def test_a_rise_needs_no_words():
-    assert no_gain(steps(0.37, 0.8)) is None
+    assert plateau_warning(steps(0.37, 0.8)) is None
 
 
 def test_a_reward_that_stays_is_told():
-    text = no_gain(steps(0.37, 0.37))
+    text = plateau_warning(steps(0.37, 0.37))
     assert text is not None
     assert text.startswith("the reward has not risen that one could tell in 60 steps (0.3")
     assert "in the first 15, 0.3" in text
 
 
 def test_a_reward_that_falls_is_told():
-    text = no_gain(steps(0.8, 0.3))
+    text = plateau_warning(steps(0.8, 0.3))
     assert text is not None
     assert "has fallen in 60 steps" in text
     assert "lower the learning rate" in text
@@ -35,13 +35,13 @@ def test_a_reward_that_falls_is_told():
 @pytest.mark.parametrize("count", [0, 1, 5, 19])
 def test_of_few_steps_nothing_is_said(count: int):
     assert gain([0.1] * count) is None
-    assert no_gain([0.1] * count) is None
+    assert plateau_warning([0.1] * count) is None
 
 
 def test_rewards_without_any_scatter():
     assert gain([0.0] * 20) == (0.0, 0.0, 0.0, None)
-    assert no_gain([0.0] * 20) is not None
-    assert no_gain([0.0] * 10 + [1.0] * 10) is None
+    assert plateau_warning([0.0] * 20) is not None
+    assert plateau_warning([0.0] * 10 + [1.0] * 10) is None
 
 
 def test_the_interval_is_right_nineteen_times_out_of_twenty():

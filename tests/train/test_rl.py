@@ -16,7 +16,7 @@ from rove.core.records import RolloutRecord, StepTokens, Timing
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
-from rove.train.collect import step_groups, training_samples
+from rove.train.collect import plan_groups, training_samples
 from rove.train.learner import Learner
 from rove.train.rl import RLConfig, train_rl
 from rove.train.trainer import Trainer, lr_scale
@@ -389,10 +389,10 @@ def test_steps_walk_through_the_dataset_with_seeds_of_their_own(tmp_path: Path):
 
 def test_an_example_that_comes_twice_in_a_step_is_two_groups():
     example = one_turn().get_dataset()[0]
-    groups = step_groups(settings(), 0, [example] * 4)
+    groups = plan_groups(settings(), 0, [example] * 4)
     assert len({group[0].key for group in groups}) == 4
-    assert step_groups(settings(), 0, [example] * 5)[:4] == groups
-    assert len({step_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
+    assert plan_groups(settings(), 0, [example] * 5)[:4] == groups
+    assert len({plan_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fakes import record_of
 
 import rove as vf
 from rove.core.records import StepTokens, TrajectoryStep
-from rove.train.collect import rewards_of, training_samples
+from rove.train.collect import training_samples, turn_rewards
 from tests.train.test_rl import ROWS, TwoTurns, letters, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
 
@@ -38,18 +38,18 @@ def taken(*rewards: float | None, earned: float = 0.0, index: int = 0, **fields:
 
 
 def test_the_rollouts_reward_is_earned_in_the_last_turn():
-    assert rewards_of([taken(0.5, 1.0, earned=2.0), taken(None, 0.25, earned=1.0)]) == [[0.5, 3.0], [0.0, 1.25]]
-    assert rewards_of([taken(None, 1.0), taken(None, None, earned=1.0), taken(earned=1.0)]) == [[0, 1], [0, 1], []]
+    assert turn_rewards([taken(0.5, 1.0, earned=2.0), taken(None, 0.25, earned=1.0)]) == [[0.5, 3.0], [0.0, 1.25]]
+    assert turn_rewards([taken(None, 1.0), taken(None, None, earned=1.0), taken(earned=1.0)]) == [[0, 1], [0, 1], []]
 
 
 def test_a_group_without_rewards_of_turns_is_rewarded_as_a_whole():
-    assert rewards_of([taken(None, None, earned=2.0), taken(None, earned=1.0)]) == [[2.0], [1.0]]
+    assert turn_rewards([taken(None, None, earned=2.0), taken(None, earned=1.0)]) == [[2.0], [1.0]]
 
 
 def test_a_truncated_rollout_can_have_earned_nothing_in_any_turn():
     group = [taken(0.5, 1.0, earned=2.0, is_truncated=True), taken(0.5, 1.0)]
-    assert rewards_of(group, "zero") == [[0.0, 0.0], [0.5, 1.0]]
-    assert rewards_of(group, "keep") == [[0.5, 3.0], [0.5, 1.0]]
+    assert turn_rewards(group, "zero") == [[0.0, 0.0], [0.5, 1.0]]
+    assert turn_rewards(group, "keep") == [[0.5, 3.0], [0.5, 1.0]]
 
 
 def test_advantages_of_turns_are_those_of_their_tokens():

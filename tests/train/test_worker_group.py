@@ -16,7 +16,7 @@ from ranks_program import ragged
 
 from rove.core.errors import Error
 from rove.train.batch import micro_batches, trained_tokens
-from rove.train.worker_group import ALONE, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,13 +53,13 @@ class Counter:
 
 
 def test_a_team_of_one_just_does_it():
-    team = Team(ALONE, Counter())
+    team = Team(SINGLE_PROCESS, Counter())
     assert team.do("add", 1, 2) == 3
     with pytest.raises(Error, match="no"):
         team.do("fail")
     team.close()
-    assert ALONE.agree() is True and ALONE.agree(False) is False
-    assert ALONE.total({"a": 1.0}) == {"a": 1.0}
+    assert SINGLE_PROCESS.broadcast_continue() is True and SINGLE_PROCESS.broadcast_continue(False) is False
+    assert SINGLE_PROCESS.total({"a": 1.0}) == {"a": 1.0}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ MODULE = Path(__file__).parents[1].joinpath("support", "worker_module.py")
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    workers = Workers(MODULE, most=2)
+    workers = Workers(MODULE, max_workers=2)
     yield workers
     workers.close()
 
@@ -123,7 +123,7 @@ def test_a_call_that_is_cancelled_kills_too(workers: Workers) -> None:
         pid = await worker.call("pid")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.call("spin"), 0.2)
-        assert worker.is_gone
+        assert worker.is_closed
         return pid
 
     assert ends(asyncio.run(go()))
@@ -144,7 +144,7 @@ def test_what_a_worker_has_started_ends_with_it(workers: Workers) -> None:
 
 def test_borrowed_workers_are_few_used_again_and_replaced(workers: Workers) -> None:
     async def one(number: int) -> int | None:
-        async with workers.borrowed() as worker:
+        async with workers.acquire() as worker:
             if number == 5:
                 with pytest.raises(WorkerError):
                     await worker.call("die")
@@ -254,7 +254,7 @@ def test_another_interpreter_has_its_own_path(tmp_path: Path) -> None:
     module.write_text("import sys, only_there\ndef setup(): return [sys.executable, sys.path]\n")
     workers = Workers(module, python=sys.executable, paths=[str(tmp_path)])
     workers.start()
-    executable, path = workers.told
+    executable, path = workers.setup_result
     assert executable == sys.executable and path[0] == str(tmp_path)
     workers.close()
 
@@ -272,7 +272,7 @@ def test_randomness_variables_and_memory_are_its_own(workers: Workers, monkeypat
     assert "PATH" in variables and "OPENAI_API_KEY" not in variables and variables["PYTHONHASHSEED"] == "0"
 
     async def hoard() -> int:
-        small = Workers(MODULE, memory=256 << 20)
+        small = Workers(MODULE, memory_bytes=256 << 20)
         try:
             return await (await small.open()).call("hoard")
         finally:
@@ -312,7 +312,7 @@ def test_workers_may_ask_back_and_answer_many_at_once(tmp_path: Path) -> None:
         workers = Workers(module)
         worker: Worker = await workers.open(answer)
         try:
-            return await asyncio.gather(*(worker.ask("any", value=value) for value in (1, -1, 3)))
+            return await asyncio.gather(*(worker.request("any", value=value) for value in (1, -1, 3)))
         finally:
             workers.close()
 

@@ -20,7 +20,7 @@ from rove.compat.verifiers.multiturn import MultiTurnEnv, SingleTurnEnv
 from rove.compat.verifiers.parsers import Parser, XMLParser
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
-from rove.integrations.environments.libraries import needs
+from rove.integrations.environments.libraries import require_library
 from rove.integrations.environments.open_env_wire import Session
 from rove.integrations.environments.reasoning import ReasoningGymEnv as Tasks
 from rove.workers import Workers
@@ -86,7 +86,9 @@ class ReasoningGymEnv(SingleTurnEnv):
         super().__init__(
             dataset=make_table(train),
             eval_dataset=make_table(held_out) if held_out else None,
-            system_prompt=self._tasks.workers.told["system_prompt"] if system_prompt is _THEIRS else system_prompt,
+            system_prompt=self._tasks.workers.setup_result["system_prompt"]
+            if system_prompt is _THEIRS
+            else system_prompt,
             parser=parser,
             rubric=rubric,
         )
@@ -98,7 +100,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         for start in range(0, total, CHUNK):
             places = list(range(start, min(start + CHUNK, total)))
             spec = {**family, "seed": self.seed, "size": total, "positions": places}
-            made += self._tasks.workers.call_now("tasks", 4 * CALL_SECONDS, **spec)
+            made += self._tasks.workers.call_sync("tasks", 4 * CALL_SECONDS, **spec)
         return made
 
     @teardown
@@ -131,13 +133,13 @@ class TextArenaEnv(MultiTurnEnv):
         **kwargs: Any,
     ):
         for module in ("nltk", "textarena"):
-            needs(module, "textarena", type(self).__name__)
+            require_library(module, "textarena", type(self).__name__)
         self.game, self.feedback_fn, self.seed = game, feedback_fn, seed
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.workers = Workers(TEXT_ARENA, {"game": game}, env=dict(os.environ), name=game)
         self.workers.start()
         draw = random.Random(seed)
-        told = self.workers.told
+        told = self.workers.setup_result
         rows = [
             {"question": told["question"], "answer": draw.choice(told["words"])}
             for _ in range(num_train_examples + num_eval_examples)
@@ -177,7 +179,7 @@ class TextArenaEnv(MultiTurnEnv):
     @teardown
     async def end_workers(self) -> None:
         """End the process that the games' processes come from."""
-        await self.workers.end()
+        await self.workers.aclose()
 
 
 class OpenEnvEnv(MultiTurnEnv):

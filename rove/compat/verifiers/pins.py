@@ -13,9 +13,9 @@ from types import FrameType
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from rove.compat.alias import NAME, STAND_INS
+from rove.compat.alias import NAME, PROVIDED_VERSIONS
 
-RELEASES = tuple(map(Version, STAND_INS[NAME][1:]))
+RELEASES = tuple(map(Version, PROVIDED_VERSIONS[NAME][1:]))
 """Releases of the library with the API that rove answers for, oldest first."""
 NEWEST = RELEASES[-1]
 _OWN = ("rove", NAME)
@@ -40,7 +40,7 @@ def written_for() -> Version:
 
 @lru_cache(maxsize=256)
 def _pinned(module: str, file: str) -> Version:
-    return newest_allowed(_of_distribution(module) or requirements_beside(Path(file))) if file else NEWEST
+    return newest_allowed(_of_distribution(module) or project_requirements(Path(file))) if file else NEWEST
 
 
 def newest_allowed(requirements: Iterable[str]) -> Version:
@@ -63,7 +63,7 @@ def _of_distribution(module: str) -> list[str]:
         return []
 
 
-def requirements_beside(file: Path) -> list[str]:
+def project_requirements(file: Path) -> list[str]:
     """The requirements in the `pyproject.toml` of a module's folder or its parent folder; none without one."""
     for folder in (file.parent, file.parent.parent):
         try:

@@ -38,7 +38,7 @@ PASSED_ON = (
     *("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_OFFLINE", "ROVE_COMPAT", "DOCKER_HOST"),
 )
 """Environment variables that an installed environment sees, besides those that its manifest names."""
-STANDS_IN = "rove.compat:replace"
+STANDS_IN = "rove.compat:install_replacement"
 """Called in the worker of a package of v0: rove answers for `verifiers`, whatever is installed."""
 PASS_VAR = "ROVE_PASS"
 """Names of more of them, separated by commas."""

@@ -13,12 +13,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import rove
-from rove.compat import STAND_INS
+from rove.compat import PROVIDED_VERSIONS
 from rove.core.errors import ConfigError
 from rove.hub.package.dependencies import applies, parse_requirement, parse_specifiers
 
 VERIFIERS = "verifiers"
-ANSWERED_FOR = {"rove": (rove.__version__,), **STAND_INS}
+ANSWERED_FOR = {"rove": (rove.__version__,), **PROVIDED_VERSIONS}
 """What nothing is fetched for where a dependency asks for it, by name: the versions that the rove that is here stands for."""
 BROUGHT_ALONG = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
 """What came with the real `verifiers`, so that its packages import it without saying so."""
@@ -48,7 +48,7 @@ def needed(dependencies: Iterable[str], who: str) -> list[str]:
             _check(requirement, [here], f"{who} needs {requirement}; here is rove {here}: upgrade rove")
             found += _of_extras(requirement.extras)
         elif name == VERIFIERS:
-            known = STAND_INS[VERIFIERS]
+            known = PROVIDED_VERSIONS[VERIFIERS]
             words = f"{who} needs {requirement}; rove stands for the API that verifiers had until {known[-1]}"
             _check(requirement, known, words)
         else:

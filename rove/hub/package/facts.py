@@ -68,7 +68,7 @@ def play(
     )
     try:
         workers.start()
-        return msgspec.convert(workers.told, Facts)
+        return msgspec.convert(workers.setup_result, Facts)
     except RemoteError as error:
         said = error.args[0] if error.type == "ConfigError" else str(error)
         raise PackageError(

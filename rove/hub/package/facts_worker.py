@@ -19,7 +19,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     """Load, play, tell."""
     asked: list[str] = []
     sys.addaudithook(lambda event, args: _watch(asked, event, args))
-    compat.offer()
+    compat.install_fallback()
     env = load_environment(module, folder)
     players = asyncio.run(_play(env, examples, seed))
     parts = env.held_parts

@@ -25,7 +25,7 @@ class Checkers:
 
     def __init__(self) -> None:
         program = Path(__file__).with_name("checking.py")
-        self._workers = Workers(program, most=MOST, memory=MEMORY, name="rove-hub-check")
+        self._workers = Workers(program, max_workers=MOST, memory_bytes=MEMORY, name="rove-hub-check")
 
     async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[Kept]:
         """Check a package and give its files their names; arguments as those of `rove.hub.server.checking.Session.check`.
@@ -35,7 +35,7 @@ class Checkers:
         """
         asked = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
         try:
-            async with self._workers.borrowed() as worker:
+            async with self._workers.acquire() as worker:
                 kept = await worker.call("check", SECONDS, **asked)
         except RemoteError as error:
             said = str(error).partition(": ")[2].replace(f"{draft}/", "")
@@ -52,4 +52,4 @@ class Checkers:
 
     async def close(self) -> None:
         """End them."""
-        await self._workers.end()
+        await self._workers.aclose()

@@ -18,7 +18,7 @@ from rove.core.state import State
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations.environments.gym_text import describe, game_of, read_action
-from rove.integrations.environments.libraries import needs
+from rove.integrations.environments.libraries import require_library
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
 from rove.utils.threads import Threads, UnderWay
@@ -80,7 +80,7 @@ class GymEnv(MultiTurnEnv):
         self.max_episode_steps = max_episode_steps
         check_positive(self, "num_train_episodes", "num_eval_episodes", "max_episode_steps")
         if isinstance(env_cls, str):
-            needs("gymnasium", "gym", type(self).__name__)
+            require_library("gymnasium", "gym", type(self).__name__)
         game = game_of(env_cls) if isinstance(env_cls, str) else None
         self.reward_range = reward_range or (game.reward_range if game else None)
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
@@ -100,7 +100,7 @@ class GymEnv(MultiTurnEnv):
             dataset=lambda: self._rows(description, num_train_episodes, f"{seed}:train"),
             eval_dataset=lambda: self._rows(description, num_eval_episodes, f"{seed}:eval"),
             max_turns=max_episode_steps or (game.max_steps if game else None) or _own_limit(env_cls) or MAX_STEPS,
-            **{"rubric": rubric, "policies": {"random": self.random_player}, **kwargs},
+            **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
     def _rows(self, description: str, count: int, seed: str) -> Iterator[dict[str, Any]]:
@@ -134,7 +134,7 @@ class GymEnv(MultiTurnEnv):
             state["final_env_response"] = f"{text}\nThe game is over."
         return text
 
-    def random_player(self, messages: Messages, state: State, rng: random.Random) -> str:
+    def random_policy(self, messages: Messages, state: State, rng: random.Random) -> str:
         """Any action, by name."""
         return rng.choice(self._names(state["gym_env"]))
 

@@ -7,7 +7,7 @@ import importlib.util
 from rove.core.errors import ConfigError
 
 
-def needs(module: str, extra: str, who: str) -> None:
+def require_library(module: str, extra: str, who: str) -> None:
     """See that a library is there, without importing it.
 
     Raises:

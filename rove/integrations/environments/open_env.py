@@ -83,11 +83,11 @@ class OpenEnvEnv(MultiTurnEnv):
         reset_args: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         call_seconds: float = 60.0,
-        room_seconds: float = 600.0,
+        capacity_seconds: float = 600.0,
         **kwargs: Any,
     ):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
-        self.call_seconds, self.room_seconds = call_seconds, room_seconds
+        self.call_seconds, self.capacity_seconds = call_seconds, capacity_seconds
         check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "room_seconds")
         if as_tool and action_parser is not None:
             raise ConfigError("action_parser reads texts, and as_tool has actions that are none; expected one of them")
@@ -114,7 +114,7 @@ class OpenEnvEnv(MultiTurnEnv):
         server = await self._connected()
         session = state["session"] = Session(server.http, self.base_url)
         data = {"seed": state["info"]["seed"], **self.reset_args}
-        told = await session.reset(self.call_seconds, self.room_seconds, **data)
+        told = await session.reset(self.call_seconds, self.capacity_seconds, **data)
         state.update(openenv_state=told, openenv_server=server)
         if self.as_tool:
             state["tools"] = [server.tool]

@@ -17,7 +17,7 @@ from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import teardown
 from rove.envs.single_turn import SingleTurnEnv
-from rove.integrations.environments.libraries import needs
+from rove.integrations.environments.libraries import require_library
 from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
@@ -96,10 +96,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         self.score_seconds, self.max_workers = score_seconds, max_workers
         check_positive(self, "num_train_examples", "num_eval_examples", "score_seconds", "max_workers")
         if python is None:
-            needs("reasoning_gym", "reasoning-gym", type(self).__name__)
+            require_library("reasoning_gym", "reasoning-gym", type(self).__name__)
         self.families = _families(gym, config)
         self.partial_credit = partial_credit
-        self.workers = Workers(WORKER, python=python, most=max_workers, memory=MEMORY, name="reasoning-gym")
+        self.workers = Workers(
+            WORKER, python=python, max_workers=max_workers, memory_bytes=MEMORY, name="reasoning-gym"
+        )
         super().__init__(
             dataset=lambda: self._rows(num_train_examples, derive_seed(seed, "train") % (1 << 31)),
             eval_dataset=lambda: self._rows(num_eval_examples, derive_seed(seed, "eval") % (1 << 31)),
@@ -112,8 +114,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         """Rows as they are asked for; which family one is of depends on the seed and its position alone."""
         self.workers.start()
         for family in self.families:
-            if family.name not in self.workers.told["families"]:
-                known = nearest(family.name, self.workers.told["families"])
+            if family.name not in self.workers.setup_result["families"]:
+                known = nearest(family.name, self.workers.setup_result["families"])
                 raise ConfigError(f"reasoning-gym has no family '{family.name}'; {known}")
         weights = [family.weight for family in self.families]
         for start in range(0, count, CHUNK):
@@ -124,7 +126,7 @@ class ReasoningGymEnv(SingleTurnEnv):
                 mine = [position for position in positions if chosen[position] is family]
                 if mine:
                     spec = {"family": family.name, "config": family.config, "seed": seed}
-                    tasks = self.workers.call_now("tasks", TASK_SECONDS, **spec, size=count, positions=mine)
+                    tasks = self.workers.call_sync("tasks", TASK_SECONDS, **spec, size=count, positions=mine)
                     made.update(zip(mine, tasks, strict=True))
             for position in positions:
                 yield _row(chosen[position], seed, made[position])
@@ -139,18 +141,18 @@ class ReasoningGymEnv(SingleTurnEnv):
             WorkerError: scoring did not end in time, or killed its worker.
             RemoteError: the library cannot be loaded.
         """
-        async with self.workers.borrowed() as worker:
+        async with self.workers.acquire() as worker:
             family = {name: info[name] for name in ("family", "config", "seed")}
             await worker.call("prepare", TASK_SECONDS, **family)  # what the family loads is not the answer's time
             score, _ = await worker.call("score", self.score_seconds, **info, answer=answer)
-            if info["family"] in self.workers.told["running"]:
+            if info["family"] in self.workers.setup_result["running"]:
                 worker.close()
         return score
 
     @teardown
     async def end_workers(self) -> None:
         """End the worker processes."""
-        await self.workers.end()
+        await self.workers.aclose()
 
 
 class _FamilyRubric(Rubric):

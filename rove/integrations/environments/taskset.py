@@ -117,7 +117,7 @@ class TasksetEnv(AgentEnv):
 
     def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
         for start in itertools.count(0, CHUNK):
-            rows = self.workers.call_now("rows", ROWS_SECONDS, train=train, start=start, stop=start + CHUNK)
+            rows = self.workers.call_sync("rows", ROWS_SECONDS, train=train, start=start, stop=start + CHUNK)
             for row in rows:
                 row["info"]["train"] = train
                 yield row
@@ -144,10 +144,10 @@ class TasksetEnv(AgentEnv):
         state.update(episode=(worker, number), verifiers=None)
         task = {"train": info["train"], "place": info["place"], "key": info["key"]}
         try:
-            told = await worker.ask("play", number=number, base_url=f"{access.keyed_root}/v1", **task)
+            told = await worker.request("play", number=number, base_url=f"{access.keyed_root}/v1", **task)
         except asyncio.CancelledError:
             with suppress(TimeoutError, RemoteError, WorkerError):
-                await asyncio.wait_for(worker.ask("cancel", number=number), CANCEL_SECONDS)
+                await asyncio.wait_for(worker.request("cancel", number=number), CANCEL_SECONDS)
             raise
         except RemoteError as error:
             raise AgentError(f"{error.type}: {error.args[0]}") from error
@@ -244,7 +244,7 @@ def _told_by(workers: Workers, taskset: str) -> dict[str, Any]:
         raise ConfigError(f"the taskset '{taskset}' did not load: {error.type}: {error.args[0]}") from error
     except Error as error:
         raise ConfigError(str(error)) from error
-    return workers.told
+    return workers.setup_result
 
 
 async def _stop(state: State, condition: str) -> None:

@@ -18,7 +18,7 @@ from rove.core.protocols import Client
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.integrations.environments.libraries import needs
+from rove.integrations.environments.libraries import require_library
 from rove.rubrics import Rubric
 from rove.workers import Worker, Workers
 
@@ -80,9 +80,9 @@ class TextArenaEnv(MultiTurnEnv):
         self.num_train_examples, self.num_players, self.call_seconds = num_train_examples, num_players, call_seconds
         check_positive(self, "num_train_examples", "num_players", "call_seconds")
         if python is None:
-            needs("textarena", "textarena", type(self).__name__)
+            require_library("textarena", "textarena", type(self).__name__)
         self.game, self.feedback_fn = game, feedback_fn
-        self.workers = Workers(WORKER, {"offline": offline}, python=python, memory=MEMORY, name="textarena")
+        self.workers = Workers(WORKER, {"offline": offline}, python=python, memory_bytes=MEMORY, name="textarena")
         opponent = opponent or random_bracket
         self.opponent_client: Client = (
             opponent if isinstance(opponent, Client) else ScriptedClient(opponent, "opponent")
@@ -106,9 +106,9 @@ class TextArenaEnv(MultiTurnEnv):
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
         """Begin the game, and let others move who are before the model."""
-        await self.workers.ready()
-        if self.game not in self.workers.told:
-            raise ConfigError(f"TextArena has no game '{self.game}'; {nearest(self.game, self.workers.told)}")
+        await self.workers.ensure_started()
+        if self.game not in self.workers.setup_result:
+            raise ConfigError(f"TextArena has no game '{self.game}'; {nearest(self.game, self.workers.setup_result)}")
         worker = await self.workers.open()
         state.update(worker=worker, game=None, views={})
         info = {"game": self.game, "seed": state["info"]["seed"], "num_players": self.num_players}
@@ -153,7 +153,7 @@ class TextArenaEnv(MultiTurnEnv):
     @teardown
     async def end_workers(self) -> None:
         """End the process that the games' processes come from."""
-        await self.workers.end()
+        await self.workers.aclose()
 
 
 def raw_reward(state: State) -> float:

@@ -106,7 +106,7 @@ def measure(rounds: int = 3) -> Costs:
 
 def _measured(rollouts: int = 24) -> Costs:
     from rove.runs.run import Run
-    from rove.train.sequences import samples_from_record
+    from rove.train.sequences import sequences_from_record
 
     records, played = asyncio.run(_played(rollouts))
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def _measured(rollouts: int = 24) -> Costs:
             kept = _cpu(lambda: [run.append_rollout(record) for record in records])
             size = (run.path / "rollouts.jsonl").stat().st_size
     samples: list[Any] = []
-    sampled = _cpu(lambda: samples.extend(one for record in records for one in samples_from_record(record, 0.5)))
+    sampled = _cpu(lambda: samples.extend(one for record in records for one in sequences_from_record(record, 0.5)))
     tokens = sum(len(sample.ids) for sample in samples)
     told = b""
 

@@ -81,7 +81,7 @@ async def main(count: int) -> None:
     from rove.engine.client import EngineClient
 
     rng, seen = random.Random(0), dict[int, int]()
-    client = EngineClient.of(tiny_model(context=512), max_batch=64)
+    client = EngineClient.from_model(tiny_model(context=512), max_batch=64)
     client.engine.release()
     print(f"{'requests':>9} {'MiB':>7} {'kept MiB':>9} {'seconds':>8}  statuses (0: went away)")
     async with listening(make_app(client, "tiny")) as runner:

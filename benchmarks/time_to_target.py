@@ -158,7 +158,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
     from rove.rendering.renderer import Renderer
     from rove.rollouts.groups import run_groups
     from rove.train.collect import plan_groups
-    from rove.train.sequences import samples_from_record
+    from rove.train.sequences import sequences_from_record
     from rove.train.trainer import lr_scale
 
     torch.set_num_threads(1)
@@ -188,7 +188,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
         nonlocal played
         out: dict[str, list[Any]] = {key: [] for key in ("prompt_ids", "completion_ids", "env_mask", "score")}
         for record in asyncio.run(play(played)):
-            [sample] = samples_from_record(record, 1.0)
+            [sample] = sequences_from_record(record, 1.0)
             said = sample.mask.index(True)
             out["prompt_ids"].append(sample.ids[:said])
             out["completion_ids"].append(sample.ids[said:])
@@ -251,7 +251,7 @@ def measure(start: str, games: int) -> Callable[[Path], float]:
     from rove import EngineClient, evaluate, load_environment, load_model
 
     env = load_environment(ENV, num_examples=games, seed=99, min_random_move_prob=0.0, max_random_move_prob=0.0)
-    client = EngineClient.of(load_model(start))
+    client = EngineClient.from_model(load_model(start))
     versions = itertools.count(1)
 
     def draws(folder: Path) -> float:

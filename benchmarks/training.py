@@ -75,7 +75,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     from rove.train.advantages import group_advantages
     from rove.train.batch import can_pack, micro_batches, trained_tokens
     from rove.train.losses import cross_entropy, make_loss
-    from rove.train.sequences import Sample
+    from rove.train.sequences import TrainingSequence
     from rove.train.trainer import Trainer
 
     class NoTokenizer:
@@ -102,7 +102,9 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
             for prompt, one, advantage in zip(prompts[start:], made[start : start + GROUP], advantages, strict=False):
                 mask = [False] * PROMPT + [True] * NEW
                 samples.append(
-                    Sample(prompt + one.ids, mask, [0.0] * PROMPT + one.logprobs, [advantage * m for m in mask])
+                    TrainingSequence(
+                        prompt + one.ids, mask, [0.0] * PROMPT + one.logprobs, [advantage * m for m in mask]
+                    )
                 )
         step(samples, make_loss("cispo"))
         engine.update_weights(seed, dict(loaded.model.named_parameters()) if bf16_sampling else None)
@@ -110,7 +112,10 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     def sft(seed: int) -> None:
         rng = random.Random(seed)
         rows = [[rng.randrange(VOCAB) for _ in range(SFT_LENGTH)] for _ in range(SFT_ROWS)]
-        step([Sample(ids, [True] * SFT_LENGTH, [0.0] * SFT_LENGTH, [1.0] * SFT_LENGTH) for ids in rows], cross_entropy)
+        step(
+            [TrainingSequence(ids, [True] * SFT_LENGTH, [0.0] * SFT_LENGTH, [1.0] * SFT_LENGTH) for ids in rows],
+            cross_entropy,
+        )
 
     def step(samples: list[Any], loss: Any) -> None:
         batches = micro_batches(samples, MICRO_BATCH_TOKENS, pack=can_pack(loaded.model))

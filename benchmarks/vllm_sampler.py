@@ -171,7 +171,7 @@ def main() -> None:
             sys.exit("the embedded run failed")
     served = runs["vLLM, seed 0"] = folder / "vllm-0"
     command = f"{args.python} -m vllm.entrypoints.openai.api_server"
-    more = ["--sampler", "vllm", f"--vllm.command={command}", '--vllm.args=["--enforce-eager"]']
+    more = ["--backend", "vllm", f"--vllm.command={command}", '--vllm.args=["--enforce-eager"]']
     process = play(model, served, args.steps, 0, *more)
     if not served.exists() or Run(served).summary() is None:
         after_step(served, args.kill_at, process)

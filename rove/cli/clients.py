@@ -115,7 +115,7 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    return EngineClient.of(load_for_sampling(path, trust_remote_code))
+    return EngineClient.from_model(load_for_sampling(path, trust_remote_code))
 
 
 def _key(variable: str) -> str | None:

@@ -168,7 +168,7 @@ def served_client(config: ServeConfig) -> Client:
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
     for path in config.adapters.values():
         check_base(path, folder)
-    client = EngineClient.of(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
+    client = EngineClient.from_model(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client

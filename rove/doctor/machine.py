@@ -16,10 +16,10 @@ from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_sec
 from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
 from rove.models.load import LoadedModel
-from rove.models.recompute import layers_of, recomputed
+from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.rl import RLConfig
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import token_logprobs
 
 ADAM = 2
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     """Largest difference in nats between the log-probs of the sampler and the trainer; None if nothing was sampled."""
 
 
-def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Sample] = ()) -> Trial:
+def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
     """Forward and backward pass over the largest micro-batch of these samples, or of a made-up one; no weight changes."""
     model, sampled = loaded.model, bool(samples)
     if not sampled:
@@ -58,11 +58,11 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Sample
         count = min(PROBE, config.micro_batch_tokens, int(getattr(model.config, "max_position_embeddings", PROBE)))
         ids = [rng.randrange(model.config.vocab_size) for _ in range(count)]
         mask = [place > 0 for place in range(count)]
-        samples = [Sample(ids, mask, [0.0] * count, [1.0] * count)]
+        samples = [TrainingSequence(ids, mask, [0.0] * count, [1.0] * count)]
     batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
     batch = max(batches, key=lambda one: one.ids.numel())
     # While a layer is computed again its activations are there in full: so are those of the last one here.
-    again = layers_of(model)[:-1] if config.activation_checkpointing else []
+    again = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
     saved, logprobs = _pass(model, batch, again)
     started = time.perf_counter()
     _pass(model, batch, again)  # again: the first time much is set up
@@ -83,7 +83,7 @@ def _pass(model: Any, batch: Batch, again: Sequence[torch.nn.Module]) -> tuple[i
         return tensor
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recomputed(again):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), checkpoint_activations(again):
             logprobs, _ = token_logprobs(model, batch)
         saved = sum(kept.values())  # before any of it is freed
         (-logprobs.mean()).backward()

@@ -15,7 +15,7 @@ from rove.rendering.renderer import Renderer
 from rove.statistics import mean
 from rove.train.advantages import turn_advantages
 from rove.train.collect import turn_rewards
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 
 EASY = 0.8
 """Share of the best reward above which there is little left to learn."""
@@ -163,7 +163,7 @@ def check_context(sampled: Lengths, players: Lengths, max_tokens: int, context: 
 def check_history(records: Sequence[RolloutRecord], played: Sequence[RolloutRecord], renderer: Renderer) -> Finding:
     """Whether each turn's prompt extends the turn before it, as the model's chat template writes it."""
     long = [r for r in records if len(r.steps) > 1 and all(s.tokens is not None for s in r.steps)]
-    forks = sum(len(samples_from_record(record, 0.0)) > 1 for record in long)
+    forks = sum(len(sequences_from_record(record, 0.0)) > 1 for record in long)
     turns = [([*r.prompt, *r.completion], r.tools) for r in played if len(r.steps) > 1]
     try:
         told = sum(len(renderer.training_branches(*conversation)) > 1 for conversation in turns)

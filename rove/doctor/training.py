@@ -39,9 +39,9 @@ from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
 from rove.train.collect import plan_groups
-from rove.train.lora import adapted
+from rove.train.lora import add_lora
 from rove.train.rl import RLConfig
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 
 PLAYED = 8
 """Rollouts of every scripted policy."""
@@ -95,7 +95,7 @@ async def check_training(
         yield Finding(FAIL, "model", _said(error), advice)
         return
     try:
-        loaded = adapted(config, loaded)
+        loaded = add_lora(config, loaded)
     except ConfigError as error:
         yield Finding(FAIL, "adapter", str(error), "rove rl refuses this; change it")
         return
@@ -125,7 +125,7 @@ async def _tried(
     config: RLConfig, env: Environment, loaded: LoadedModel, groups: int, folder: Path, watch: Watch
 ) -> AsyncIterator[Finding]:
     """Findings that need the model at work."""
-    client = EngineClient.of(loaded, max_batch=config.batch_size)
+    client = EngineClient.from_model(loaded, max_batch=config.batch_size)
     context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
     sampled, played = Sampled([], 0.0), list[RolloutRecord]()
     if groups:
@@ -140,7 +140,7 @@ async def _tried(
         yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are not known", "leave out --quick")
         yield check_context(first_prompts(env, loaded.renderer), Lengths(), config.max_tokens, context)
     watch("one micro-batch", 1, 1)
-    samples = [s for r in sampled.records if r.steps and r.error is None for s in samples_from_record(r, 1.0)]
+    samples = [s for r in sampled.records if r.steps and r.error is None for s in sequences_from_record(r, 1.0)]
     try:
         trial = try_training(config, loaded, samples)
     except Exception as error:  # out of memory, or a model that cannot be trained here
@@ -168,7 +168,7 @@ def _of_machine(
 def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
     """Tokens that training on these rollouts computes: groups without spread are left out, common beginnings shared."""
     taught = [record for group in groups_with_spread(records) for record in group]
-    samples = [sample for record in taught for sample in samples_from_record(record, 1.0)]
+    samples = [sample for record in taught for sample in sequences_from_record(record, 1.0)]
     return sum(b.ids.numel() for b in micro_batches(samples, config.micro_batch_tokens, pack=can_pack(loaded.model)))
 
 

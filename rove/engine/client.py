@@ -59,10 +59,14 @@ class EngineClient(Generic[AnEngine]):
         self.max_concurrent = engine.max_batch
 
     @classmethod
-    def of(cls, loaded: LoadedModel, max_batch: int = 256, in_flight: bool = False) -> EngineClient[Engine]:
+    def from_model(
+        cls, loaded: LoadedModel, max_batch: int = 256, in_flight_updates: bool = False
+    ) -> EngineClient[Engine]:
         """A client around a loaded model; `in_flight`: see `Engine`."""
         renderer = loaded.renderer
-        engine = Engine(loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight=in_flight)
+        engine = Engine(
+            loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight_updates=in_flight_updates
+        )
         return EngineClient(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:

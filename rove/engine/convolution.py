@@ -16,7 +16,7 @@ import torch
 from rove.engine.kv_cache import Pool
 from rove.engine.lora import Adapted, adapt
 from rove.engine.scheduler import Chunk, Step
-from rove.models.linear import linear, packed, weight_of
+from rove.models.linear import effective_weight, linear, pack_weight
 
 
 class Convolution(NamedTuple):
@@ -35,11 +35,11 @@ class Convolution(NamedTuple):
     def of(module: Any) -> Convolution:
         """The weights of transformers' module."""
         return Convolution(
-            into=packed(weight_of(module.in_proj)),
+            into=pack_weight(effective_weight(module.in_proj)),
             into_bias=module.in_proj.bias,
             kernel=module.conv.weight.detach()[:, 0].t().float().contiguous(),
             bias=module.conv.bias,
-            out=packed(weight_of(module.out_proj)),
+            out=pack_weight(effective_weight(module.out_proj)),
             out_bias=module.out_proj.bias,
         )
 

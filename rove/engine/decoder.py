@@ -23,7 +23,7 @@ from rove.engine.native import NativeOps
 from rove.engine.ops import Heads, Ops, TorchOps, turned
 from rove.engine.scheduler import Step
 from rove.models.attention import attend_chunk
-from rove.models.linear import linear, packed, weight_of
+from rove.models.linear import effective_weight, linear, pack_weight
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone."""
@@ -116,7 +116,7 @@ class Decoder:
             with torch.inference_mode():
                 self._layers = [self._join(layer) for layer in self.model.model.layers]
                 self._norm = self._norm_weight(getattr(self.model.model, self.names.last_norm))
-                self._head = packed(self.model.lm_head.weight)
+                self._head = pack_weight(self.model.lm_head.weight)
             self._versions = versions
 
     def _join(self, layer: Any) -> _Layer:
@@ -125,14 +125,14 @@ class Decoder:
             norm=self._norm_weight(getattr(layer, names.mixer_norm)),
             mixer=Convolution.of(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn),
             mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
-            gate_up=packed(torch.cat([weight_of(getattr(mlp, name)) for name in (names.gate, names.up)])),
-            down=packed(weight_of(getattr(mlp, names.down))),
+            gate_up=pack_weight(torch.cat([effective_weight(getattr(mlp, name)) for name in (names.gate, names.up)])),
+            down=pack_weight(effective_weight(getattr(mlp, names.down))),
         )
 
     def _join_attention(self, attention: Any) -> _Attention:
         names = self.names
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        weights = [self.paired(weight_of(p)) for p in projections[:2]] + [weight_of(projections[2])]
+        weights = [self.paired(effective_weight(p)) for p in projections[:2]] + [effective_weight(projections[2])]
         bias = None
         if attention.q_proj.bias is not None:
             bias = torch.cat([self.paired(p.bias) for p in projections[:2]] + [projections[2].bias])
@@ -144,10 +144,10 @@ class Decoder:
             )
         out = getattr(attention, names.out)
         return _Attention(
-            qkv=packed(torch.cat(weights)),
+            qkv=pack_weight(torch.cat(weights)),
             qkv_bias=bias,
             head_norm=head_norm,
-            out=packed(weight_of(out)),
+            out=pack_weight(effective_weight(out)),
             out_bias=out.bias,
             rotates=bool(getattr(attention, "use_rope", True)),
         )

@@ -126,7 +126,9 @@ def alternatives(probabilities: torch.Tensor, counts: list[int]) -> list[list[tu
     ]
 
 
-def score(logits: torch.Tensor, ids: torch.Tensor, top: int = 0) -> tuple[list[float], list[list[tuple[int, float]]]]:
+def score_tokens(
+    logits: torch.Tensor, ids: torch.Tensor, top: int = 0
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
     """What a model makes of given tokens, such as those of a prompt.
 
     Args:

@@ -21,7 +21,7 @@ from rove.core.errors import ConfigError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
 from rove.engine import decoder, lora, sampler
 from rove.engine.constraints import constraint_for
-from rove.engine.draw import score
+from rove.engine.draw import score_tokens
 from rove.engine.requests import Asked
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler
@@ -66,10 +66,10 @@ class Engine:
         chunk: int = CHUNK,
         renderer: Renderer | None = None,
         native: bool = True,
-        in_flight: bool = False,
+        in_flight_updates: bool = False,
     ):
         self.model = model
-        self.in_flight = in_flight
+        self.in_flight_updates = in_flight_updates
         self.stop_ids = frozenset(stop_ids)
         self.renderer = renderer
         self.max_batch = max_batch
@@ -170,7 +170,7 @@ class Engine:
         ids = torch.tensor([list(prompt_ids)], device=self.model.device)
         with lora.applied(self.model, adapter):
             logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
-        return score(logits, ids[0, 1:], asked.prompt_logprobs or 0)
+        return score_tokens(logits, ids[0, 1:], asked.prompt_logprobs or 0)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each of `ids[1:]` given what precedes it."""
@@ -197,7 +197,7 @@ class Engine:
         """
         self._drop_cancelled()
         under_way = self._runner.rows()
-        if under_way and not self.in_flight:
+        if under_way and not self.in_flight_updates:
             raise ConfigError(
                 f"{len(under_way)} requests are under way, and an answer has one version of the weights: "
                 "await or cancel them before update_weights, or make the engine with in_flight"
@@ -331,7 +331,9 @@ class Engine:
                 request.top.append(top)
             ended = request.ending.push(token)
             if request.on_token is not None:
-                request.on_token(Token(token, logprob, top, request.ending.take() if request.sampling.stop else None))
+                request.on_token(
+                    Token(token, logprob, top, request.ending.take_text() if request.sampling.stop else None)
+                )
         except Exception as error:
             _fail(row, error)
             return True

@@ -27,7 +27,7 @@ from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 from rove.engine.draw import alternatives, draw, keep_likely, temper, uniforms
 from rove.engine.penalties import Penalties, has_penalty
-from rove.engine.stop_checker import ends_of
+from rove.engine.stop_checker import end_token_ids
 
 
 class Row(NamedTuple):
@@ -197,7 +197,7 @@ class _Needs(NamedTuple):
         top_k = min(asked.top_k or 0, vocab)
         filters = (top_k if top_k > 0 else vocab, 1.0 if asked.top_p is None else asked.top_p, asked.min_p or 0.0)
         least = asked.min_tokens or 0
-        ends = sorted(ends_of(asked, stop_ids)) if least > len(row.answer) else []
+        ends = sorted(end_token_ids(asked, stop_ids)) if least > len(row.answer) else []
         needs = cls(
             filters=None if filters == (vocab, 1, 0) or asked.temperature == 0 else filters,
             penalties=has_penalty(asked),

@@ -14,7 +14,7 @@ WINDOW = 32
 """Most tokens decoded together, unless their characters are unfinished."""
 
 
-def ends_of(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
+def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
     """The tokens that end an answer: the model's own, unless they are to be ignored, and the request's."""
     own = frozenset() if sampling.ignore_eos else stop_ids
     return own | frozenset(sampling.stop_token_ids or ())
@@ -54,7 +54,7 @@ class StopChecker:
         self.text = ""
         """As far as it is known; "" without a decoder."""
         self._stops = sampling.stop or []
-        self._ends = ends_of(sampling, stop_ids)
+        self._ends = end_token_ids(sampling, stop_ids)
         self._min_tokens = sampling.min_tokens or 0
         self._max_tokens = max_tokens
         self._constraint = constraint
@@ -89,7 +89,7 @@ class StopChecker:
             self._read(None, may_stop)
         return self.reason
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """The text since the last call that no stop text can take back any more; at the end all of it."""
         held = 0 if self.reason else self._held()
         ready = self.text[self._taken : len(self.text) - held]

@@ -26,14 +26,14 @@ def _forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
-def packed(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """A copy of a weight [out, in], laid out as `linear` reads it fastest; the weight itself where there is no such layout."""
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
 
 
-def weight_of(layer: Any) -> torch.Tensor:
+def effective_weight(layer: Any) -> torch.Tensor:
     """A linear layer's weight [out, in], with what an adapter of PEFT inside it adds."""
     weight = layer.weight.detach()
     for name in getattr(layer, "active_adapters", ()) if not getattr(layer, "disable_adapters", False) else ():

@@ -211,7 +211,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def trained(model: Any) -> dict[str, torch.Tensor]:
+def trainable_parameters(model: Any) -> dict[str, torch.Tensor]:
     """Name → those parameters of a model that are trained: all, or an adapter's."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -221,7 +221,7 @@ def clone_model(model: Any) -> Any:
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
-def freeze(model: Any) -> None:
+def disable_adapters(model: Any) -> None:
     """Let a model compute what it does without its adapter, from now on."""
     for layer in model.modules():
         if hasattr(layer, "get_delta_weight"):
@@ -238,7 +238,7 @@ def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """
     parameters = dict(model.named_parameters())
     weights = _without_tied(model, weights)
-    if weights.keys() == trained(model).keys():
+    if weights.keys() == trainable_parameters(model).keys():
         parameters = {name: parameters[name] for name in weights}
     if parameters.keys() != weights.keys():
         raise ConfigError(f"weights do not match the model: {sorted(parameters.keys() ^ weights.keys())[:5]} …")

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rove.core.errors import ConfigError
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
+def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of a transformers model whose activations need not be kept, in order.
 
     Raises:
@@ -30,7 +30,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def recomputed(layers: Sequence[nn.Module]) -> Iterator[None]:
+def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     """What these layers compute in this block with gradients, a backward pass computes again, from what went into them.
 
     transformers' own switch is left alone: it works in training mode only, turns off the caches of a model that samples too,

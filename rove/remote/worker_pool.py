@@ -36,8 +36,8 @@ ASKED = ("answer", "give_up", "opponent")
 class Opens(Protocol):
     """Makes workers, on this machine or on another; `rove.workers.Workers` does."""
 
-    async def open(self, answer: Answers | None = None) -> Worker: ...  # noqa: D102
-    async def end(self) -> None: ...  # noqa: D102
+    async def open(self, handler: Answers | None = None) -> Worker: ...  # noqa: D102
+    async def aclose(self) -> None: ...  # noqa: D102
 
 
 class WorkerPools(Protocol):
@@ -144,7 +144,7 @@ class WorkerPool:
             with suppress(WorkerError):
                 await (await shared).call("tear_down", TEARDOWN_SECONDS)
         self.close()
-        await self.workers.end()
+        await self.workers.aclose()
 
     def lose(self, reason: str) -> None:
         """As `close`, where the machine is lost; a worker that comes from there later is ended, too."""

@@ -44,7 +44,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Nats per token between sampler and trainer."""
     length_factor: float = 2.0
     """Completions longer than this times what they were in the first steps."""
-    dead_groups: float = 0.8
+    zero_advantage_groups: float = 0.8
     """More than this share of the groups has no spread."""
     format_drop: float = 0.1
     """A format score has fallen by more than this from its best."""
@@ -69,7 +69,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             check_positive(self, *self.__struct_fields__)
         except ConfigError as error:
             raise ConfigError(f"alerts: {error}") from None
-        for name in ("entropy_share", "dead_groups", "idle"):
+        for name in ("entropy_share", "zero_advantage_groups", "idle"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"alerts: {name} is {getattr(self, name)}; expected a share, at most 1")
 
@@ -178,11 +178,16 @@ def length_growth(history: History, limits: AlertLimits) -> str | None:
     )
 
 
-def dead_groups(history: History, limits: AlertLimits) -> str | None:
+def zero_advantage_groups(history: History, limits: AlertLimits) -> str | None:
     """Most groups teach nothing."""
     dead = _last(history, "groups/zero_spread", limits.window)
     groups = _last(history, "groups/all", limits.window)
-    if dead is None or not groups or dead <= limits.dead_groups * groups or _reward_crash(history) is not None:
+    if (
+        dead is None
+        or not groups
+        or dead <= limits.zero_advantage_groups * groups
+        or _reward_crash(history) is not None
+    ):
         return None
     seen = f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing"
     rewards = _first_and_last(history, "reward/mean", limits.window)
@@ -351,7 +356,7 @@ ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
         ratio_drift,
         logprob_mismatch,
         length_growth,
-        dead_groups,
+        zero_advantage_groups,
         policy_collapse,
         loss_growth,
         format_drift,
@@ -363,7 +368,7 @@ ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
 }
 
 
-def started(history: History, limits: AlertLimits) -> list[Alert]:
+def new_alerts(history: History, limits: AlertLimits) -> list[Alert]:
     """The alerts that hold after the last step and held after none of the `QUIET` steps before."""
     if not history:
         return []

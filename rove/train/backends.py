@@ -16,13 +16,13 @@ import torch
 
 from rove.core.errors import ConfigError
 from rove.engine.client import EngineClient
-from rove.engine.draw import score
-from rove.models.load import LoadedModel, clone_model, trained
+from rove.engine.draw import score_tokens
+from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
 from rove.vllm.responses import ParityCheck
-from rove.vllm.server import PLAIN, RANKS
-from rove.vllm.weights import size_of, write_adapter, write_served
+from rove.vllm.server import DEFAULT_CONFIG, LORA_RANKS
+from rove.vllm.weights import folder_bytes, write_adapter, write_served
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -67,7 +67,7 @@ def check_sampler(config: RLConfig) -> None:
         ConfigError: with the setting's name; or vLLM cannot be started.
     """
     if config.backend not in ("embedded", "vllm"):
-        raise ConfigError(f"sampler is '{config.backend}'; expected embedded or vllm")
+        raise ConfigError(f"backend is '{config.backend}'; expected embedded or vllm")
     if config.backend == "vllm":
         if config.bf16_sampling:
             raise ConfigError(
@@ -75,9 +75,11 @@ def check_sampler(config: RLConfig) -> None:
                 "vllm.tolerance"
             )
         config.vllm.check()
-    elif config.vllm != PLAIN:
-        name = next(n for n in PLAIN.__struct_fields__ if getattr(config.vllm, n) != getattr(PLAIN, n))
-        raise ConfigError(f"vllm.{name} is given, but sampler is 'embedded': leave it out, or set sampler = \"vllm\"")
+    elif config.vllm != DEFAULT_CONFIG:
+        name = next(
+            n for n in DEFAULT_CONFIG.__struct_fields__ if getattr(config.vllm, n) != getattr(DEFAULT_CONFIG, n)
+        )
+        raise ConfigError(f"vllm.{name} is given, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
 
 
 def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bool) -> Sampler:
@@ -116,11 +118,13 @@ class Embedded:
         if config.bf16_sampling:
             for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
                 parameter.data = parameter.data.bfloat16()
-        self.client = EngineClient.of(sampler, config.batch_size, in_flight=config.max_off_policy_steps > 1)
+        self.client = EngineClient.from_model(
+            sampler, config.batch_size, in_flight_updates=config.max_off_policy_steps > 1
+        )
 
     def publish(self, version: int) -> None:
         """See `Sampler`."""
-        newest = trained(self.loaded.model) if self.copies else None
+        newest = trainable_parameters(self.loaded.model) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
     async def beside(self, update: Callable[[], None]) -> None:
@@ -143,7 +147,7 @@ class Served:
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):
         self.loaded = loaded
-        fits = loaded.adapter is not None and config.lora_rank <= RANKS[-1]
+        fits = loaded.adapter is not None and config.lora_rank <= LORA_RANKS[-1]
         self._goes_alone = fits and not config.vllm.merge_adapter
         self._base: Path | None = None
         self.folder = folder.resolve()  # servers have a working directory of their own
@@ -167,9 +171,9 @@ class Served:
         """See `Sampler`."""
         started = time.perf_counter()
         count = self._send(version)
-        self.engine.check(probe_of(self.loaded.model, self._probe))
+        self.engine.check_parity(probe_of(self.loaded.model, self._probe))
         self.metrics = {
-            "sampler/probe_difference": self.engine.fleet.difference,
+            "sampler/probe_difference": self.engine.fleet.parity_error,
             "sampler/restarts": float(self.engine.fleet.restarts),
             "sampler/sent_bytes": float(count),
             "time/sync": time.perf_counter() - started,
@@ -186,7 +190,7 @@ class Served:
         weights = self._new_folder(version)
         write_served(self.loaded, weights)
         self.engine.update_weights(version, weights)
-        return size_of(weights)
+        return folder_bytes(weights)
 
     def _send_adapter(self, version: int) -> int:
         assert self.loaded.adapter is not None
@@ -194,22 +198,22 @@ class Served:
         if self._base is None:
             self._base = self._new_folder(version)
             write_served(self.loaded, self._base, merged=False)
-            count = size_of(self._base)
+            count = folder_bytes(self._base)
         adapter = self._base / "adapter"
         write_adapter(self.loaded.adapter, adapter)
         self.engine.update_weights(version, self._base, adapter)
-        return count + size_of(adapter)
+        return count + folder_bytes(adapter)
 
     def _new_folder(self, version: int) -> Path:
         return self.folder / f"weights-{version}-{time.time_ns()}"
 
     async def beside(self, update: Callable[[], None]) -> None:
         """See `Sampler`; environments go on meanwhile, and what they ask waits for the new weights."""
-        self.engine.hold()
+        self.engine.pause_requests()
         try:
             await asyncio.to_thread(update)
         finally:
-            self.engine.go_on()
+            self.engine.resume_requests()
 
     async def close(self) -> None:
         """End the servers that were started."""
@@ -223,4 +227,4 @@ def probe_of(model: Any, ids: list[int]) -> ParityCheck:
         logits = model(input_ids=tokens, use_cache=False).logits[0].float()
     temperature = ParityCheck._field_defaults["temperature"]
     after = (logits[-1] / temperature).log_softmax(-1).tolist()
-    return ParityCheck(ids, score(logits[:-1], tokens[0, 1:])[0], after, temperature)
+    return ParityCheck(ids, score_tokens(logits[:-1], tokens[0, 1:])[0], after, temperature)

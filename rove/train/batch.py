@@ -16,10 +16,10 @@ import torch
 
 from rove.models import attention
 from rove.models.packing import Packing
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
-IDLE = Sample([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
+IDLE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """Trains nothing: for a process that has less to do than the others, which may not compute without it."""
 
 
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     """[M] the trainer's log-probabilities before the first of several updates."""
     reference: torch.Tensor | None = None
     """[M] the reference model's."""
-    members: tuple[Sample, ...] = ()
+    members: tuple[TrainingSequence, ...] = ()
     """The samples themselves."""
 
 
@@ -67,13 +67,13 @@ def can_pack(model: Any) -> bool:
     return attention.fits(config) and "conv" not in kinds and config._attn_implementation == attention.NAME
 
 
-def trained_tokens(samples: Sequence[Sample]) -> int:
+def trained_tokens(samples: Sequence[TrainingSequence]) -> int:
     """Tokens of the whole step that are trained: what the loss is divided by."""
     return sum(sum(sample.mask) for sample in samples)
 
 
 def micro_batches(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSequence],
     micro_batch_tokens: int,
     device: torch.device | str = "cpu",
     pack: bool = False,
@@ -119,9 +119,9 @@ def _whose(place: int, size: int) -> int:
     return size - 1 - place if turn % 2 else place
 
 
-def _rectangles(samples: Sequence[Sample], most: int) -> Iterator[list[Sample]]:
+def _rectangles(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[TrainingSequence]]:
     """Samples in order of their lengths, the longest first."""
-    piece: list[Sample] = []
+    piece: list[TrainingSequence] = []
     for sample in sorted(samples, key=lambda s: -len(s.ids)):
         if piece and len(piece[0].ids) * (len(piece) + 1) > most:
             yield piece
@@ -131,19 +131,19 @@ def _rectangles(samples: Sequence[Sample], most: int) -> Iterator[list[Sample]]:
         yield piece
 
 
-def _area(piece: Sequence[Sample]) -> int:
+def _area(piece: Sequence[TrainingSequence]) -> int:
     return len(piece[0].ids) * len(piece)
 
 
 class _Path(NamedTuple):
     """A sample, and where its tokens are among those of its batch; the first `shared` ones are another's too."""
 
-    sample: Sample
+    sample: TrainingSequence
     places: np.ndarray
     shared: int
 
 
-def _trees(samples: Sequence[Sample], most: int) -> Iterator[list[_Path]]:
+def _trees(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[_Path]]:
     """Samples in order of their ids, so that those that begin alike stand together."""
     paths: list[_Path] = []
     count, before = 0, np.empty(0, dtype=np.int64)
@@ -185,7 +185,7 @@ def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
     )
 
 
-def _padded(samples: Sequence[Sample], device: torch.device | str) -> Batch:
+def _padded(samples: Sequence[TrainingSequence], device: torch.device | str) -> Batch:
     longest = max(len(sample.ids) for sample in samples)
     ids = torch.tensor([[*sample.ids, *[0] * (longest - len(sample.ids))] for sample in samples], device=device)
     places = [np.arange(len(sample.ids)) + i * longest for i, sample in enumerate(samples)]
@@ -193,7 +193,7 @@ def _padded(samples: Sequence[Sample], device: torch.device | str) -> Batch:
 
 
 def _batch(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSequence],
     places: Sequence[np.ndarray],
     ids: torch.Tensor,
     positions: torch.Tensor | None,

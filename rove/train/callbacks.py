@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.runs.run import Run
-from rove.train.alerts import Alert, AlertLimits, started
+from rove.train.alerts import Alert, AlertLimits, new_alerts
 from rove.train.loggers import open_loggers, scalars
 
 OnAlert = Callable[[Alert], None]
@@ -50,6 +50,6 @@ class Watcher:
         row = history[-1]
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
-        for alert in started(history, self.limits):
+        for alert in new_alerts(history, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
             self.on_alert(alert)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rove.core.errors import RunError
-from rove.models.load import LoadedModel, copy_weights, trained
+from rove.models.load import LoadedModel, copy_weights, trainable_parameters
 from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, share_out_optimizer, write_shards
 from rove.train.trainer import Trainer
 
@@ -35,7 +35,7 @@ def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference
     loaded.save(path)
     state = {"optimizer": trainer.optimizer.state_dict()}
     if reference is not None:
-        state["reference"] = trained(reference)
+        state["reference"] = trainable_parameters(reference)
     torch.save(state, path / STATE)
 
 
@@ -53,7 +53,7 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     if reference is not None and "reference" not in state:
         raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
     if is_sharded(trainer.model):
-        share_out(trained(loaded.model), trainer.model)
+        share_out(trainable_parameters(loaded.model), trainer.model)
         share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
     else:
         try:

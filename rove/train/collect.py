@@ -21,9 +21,9 @@ from rove.statistics import mean
 from rove.statistics.reward_errors import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
 from rove.train.curriculum import Difficulty, Draw, Order
-from rove.train.losses import choose_normalisation, token_weights
+from rove.train.losses import choose_aggregation, token_weights
 from rove.train.progress import OnProgress, ignore
-from rove.train.sequences import Sample, samples_from_record
+from rove.train.sequences import TrainingSequence, sequences_from_record
 
 if TYPE_CHECKING:
     from rove.train.rl import RLConfig
@@ -36,7 +36,7 @@ class Played(NamedTuple):
     """What came of playing a step."""
 
     records: list[RolloutRecord]
-    samples: list[Sample]
+    samples: list[TrainingSequence]
     metrics: dict[str, float]
 
 
@@ -211,7 +211,7 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
 
 def training_samples(
     records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean", gamma: float = 1.0
-) -> tuple[list[list[Sample]], dict[str, float]]:
+) -> tuple[list[list[TrainingSequence]], dict[str, float]]:
     """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
 
     Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
@@ -226,7 +226,7 @@ def training_samples(
     kept = [group for group in scored if len(group) >= 2]
     advantages = batch_advantages([turn_rewards(group, truncated) for group in kept], estimator, gamma)
     rollouts = [
-        samples_from_record(record, of_turns)
+        sequences_from_record(record, of_turns)
         for group, found in zip(kept, advantages, strict=True)
         if found is not None
         for record, of_turns in zip(group, found, strict=True)
@@ -241,7 +241,9 @@ def training_samples(
     return rollouts, counts
 
 
-def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: float) -> list[Sample]:
+def weighed(
+    rollouts: Sequence[Sequence[TrainingSequence]], normalisation: str, constant: float
+) -> list[TrainingSequence]:
     """The samples of all rollouts of a step, with their weights relative to a mean over the step's tokens."""
     samples = [sample for rollout in rollouts for sample in rollout]
     numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
@@ -253,12 +255,12 @@ def weighed(rollouts: Sequence[Sequence[Sample]], normalisation: str, constant: 
     ]
 
 
-def _weighed(config: RLConfig, rollouts: Sequence[Sequence[Sample]]) -> list[Sample]:
-    normalisation = choose_normalisation(config.loss, config.loss_aggregation)
+def _weighed(config: RLConfig, rollouts: Sequence[Sequence[TrainingSequence]]) -> list[TrainingSequence]:
+    normalisation = choose_aggregation(config.loss, config.loss_aggregation)
     return weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
 
 
-def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[Sample], dict[str, float]]:
+def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[TrainingSequence], dict[str, float]]:
     """What a step trains on, made of all its rollouts, and what there is to measure of them."""
     rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
     return _weighed(config, rollouts), {**rollout_metrics(records), **counts}

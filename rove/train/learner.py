@@ -14,7 +14,7 @@ import torch
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
-from rove.models.load import LoadedModel, clone_model, copy_weights, freeze, trained
+from rove.models.load import LoadedModel, clone_model, copy_weights, disable_adapters, trainable_parameters
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
@@ -23,7 +23,7 @@ from rove.train.lora import dropping
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.recovery import recover
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
@@ -44,9 +44,9 @@ class Objective(NamedTuple):
 
     loss: Loss
     entropy_bonus: float = 0.0
-    updates: int = 1
+    num_iterations: int = 1
     """Optimizer steps on the same samples."""
-    token_stats: int = 0
+    log_token_stats: int = 0
     """Rollouts of which the trainer's log-probabilities and entropies are kept; see `TokenStats`."""
     reference: str | None = None
     """The loss knows what another model says: "first", the model as training starts from it, or "moving"."""
@@ -88,7 +88,7 @@ class Learner:
         if objective.reference is not None:
             whole = clone_model(loaded.model)
             if objective.reference == "first":
-                freeze(whole)
+                disable_adapters(whole)
             self.reference = in_parts(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
         self.trainer = make_trainer(config, loaded, ranks, on_progress)
@@ -100,7 +100,7 @@ class Learner:
         """The reference model where its weights change, so that checkpoints must have them; else None."""
         return self.reference if self.objective.reference == "moving" else None
 
-    def update(self, step: int, samples: Sequence[Sample], lr_scale: float) -> dict[str, float]:
+    def update(self, step: int, samples: Sequence[TrainingSequence], lr_scale: float) -> dict[str, float]:
         """Take the optimizer steps of a step of training; returns what the last one measured.
 
         What tells whether sampler and trainer agree is of the first: from the second on they are meant to differ.
@@ -115,22 +115,22 @@ class Learner:
                 batch._replace(reference=frozen_logprobs(self.reference, batch))
                 for batch in counted(batches, "reference micro-batches", self.on_progress)
             ]
-        if objective.updates > 1:
+        if objective.num_iterations > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
-        stats = TokenStats(samples, objective.token_stats, derive_seed(self.config.seed, "token_stats", step))
+        stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
         divisor, see = trained_tokens(samples), stats.see if stats.chosen else None
         with dropping(model, derive_seed(self.config.seed, "dropout", step)):
             measured = [
                 self.trainer.step(
                     batches, objective.loss, divisor, objective.entropy_bonus, lr_scale, None if update else see
                 )
-                for update in range(objective.updates)
+                for update in range(objective.num_iterations)
             ]
         stats.seen = self.ranks.all_gather(stats.seen)
         self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
 
-    def mean_loss(self, samples: Sequence[Sample]) -> float:
+    def mean_loss(self, samples: Sequence[TrainingSequence]) -> float:
         """Mean loss per trained token, without training (validation)."""
         return self.trainer.mean_loss(self._batches(samples), self.objective.loss)
 
@@ -139,9 +139,9 @@ class Learner:
         if self.ranks.size > 1:
             gather(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
 
-    def move_reference(self) -> None:
+    def update_reference(self) -> None:
         """Let the reference be the model as it is now."""
-        copy_weights(self.reference, trained(self.trainer.model))
+        copy_weights(self.reference, trainable_parameters(self.trainer.model))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint into `path`: everything that changes in training."""
@@ -155,7 +155,7 @@ class Learner:
         """
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
-    def _batches(self, samples: Sequence[Sample]) -> list[Batch]:
+    def _batches(self, samples: Sequence[TrainingSequence]) -> list[Batch]:
         model = self.trainer.model
         device = torch.device(self.ranks.device) if self.ranks.size > 1 else model.device
         return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)

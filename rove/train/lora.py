@@ -37,7 +37,7 @@ def check_lora(config: RLConfig | SFTConfig) -> None:
         check_peft()
 
 
-def adapted(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
+def add_lora(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
     """The model with a new adapter in it, if the settings ask for one, whose weights alone are then trained and saved.
 
     Raises:

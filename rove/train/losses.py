@@ -23,7 +23,7 @@ from rove.core.errors import ConfigError, nearest
 MOST_LOG_RATIO = 20.0
 """No ratio is above e to the power of this, half a billion: infinity times an advantage of 0 would not be a number."""
 
-NORMALISATIONS = ("token", "sequence", "constant")
+AGGREGATIONS = ("token", "sequence", "constant")
 
 
 class Tokens(NamedTuple):
@@ -202,7 +202,7 @@ class Preset(NamedTuple):
     make: Callable[..., PolicyLoss]
     bounds: Mapping[str, float] = MappingProxyType({})
     """Settings of `make` and what they are if not given."""
-    normalisation: str = "token"
+    aggregation: str = "token"
 
 
 def _never(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
@@ -304,25 +304,25 @@ def _try(name: str, function: Callable[..., Any], with_reference: bool) -> None:
         raise ConfigError(f"loss '{name}' does not depend on logprobs, so nothing would be trained; {expected}")
 
 
-def choose_normalisation(loss: str, normalisation: str | None = None) -> str:
+def choose_aggregation(loss: str, aggregation: str | None = None) -> str:
     """How a loss's tokens are weighed: as asked, or as the loss's preset has it; "token" for a function of your own.
 
     Raises:
         ConfigError: no such normalisation.
     """
-    if normalisation is None:
-        return PRESETS[loss].normalisation if loss in PRESETS else "token"
-    _check_normalisation(normalisation)
-    return normalisation
+    if aggregation is None:
+        return PRESETS[loss].aggregation if loss in PRESETS else "token"
+    _check_normalisation(aggregation)
+    return aggregation
 
 
 def _check_normalisation(name: str) -> None:
-    if name not in NORMALISATIONS:
-        raise ConfigError(f"no normalisation '{name}'; {nearest(name, NORMALISATIONS)}")
+    if name not in AGGREGATIONS:
+        raise ConfigError(f"no normalisation '{name}'; {nearest(name, AGGREGATIONS)}")
 
 
 def token_weights(
-    normalisation: str,
+    aggregation: str,
     counts: Sequence[int],
     rollouts: Sequence[int] | None = None,
     constant: float | None = None,
@@ -344,15 +344,15 @@ def token_weights(
     Raises:
         ConfigError: no such normalisation, or its constant is missing.
     """
-    _check_normalisation(normalisation)
+    _check_normalisation(aggregation)
     of = range(len(counts)) if rollouts is None else rollouts
     lengths: dict[int, int] = {}
     for rollout, count in zip(of, counts, strict=True):
         lengths[rollout] = lengths.get(rollout, 0) + count
     trained = sum(length > 0 for length in lengths.values())
-    if normalisation == "token":
+    if aggregation == "token":
         return [1 / max(1, sum(counts))] * len(counts)
-    if normalisation == "sequence":
+    if aggregation == "sequence":
         return [1 / max(1, trained * lengths[rollout]) for rollout in of]
     if constant is None or not constant > 0:
         raise ConfigError(f"the normalisation 'constant' divides by {constant}; expected a number more than 0")

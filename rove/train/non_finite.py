@@ -9,7 +9,7 @@ import msgspec
 
 from rove.core.errors import RunError
 from rove.runs.run import Run
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import TrainingError
 
 FILE = "bad_batch.msgpack"
@@ -22,7 +22,7 @@ class BadBatch(msgspec.Struct, frozen=True):
 
     step: int
     reason: str
-    samples: list[Sample]
+    samples: list[TrainingSequence]
 
 
 def in_a_row(history: Sequence[Mapping[str, float]]) -> int:
@@ -31,9 +31,9 @@ def in_a_row(history: Sequence[Mapping[str, float]]) -> int:
     return next((i for i, skipped in enumerate(reversed(tried)) if not skipped), len(tried))
 
 
-def try_step(
+def step_unless_non_finite(
     train: Callable[[], dict[str, float]],
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSequence],
     run: Run,
     history: Sequence[Mapping[str, float]],
     most: int,
@@ -59,7 +59,7 @@ def try_step(
         step = len(history) + 1
         run.write_bytes(FILE, msgspec.msgpack.encode(BadBatch(step, str(error), list(samples))))
         raise TrainingError(
-            f"step {step}: {error}. That makes {bad} skipped in a row (max_non_finite_steps = {most}), so training stops; the last "
+            f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
             "that are no numbers"
         ) from error

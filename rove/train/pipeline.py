@@ -16,9 +16,9 @@ from rove.runs.token_stats import write_tokens
 from rove.train.async_collect import Stream
 from rove.train.backends import make_sampler
 from rove.train.collect import DRAWN, Played, RolloutCollector
-from rove.train.non_finite import try_step
+from rove.train.non_finite import step_unless_non_finite
 from rove.train.progress import OnProgress, ignore
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale
 from rove.train.worker_group import Team
 
@@ -112,7 +112,7 @@ class Pipeline:
             self._publish(step + 1)
         every = self.config.sync_reference_every
         if every is not None and (step + 1) % every == 0:
-            self.team.do("move_reference")
+            self.team.do("update_reference")
         return played, {**played.metrics, **learnt, **self.sampler.metrics}
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ def pauses(config: RLConfig, number: int) -> bool:
     )
 
 
-def ages(samples: Sequence[Sample], step: int) -> dict[str, float]:
+def ages(samples: Sequence[TrainingSequence], step: int) -> dict[str, float]:
     """How many versions the weights that are trained are ahead of those that sampled: mean over tokens, and of the oldest."""
     counts = [(step - version, count) for sample in samples for version, count in sample.versions]
     total = sum(age * count for age, count in counts)
@@ -155,7 +155,7 @@ def ages(samples: Sequence[Sample], step: int) -> dict[str, float]:
 def learn(
     config: RLConfig,
     step: int,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSequence],
     team: Team,
     run: Run,
     history: Sequence[Mapping[str, float]],
@@ -177,5 +177,5 @@ def learn(
 
     if samples:
         learnt = ages(samples, step)
-        learnt |= try_step(train, samples, run, history, config.max_non_finite_steps)
+        learnt |= step_unless_non_finite(train, samples, run, history, config.max_non_finite_steps)
     return {**learnt, "time/training": time.perf_counter() - started}

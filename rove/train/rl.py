@@ -34,8 +34,8 @@ from rove.train.evaluation import (
 )
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
-from rove.train.lora import adapted, check_lora
-from rove.train.losses import PolicyLoss, choose_normalisation, make_loss
+from rove.train.lora import add_lora, check_lora
+from rove.train.losses import PolicyLoss, choose_aggregation, make_loss
 from rove.train.pipeline import Pipeline
 from rove.train.progress import OnProgress, ignore
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
@@ -256,7 +256,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         check_estimator(self.advantage_estimator)
         check_gamma(self.gamma)
-        choose_normalisation(self.loss, self.loss_aggregation)
+        choose_aggregation(self.loss, self.loss_aggregation)
         self.make_loss()
         check_lora(self)
         self.ordering.check()
@@ -340,7 +340,7 @@ async def train_rl(
         the folder of the final model, or adapter.
     """
     config.check()
-    loaded = adapted(config, loaded)
+    loaded = add_lora(config, loaded)
     team = Team(ranks, Learner(config, config.objective, loaded, ranks, on_progress))
     pipeline = Pipeline(config, env, loaded, team, run, on_progress)
     options = (config.env_dir, config.seed, config.isolation, on_progress)
@@ -385,7 +385,7 @@ def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
         loaded: the model that it starts from.
         ranks: the processes.
     """
-    Team(ranks, Learner(config, config.objective, adapted(config, loaded), ranks)).follow()
+    Team(ranks, Learner(config, config.objective, add_lora(config, loaded), ranks)).follow()
 
 
 def _final(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> Path:

@@ -31,7 +31,7 @@ class Origin(msgspec.Struct, frozen=True):
     """Its turns that are trained here, in the order of their tokens: the number of each, and how many tokens it sampled."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class TrainingSequence(msgspec.Struct, frozen=True):
     """One token sequence to train on; all lists are as long as `ids`."""
 
     ids: list[int]
@@ -68,7 +68,7 @@ class _Branch(NamedTuple):
     turns: list[tuple[int, int]]
 
 
-def samples_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[Sample]:
+def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[TrainingSequence]:
     """The samples of a rollout that carries exact tokens, each sampled token in exactly one of them.
 
     Args:
@@ -105,7 +105,7 @@ def samples_from_record(record: RolloutRecord, advantages: float | Sequence[floa
     temperature = record.temperature or 1.0
     key, index = record.example_key, record.rollout_index
     return [
-        Sample(
+        TrainingSequence(
             ids,
             mask,
             logprobs,
@@ -135,17 +135,17 @@ def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | Non
     return max(fitting)[1] if fitting else None
 
 
-def samples_from_messages(
+def sequences_from_messages(
     renderer: Renderer,
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]] | None = None,
-    said_at: Collection[int] | None = None,
-) -> list[Sample]:
+    sampled_messages: Collection[int] | None = None,
+) -> list[TrainingSequence]:
     """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it.
 
     See `Renderer.training_branches` for `said_at`.
     """
     return [
-        Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
-        for ids, mask in renderer.training_branches(messages, tools, said_at)
+        TrainingSequence(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
+        for ids, mask in renderer.training_branches(messages, tools, sampled_messages)
     ]

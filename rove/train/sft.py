@@ -34,11 +34,11 @@ from rove.train.evaluation import (
 )
 from rove.train.learner import Learner, Objective, resume
 from rove.train.loggers import check_loggers
-from rove.train.lora import adapted, check_lora
+from rove.train.lora import add_lora, check_lora
 from rove.train.losses import cross_entropy
-from rove.train.non_finite import try_step
+from rove.train.non_finite import step_unless_non_finite
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.sequences import Sample, samples_from_messages
+from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.trainer import lr_scale
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
 
@@ -239,7 +239,7 @@ def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[T
 
 def split(
     renderer: Renderer, talks: Sequence[Talk], config: SFTConfig, on_progress: OnProgress = ignore
-) -> tuple[list[list[Sample]], list[Sample]]:
+) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
     """Split conversations into training conversations (each a list of samples) and validation samples.
 
     All conversations of an example are on the same side. If there is only one example, its conversations are split.
@@ -252,7 +252,7 @@ def split(
     held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
     last = sum(map(len, groups[:held_out]))
     samples = [
-        samples_from_messages(renderer, talk.messages, talk.tools, talk.said_at)
+        sequences_from_messages(renderer, talk.messages, talk.tools, talk.said_at)
         for talk in counted([talk for group in groups for talk in group], "conversations tokenized", on_progress)
     ]
     return samples[last:], [sample for talk in samples[:last] for sample in talk]
@@ -285,10 +285,10 @@ def train_sft(
         the folder of the final model, or adapter.
     """
     config.check()
-    loaded = adapted(config, loaded)
+    loaded = add_lora(config, loaded)
     team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     training, held_out = split(loaded.renderer, conversations(records, config), config, on_progress)
-    client = EngineClient.of(loaded) if config.evaluation else None
+    client = EngineClient.from_model(loaded) if config.evaluation else None
     evaluations = HeldOutEvaluations(
         config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
     )
@@ -337,7 +337,7 @@ def _final(run: Run, loaded: LoadedModel, summary: Mapping[str, object]) -> Path
 
 def follow_sft(config: SFTConfig, loaded: LoadedModel, ranks: Ranks) -> None:
     """Be one of the other processes of an SFT run, until its first one has ended it; see `rove.train.rl.follow_rl`."""
-    Team(ranks, Learner(config, OBJECTIVE, adapted(config, loaded), ranks)).follow()
+    Team(ranks, Learner(config, OBJECTIVE, add_lora(config, loaded), ranks)).follow()
 
 
 def _checkpoint(step: int, team: Team, run: Run) -> None:
@@ -357,7 +357,7 @@ def _one_step(
     config: SFTConfig,
     step: int,
     total: int,
-    training: Sequence[Sequence[Sample]],
+    training: Sequence[Sequence[TrainingSequence]],
     team: Team,
     run: Run,
     history: Sequence[Mapping[str, float]],
@@ -365,12 +365,16 @@ def _one_step(
     started = time.perf_counter()
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = try_step(lambda: team.do("update", step, samples, scale), samples, run, history, config.max_non_finite_steps)
+    seen = step_unless_non_finite(
+        lambda: team.do("update", step, samples, scale), samples, run, history, config.max_non_finite_steps
+    )
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
     return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
 
 
-def _batch(config: SFTConfig, step: int, training: Sequence[Sequence[Sample]]) -> list[Sequence[Sample]]:
+def _batch(
+    config: SFTConfig, step: int, training: Sequence[Sequence[TrainingSequence]]
+) -> list[Sequence[TrainingSequence]]:
     """The conversations of a step: each epoch in an order of its own, a function of seed and epoch alone."""
     per_epoch = max(1, len(training) // config.batch_size)
     epoch, position = divmod(step, per_epoch)

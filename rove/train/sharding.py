@@ -28,8 +28,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rove.core.errors import RunError
-from rove.models.load import trained
-from rove.models.recompute import layers_of
+from rove.models.load import trainable_parameters
+from rove.models.recompute import checkpointed_layers
 from rove.train.worker_group import Ranks
 from rove.utils.files import open_regular
 
@@ -72,7 +72,7 @@ def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = F
     mesh = init_device_mesh(ranks.device, (ranks.size,))
     dtype = torch.bfloat16 if in_bf16 else None
     sums = torch.float32 if in_bf16 else None
-    for layer in layers_of(model):
+    for layer in checkpointed_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, sums))
     # What goes into the whole are a batch's numbers, the sampler's log-probabilities among them: they keep their digits.
     policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)
@@ -96,8 +96,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def gather(model: Any, into: Any | None) -> None:
     """Copy the trained weights of a model in parts into a whole one; `into` is None where they are not wanted."""
-    wanted = {} if into is None else trained(into)
-    for name, parameter in trained(model).items():
+    wanted = {} if into is None else trainable_parameters(into)
+    for name, parameter in trainable_parameters(model).items():
         tensor = whole(parameter.detach())
         if into is not None:
             wanted[name].data.copy_(tensor)
@@ -105,7 +105,7 @@ def gather(model: Any, into: Any | None) -> None:
 
 def share_out(weights: Mapping[str, torch.Tensor], model: Any) -> None:
     """Copy whole weights, which every process has, into the parts of a model, by the names of what is trained."""
-    for name, parameter in trained(model).items():
+    for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
         parameter.data.copy_(_part(weights[name].detach(), parameter))
 
@@ -188,5 +188,5 @@ def check_shards(path: Path) -> None:
 
 def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:
     """The tensors that training changes, by name, as they are: what is read is copied into them."""
-    state = {"model": trained(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    return state if reference is None else {**state, "reference": trained(reference)}
+    state = {"model": trainable_parameters(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    return state if reference is None else {**state, "reference": trainable_parameters(reference)}

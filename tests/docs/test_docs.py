@@ -387,7 +387,7 @@ def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text(whole)
     config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
     config.check()
-    assert config.alerts.dead_groups == 0.9
+    assert config.alerts.zero_advantage_groups == 0.9
     words = "rl -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/whole @ rl.toml"
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path)
     (tmp_path / "rl.toml").write_text(whole.replace("= 100", "= 2").replace("= 64", "= 4"))

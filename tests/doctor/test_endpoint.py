@@ -263,7 +263,7 @@ async def test_another_api():
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
 async def test_a_model_of_our_own(kind: type[OpenAIClient]):
-    engine = EngineClient.of(tiny_model(context=512))
+    engine = EngineClient.from_model(tiny_model(context=512))
     async with listening(make_app(engine, "tiny")) as runner:
         client = kind(base_url_of(runner), "k", max_retries=0)
         found = {one.name: one async for one in check_endpoint(client, "tiny")}

@@ -26,10 +26,10 @@ from rove.doctor.machine import (
     try_training,
 )
 from rove.engine.client import EngineClient
-from rove.models.load import clone_model, trained
-from rove.train.lora import adapted
+from rove.models.load import clone_model, trainable_parameters
+from rove.train.lora import add_lora
 from rove.train.rl import RLConfig
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 
 NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "keys and values": 1e9}
 
@@ -70,16 +70,17 @@ def test_activations_that_are_computed_again_need_no_memory():
 
 async def test_sampler_and_trainer_agree():
     loaded = tiny_model()
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     made = (await client.respond(Request([UserMessage("0 1")], SamplingParams(max_tokens=12, temperature=1.0)))).tokens
     assert made is not None
     mask = [False] * len(made.prompt_ids) + [True] * len(made.completion_ids)
     logprobs = [0.0] * len(made.prompt_ids) + made.logprobs
-    trial = try_training(config(), loaded, [Sample(made.ids, mask, logprobs, [1.0] * len(mask))])
+    trial = try_training(config(), loaded, [TrainingSequence(made.ids, mask, logprobs, [1.0] * len(mask))])
     assert check_drift(trial).status == OK
     wrong = [p - 1 for p in logprobs]
     assert (
-        check_drift(try_training(config(), loaded, [Sample(made.ids, mask, wrong, [1.0] * len(mask))])).status == WARN
+        check_drift(try_training(config(), loaded, [TrainingSequence(made.ids, mask, wrong, [1.0] * len(mask))])).status
+        == WARN
     )
     assert check_drift(Trial(1, 1.0, 1, float("nan"))).status == WARN
 
@@ -110,9 +111,9 @@ def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float
 def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
     """No gradient, moment, checkpoint or reference of the base; but the sampler's own layout of it, and its copy in bf16."""
     settings = config(kl_penalty=1.0, lora_rank=2, **more)
-    loaded = adapted(settings, tiny_model())
+    loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
-    own = sum(p.nbytes for p in trained(loaded.model).values())
+    own = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
     assert needed["weights"] == base + own
     assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4

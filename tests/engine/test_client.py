@@ -13,7 +13,7 @@ from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.protocols import Client, Request, SamplingParams, Token
 from rove.core.records import StepTokens, Usage
 from rove.engine.client import EngineClient
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 from tests.rendering.test_tools import TEMPLATES
 
 SAMPLING = SamplingParams(max_tokens=6)
@@ -21,7 +21,7 @@ ASK = [{"role": "user", "content": "0 1 2"}]
 
 
 def test_it_is_a_client_that_likes_what_its_engine_can_batch():
-    client = EngineClient.of(tiny_model(), max_batch=17)
+    client = EngineClient.from_model(tiny_model(), max_batch=17)
     assert isinstance(client, Client)
     assert client.max_concurrent == 17
     assert client.engine.stop_ids == client.renderer.stop_ids
@@ -29,7 +29,7 @@ def test_it_is_a_client_that_likes_what_its_engine_can_batch():
 
 async def test_an_answer_carries_its_exact_tokens():
     loaded = tiny_model()
-    response = await EngineClient.of(loaded).respond(Request(ASK, SAMPLING, seed=4))
+    response = await EngineClient.from_model(loaded).respond(Request(ASK, SAMPLING, seed=4))
     tokens = response.tokens
     assert tokens is not None
     prompt = loaded.renderer.prompt_ids(ASK)
@@ -44,7 +44,7 @@ async def test_an_answer_carries_its_exact_tokens():
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
     loaded = tiny_model(arch, seed=1)
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     messages: list[dict[str, Any]] = list(ASK)
     previous = None
     for turn in range(4):
@@ -61,7 +61,7 @@ async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
 
 
 async def test_the_next_turn_computes_only_what_is_new():
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     first = await client.respond(Request(ASK, SamplingParams(max_tokens=1)))
     before = client.engine.computed
     messages = [*ASK, first.message, {"role": "user", "content": "no"}]
@@ -73,7 +73,7 @@ async def test_the_next_turn_computes_only_what_is_new():
 
 async def test_a_rewritten_conversation_is_tokenised_afresh():
     loaded = tiny_model()
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     first = await client.respond(Request(ASK, SAMPLING))
     messages = [*ASK, {"role": "assistant", "content": "4"}, {"role": "user", "content": "no"}]
     second = await client.respond(Request(messages, SAMPLING, previous=first.tokens, seed=1))
@@ -85,7 +85,7 @@ async def test_a_rewritten_conversation_is_tokenised_afresh():
 @pytest.mark.parametrize("max_tokens", [1, 2, 6])
 async def test_an_environment_may_take_an_answer_back_and_ask_again(max_tokens: int):
     loaded = tiny_model()
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     sampling = SamplingParams(max_tokens=max_tokens)
     first = await client.respond(Request(ASK, sampling))
     again = await client.respond(Request(ASK, sampling, previous=first.tokens, seed=1))
@@ -99,21 +99,21 @@ async def test_tokens_of_another_engine_are_extended_too():
     prompt = loaded.renderer.prompt_ids(ASK)
     foreign = StepTokens(prompt, [9, 9, 9], [0.0] * 3, policy_version=5)
     messages = [*ASK, loaded.renderer.read([9, 9, 9]), {"role": "user", "content": "no"}]
-    response = await EngineClient.of(loaded).respond(Request(messages, SAMPLING, previous=foreign))
+    response = await EngineClient.from_model(loaded).respond(Request(messages, SAMPLING, previous=foreign))
     assert response.tokens is not None
     assert response.tokens.prompt_ids[: len(foreign.ids)] == foreign.ids
     assert response.tokens.completion_ids == generate_naively(loaded, response.tokens.prompt_ids, 0, 1.0, 6).ids
 
 
 async def test_the_version_of_the_weights_is_on_every_answer():
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     client.engine.update_weights(7)
     made = await asyncio.gather(*(client.respond(Request(ASK, SAMPLING, seed=i)) for i in range(3)))
     assert [r.tokens.policy_version for r in made if r.tokens] == [7, 7, 7]
 
 
 async def test_it_refuses_what_it_cannot_do():
-    client = EngineClient.of(tiny_model(context=16))
+    client = EngineClient.from_model(tiny_model(context=16))
     client.renderer.tokenizer.chat_template = "{{ messages[0].content }}"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ConfigError, match="no way to call them"):
         await client.respond(Request(ASK, tools=[{"type": "function"}]))
@@ -124,7 +124,7 @@ async def test_it_refuses_what_it_cannot_do():
 
 
 async def test_closing_frees_the_cache_and_keeps_the_version():
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     client.engine.update_weights(2)
     await client.respond(Request(ASK, SAMPLING))
     cache = client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
@@ -134,7 +134,7 @@ async def test_closing_frees_the_cache_and_keeps_the_version():
 
 
 async def test_greedy_answers_do_not_depend_on_the_seed():
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     made = [
         await client.respond(Request(ASK, SamplingParams(temperature=0.0, max_tokens=6), seed=seed)) for seed in (1, 2)
     ]
@@ -150,7 +150,7 @@ async def test_greedy_answers_do_not_depend_on_the_seed():
 @pytest.mark.parametrize("arch", first_quick(["llama", "lfm2", "gemma2"], 2))
 async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
     loaded = tiny_model(arch, seed=2)
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     text, previous, ends = "0 1 2", None, set()
     for turn in range(6):
         response = await client.respond(Request([], SAMPLING, previous=previous, seed=turn, text=text))
@@ -171,7 +171,7 @@ async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
 
 @pytest.mark.parametrize("end", ["stop", "length"])
 async def test_the_next_turn_of_a_raw_text_computes_only_what_is_new(end: str):
-    client = EngineClient.of(tiny_model(seed=1))
+    client = EngineClient.from_model(tiny_model(seed=1))
     tries = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
     first = next(response for response in reversed(tries) if response.finish_reason == end)
     assert first.tokens is not None
@@ -190,12 +190,12 @@ async def test_a_raw_rollout_trains_each_sampled_token_once():
 
     env = Counted(dataset=[{"question": "0 1 2"}], max_turns=5)
     sampling = {"max_tokens": 6, "temperature": 1.0}
-    client = EngineClient.of(tiny_model(seed=1))
+    client = EngineClient.from_model(tiny_model(seed=1))
     records = await vf.generate(env, client, rollouts_per_example=4, sampling_args=sampling)
     assert {step.finish_reason for record in records for step in record.steps} == {"stop", "length"}
     for record in records:
         steps = [step.tokens for step in record.steps if step.tokens is not None]
-        samples = samples_from_record(record, 1.0)
+        samples = sequences_from_record(record, 1.0)
         trained = [i for sample in samples for i, mask in zip(sample.ids, sample.mask, strict=True) if mask]
         assert trained == [i for tokens in steps for i in tokens.completion_ids]
         assert len(samples) == 1 + sum(step.finish_reason == "stop" for step in record.steps[:-1])
@@ -203,7 +203,7 @@ async def test_a_raw_rollout_trains_each_sampled_token_once():
 
 async def test_an_empty_text_is_nothing_to_start_from():
     with pytest.raises(ConfigError, match="the prompt has no tokens"):
-        await EngineClient.of(tiny_model()).respond(Request([], SAMPLING, text=""))
+        await EngineClient.from_model(tiny_model()).respond(Request([], SAMPLING, text=""))
 
 
 # Told as it comes
@@ -211,7 +211,7 @@ async def test_an_empty_text_is_nothing_to_start_from():
 
 @pytest.mark.parametrize("text", first_quick([None, "0 1 2"]))
 async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: str | None):
-    client = EngineClient.of(tiny_model(seed=1))
+    client = EngineClient.from_model(tiny_model(seed=1))
     ended, told_early = set(), 0
     for seed in range(12):
         sampling = SamplingParams(max_tokens=24, min_tokens=seed % 3)
@@ -235,7 +235,7 @@ async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: st
 @pytest.mark.parametrize("name", ["f", "g"])
 @pytest.mark.parametrize("stop", [None, ["</tool_call>!"]])
 async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: list[str] | None):
-    client = EngineClient.of(tiny_model(seed=1))
+    client = EngineClient.from_model(tiny_model(seed=1))
     client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' if name == "f" else "<tools are no call> "
     form = {"choice": [f"Let me see.{call}"]}
@@ -251,7 +251,7 @@ async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: li
 
 
 async def test_log_probabilities_of_the_prompt_are_told():
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     made = await client.respond(Request(ASK, SamplingParams(max_tokens=1, prompt_logprobs=2)))
     assert made.tokens is not None
     assert made.prompt_logprobs == pytest.approx(client.engine.score(made.tokens.prompt_ids), abs=1e-5)

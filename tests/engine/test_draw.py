@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from rove.engine.draw import alternatives, draw, keep_likely, score, temper, uniforms
+from rove.engine.draw import alternatives, draw, keep_likely, score_tokens, temper, uniforms
 
 seeds_63 = st.integers(0, 2**63 - 1)
 
@@ -257,9 +257,9 @@ def test_alternatives_are_the_likeliest_and_never_impossible():
 def test_scores_of_given_tokens_are_the_models_own():
     logits = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).bfloat16()
     ids = ints(3, 0, 11, 4, 4)
-    logprobs, top = score(logits, ids, 2)
+    logprobs, top = score_tokens(logits, ids, 2)
     expected = logits.float().log_softmax(-1)
     assert logprobs == pytest.approx([expected[i, id].item() for i, id in enumerate(ids.tolist())])
     assert [row[0][0] for row in top] == logits.argmax(-1).tolist()
     assert [len(row) for row in top] == [2] * 5
-    assert score(logits, ids)[1] == [[]] * 5
+    assert score_tokens(logits, ids)[1] == [[]] * 5

@@ -450,10 +450,10 @@ def test_modules_are_the_models_own_again_after_an_error():
 @pytest.mark.broad
 async def test_an_adapter_is_asked_for_by_its_name_over_http():
     loaded = tiny_model("qwen3", seed=1)
-    client = EngineClient.of(loaded, max_batch=8)
+    client = EngineClient.from_model(loaded, max_batch=8)
     adapter = adapter_of(loaded, 1)
     client.engine.load_adapter("pirate", adapter, version=5)
-    alone = EngineClient.of(merged(loaded, adapter), max_batch=8)
+    alone = EngineClient.from_model(merged(loaded, adapter), max_batch=8)
     ask: list[Any] = [{"role": "user", "content": "0 1 2"}]
     said = {}
     async with (
@@ -476,7 +476,7 @@ async def test_an_adapter_is_asked_for_by_its_name_over_http():
 
 async def test_tokens_tell_the_version_of_their_adapter():
     loaded = tiny_model("qwen3", seed=1)
-    client = EngineClient.of(loaded, max_batch=8)
+    client = EngineClient.from_model(loaded, max_batch=8)
     client.engine.load_adapter("pirate", adapter_of(loaded, 1), version=5)
     async with listening(make_app(client, ["tiny", "pirate"])) as runner:
         url = base_url_of(runner).removesuffix("/v1")

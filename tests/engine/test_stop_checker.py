@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ModelError
 from rove.core.protocols import SamplingParams
-from rove.engine.stop_checker import StopChecker, ends_of
+from rove.engine.stop_checker import StopChecker, end_token_ids
 
 TEXTS = st.text(alphabet="abA é€🌍\ufffd\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="abA é€\n", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -35,7 +35,7 @@ def play(
     for count in range(len(pieces.pieces)):
         reason = ending.push(count)
         assert reason == ending.reason
-        told.append(ending.take())
+        told.append(ending.take_text())
         if reason:
             return ending, count + 1, told
     return ending, len(pieces.pieces), told
@@ -102,7 +102,7 @@ def test_an_answer_cut_inside_a_character_says_so():
     pieces = Pieces("a€", [2])
     ending = StopChecker(SamplingParams(), 1, decode=pieces)
     assert ending.push(0) == "length"
-    assert ending.take() == "a\ufffd"
+    assert ending.take_text() == "a\ufffd"
 
 
 def test_text_that_may_begin_a_stop_text_is_held_back():
@@ -141,8 +141,8 @@ def test_a_stop_text_may_begin_before_min_tokens():
 
 
 def test_the_models_end_may_be_ignored_but_not_the_requests():
-    assert ends_of(SamplingParams(stop_token_ids=[5]), frozenset([1])) == {1, 5}
-    assert ends_of(SamplingParams(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
+    assert end_token_ids(SamplingParams(stop_token_ids=[5]), frozenset([1])) == {1, 5}
+    assert end_token_ids(SamplingParams(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
     ending, count, _ = play(
         Pieces("abc", range(3)), SamplingParams(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1])
     )
@@ -152,7 +152,7 @@ def test_the_models_end_may_be_ignored_but_not_the_requests():
 def test_no_text_is_read_where_nobody_asks_for_it():
     ending = StopChecker(SamplingParams(stop_token_ids=[7]), 5)
     assert [ending.push(3), ending.push(7)] == [None, "stop"]
-    assert (ending.text, ending.take()) == ("", "")
+    assert (ending.text, ending.take_text()) == ("", "")
 
 
 def test_a_stop_beats_the_limit():
@@ -165,8 +165,8 @@ def test_text_of_tokens_that_are_written_differently_at_the_beginning():
         return "".join([" the", " end", "ing"][i] for i in ids).removeprefix(" ")
 
     ending = StopChecker(SamplingParams(), 1000, decode=decode)
-    assert [(ending.push(i), ending.take())[1] for i in (0, 1, 2, 0)] == ["the", " end", "ing", " the"]
-    assert [(ending.push(i), ending.take())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
+    assert [(ending.push(i), ending.take_text())[1] for i in (0, 1, 2, 0)] == ["the", " end", "ing", " the"]
+    assert [(ending.push(i), ending.take_text())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
 
 
 class Form:

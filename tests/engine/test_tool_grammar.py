@@ -165,7 +165,7 @@ def test_names_that_python_reserves_are_read(loaded: Any, name: str):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
 async def test_the_client_answers_with_a_forced_call(arch: str):
-    client = EngineClient.of(tiny_model(arch))
+    client = EngineClient.from_model(tiny_model(arch))
     choice = ToolChoice(("move",), False)
     forms: list[Any] = [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
     for seed in range(2):

@@ -196,7 +196,7 @@ async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_compu
 @pytest.mark.broad
 async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
     """Rows move to larger ones, a long prompt is read in over several steps, and every token knows its version."""
-    engine = Engine(tiny_model(seed=3).model, [], chunk=16, in_flight=True)
+    engine = Engine(tiny_model(seed=3).model, [], chunk=16, in_flight_updates=True)
     tasks = [
         asyncio.create_task(engine.generate(list(range(5, 5 + n)), SamplingParams(max_tokens=90), seed=n))
         for n in (3, 40, 70)
@@ -216,7 +216,7 @@ async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
 
 async def test_the_same_version_again_is_one_span():
     loaded = tiny_model("qwen3", seed=7)
-    engine = Engine(loaded.model, [], in_flight=True)
+    engine = Engine(loaded.model, [], in_flight_updates=True)
     heard: list[int] = []
     engine.update_weights(4)
     running = asyncio.create_task(engine.generate([5, 6], LONG, 1, lambda token: heard.append(token.id)))

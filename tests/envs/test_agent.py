@@ -18,7 +18,7 @@ import rove as vf
 from rove.engine.client import EngineClient
 from rove.envs.agent import conversation, task_of
 from rove.server.proxy import Access
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 from tests.server.test_server import until
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1].joinpath("support", "agent_program.py"))]
@@ -118,14 +118,14 @@ async def test_an_override_has_the_state_and_its_setup():
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 async def test_an_agent_that_appends_is_one_exact_sequence(arch: str):
-    client = EngineClient.of(tiny_model(arch))
+    client = EngineClient.from_model(tiny_model(arch))
     env = env_of(talker, sampling_args={"max_tokens": 8, "temperature": 1.0})
     for record in await env.generate(client, rollouts_per_example=2):
         first, second, third = (step.tokens for step in record.steps)
         assert first and second and third
         assert second.prompt_ids[: len(first.ids)] == first.ids
         assert third.prompt_ids[: len(second.ids)] == second.ids
-        [sample] = samples_from_record(record, 1.0)
+        [sample] = sequences_from_record(record, 1.0)
         assert sample.ids == third.ids
         sampled = [*first.completion_ids, *second.completion_ids, *third.completion_ids]
         assert [i for i, trained in zip(sample.ids, sample.mask, strict=True) if trained] == sampled
@@ -145,9 +145,9 @@ async def test_conversations_held_in_turns_are_a_sequence_each():
                 mine.append({"role": "user", "content": "go on"})
                 await ask(sdk, mine)
 
-    client = EngineClient.of(tiny_model())
+    client = EngineClient.from_model(tiny_model())
     record = await one(env_of(agent, sampling_args={"max_tokens": 8}), client)
-    samples = samples_from_record(record, 1.0)
+    samples = sequences_from_record(record, 1.0)
     assert sorted(sample.ids for sample in samples) == sorted(step.tokens.ids for step in record.steps[-2:])  # pyright: ignore[reportOptionalMemberAccess]
     assert record.completion == [*record.steps[-1].prompt, *record.steps[-1].completion][1:]
 
@@ -197,21 +197,21 @@ async def through_messages(access: Access, state: vf.State) -> None:
     "agent", [through_chat, through_responses, pytest.param(through_messages, marks=pytest.mark.broad)]
 )
 async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
-    client = EngineClient.of(tiny_model(context=4096))
+    client = EngineClient.from_model(tiny_model(context=4096))
     sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}
     record = await one(env_of(agent, sampling_args=sampling), client)
     assert record.error is None, record.error
     first, second = (step.tokens for step in record.steps)
     assert first and second and CALL in client.renderer.decode(first.completion_ids)
     assert second.prompt_ids[: len(first.ids)] == first.ids
-    [sample] = samples_from_record(record, 1.0)
+    [sample] = sequences_from_record(record, 1.0)
     assert sample.ids == second.ids
     assert record.tools is not None and record.tools[0]["function"]["name"] == "weather"
 
 
 @pytest.mark.broad
 async def test_the_same_seed_gives_the_same_tokens():
-    env, client = env_of(talker, sampling_args={"max_tokens": 8}), EngineClient.of(tiny_model())
+    env, client = env_of(talker, sampling_args={"max_tokens": 8}), EngineClient.from_model(tiny_model())
     once, again = [await env.generate(client, seed=3) for _ in range(2)]
     assert [[step.completion for step in record.steps] for record in once] == [
         [step.completion for step in record.steps] for record in again
@@ -398,7 +398,7 @@ async def test_an_agent_in_a_thread_is_told_at_its_next_request():
 
 
 async def test_a_prompt_too_long_ends_an_agent_that_cannot_help_it():
-    client = EngineClient.of(tiny_model(context=64))
+    client = EngineClient.from_model(tiny_model(context=64))
 
     async def agent(access: Access, state: vf.State) -> None:
         async with sdk_of(access) as sdk:

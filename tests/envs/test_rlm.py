@@ -17,7 +17,7 @@ from toys import roll, rows, says
 import rove as vf
 from rove.engine.client import EngineClient
 from rove.sandbox import DockerBackend
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 from tests.envs.test_sandbox import LIMITS, Counting, held, nothing_new
 from tests.envs.test_tool import call, calls, told
 from tests.sandbox.test_docker import engine  # noqa: F401  a fixture
@@ -485,7 +485,7 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
     )
     records = roll(
         env,
-        EngineClient.of(loaded),
+        EngineClient.from_model(loaded),
         rollouts_per_example=2,
         sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 200},
     )
@@ -496,7 +496,7 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
         assert all(turn is not None for turn in turns)
         own, sub = turns[0::3], [turn for n, turn in enumerate(turns) if n % 3]
         assert extended(own[0], own[1]) and extended(own[1], own[2])
-        samples = samples_from_record(record, 0.5)
+        samples = sequences_from_record(record, 0.5)
         assert len(samples) == 7 and samples[0].ids == own[2].ids
         assert [i for i, m in zip(samples[0].ids, samples[0].mask, strict=True) if m] == [
             i for t in own for i in t.completion_ids
@@ -544,7 +544,7 @@ def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
         records = rollouts_of(tmp_path / str(sub))
         assert {record.error for record in records} == {None}
         assert {(len(r.steps), len(r.model_roles.get("sub_model", []))) for r in records} == {(6, 0) if sub else (2, 4)}
-        assert {len(samples_from_record(record, 1.0)) for record in records} == {5 if sub else 1}
+        assert {len(sequences_from_record(record, 1.0)) for record in records} == {5 if sub else 1}
         trained[sub] = metrics_of(tmp_path / str(sub))[0]["tokens"]
     assert trained[True] > 2 * trained[False]
 

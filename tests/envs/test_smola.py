@@ -13,7 +13,7 @@ from fakes import tiny_model
 import rove as vf
 from rove.engine.client import EngineClient
 from rove.envs.smola import as_tool
-from rove.train.sequences import samples_from_record
+from rove.train.sequences import sequences_from_record
 from rove.wire.common import tool_call
 
 ROWS = [{"question": "double 21", "answer": "42"}]
@@ -168,11 +168,11 @@ async def test_a_whole_agent_is_a_rollout(make: Any, player: Any):
 
 @pytest.mark.broad
 async def test_a_model_that_cannot_do_it_is_a_rollout_with_exact_tokens():
-    client = EngineClient.of(tiny_model(context=16384))
+    client = EngineClient.from_model(tiny_model(context=16384))
     env = vf.SmolaAgentEnv(coding, dataset=ROWS, rubric=vf.Rubric([right]), sampling_args={"max_tokens": 8})
     [record] = await env.generate(client)
     assert record.error is None and record.reward == 0.0 and len(record.steps) == 4  # the last one: its final answer
-    samples = samples_from_record(record, 1.0)
+    samples = sequences_from_record(record, 1.0)
     trained = sum(sum(sample.mask) for sample in samples)
     assert trained == sum(len(step.tokens.completion_ids) for step in record.steps if step.tokens)
 

@@ -26,7 +26,15 @@ from rove.engine.engine import Engine
 from rove.models import load
 from rove.models.adapter import Adapter, FastLora, add_adapter
 from rove.models.linear import FastLinear
-from rove.models.load import LoadedModel, clone_model, copy_weights, freeze, load_adapter, load_model, trained
+from rove.models.load import (
+    LoadedModel,
+    clone_model,
+    copy_weights,
+    disable_adapters,
+    load_adapter,
+    load_model,
+    trainable_parameters,
+)
 from rove.train.batch import can_pack
 
 IDS = torch.arange(3, 43)[None]
@@ -40,7 +48,7 @@ def with_adapter(
     adapter = add_adapter(loaded.model, rank, alpha, **given, seed=seed, base=str(base))
     generator, strength = torch.Generator().manual_seed(seed), 0.2 * (2 * rank / alpha) ** 0.5
     with torch.no_grad():
-        for weight in trained(loaded.model).values():
+        for weight in trainable_parameters(loaded.model).values():
             weight.copy_(strength * torch.randn(weight.shape, generator=generator))
     return loaded._replace(adapter=adapter)
 
@@ -90,7 +98,7 @@ def test_whatever_its_settings(tmp_path_factory: Any, rank: int, alpha: float, t
     folder = tmp_path_factory.mktemp("any")
     loaded = written(folder, tiny_model(), seed, rank=rank, alpha=alpha, targets=sorted(targets))
     assert_close(logits(load_model(folder / "adapter", device="cpu").model), logits(loaded.model))
-    names = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(loaded.model)}
+    names = {name.split(".lora_")[0].rpartition(".")[2] for name in trainable_parameters(loaded.model)}
     assert names == (targets or {"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"})
     config = json.loads((folder / "adapter/adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (rank, alpha, sorted(names))
@@ -136,7 +144,9 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     said = []
     for version in (1, 2):
-        engine.update_weights(version, {name: weight / version for name, weight in trained(loaded.model).items()})
+        engine.update_weights(
+            version, {name: weight / version for name, weight in trainable_parameters(loaded.model).items()}
+        )
         made = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
         assert_agrees(loaded, IDS[0].tolist(), made, 2, 1.0)
         assert made.policy_version == version
@@ -151,10 +161,10 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(arch: str):
     wide = {name for name, layer in loaded.model.named_modules() if isinstance(layer, torch.nn.Linear)} - {"lm_head"}
     add_adapter(loaded.model, 2, 32, 0.0, [], 0, "base")
     assert torch.equal(logits(loaded.model), before)
-    assert {name.split(".lora_")[0] for name in trained(loaded.model)} == wide
+    assert {name.split(".lora_")[0] for name in trainable_parameters(loaded.model)} == wide
     loaded.model(input_ids=IDS).logits.logsumexp(-1).sum().backward()
     held = {name for name, parameter in loaded.model.named_parameters() if parameter.grad is not None}
-    assert held == trained(loaded.model).keys()
+    assert held == trainable_parameters(loaded.model).keys()
     assert all(".lora_" in name for name in held)
 
 
@@ -209,7 +219,7 @@ def test_its_seed_alone_decides_how_it_starts():
         before = torch.get_rng_state()
         add_adapter(loaded.model, 2, 32, 0.0, [], seed, "base")
         assert torch.equal(torch.get_rng_state(), before)
-        states.append(torch.cat([weight.detach().flatten() for weight in trained(loaded.model).values()]))
+        states.append(torch.cat([weight.detach().flatten() for weight in trainable_parameters(loaded.model).values()]))
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
 
@@ -228,14 +238,14 @@ def test_a_twin_shares_all_but_the_adapter():
     ours, theirs = dict(loaded.model.named_parameters()), dict(other.named_parameters())
     assert ours.keys() == theirs.keys()
     own = {name for name in ours if ours[name].data_ptr() != theirs[name].data_ptr()}
-    assert own == trained(loaded.model).keys()
+    assert own == trainable_parameters(loaded.model).keys()
     wanted = logits(loaded.model)
     assert torch.equal(logits(other), wanted)
     with torch.no_grad():
-        for weight in trained(other).values():
+        for weight in trainable_parameters(other).values():
             weight.mul_(2)
     assert torch.equal(logits(loaded.model), wanted)
-    copy_weights(other, trained(loaded.model))
+    copy_weights(other, trainable_parameters(loaded.model))
     assert torch.equal(logits(other), wanted)
 
 
@@ -250,11 +260,11 @@ async def test_switched_off_it_is_the_base_to_the_bit(arch: str):
     wanted = logits(tiny_model(arch).model)
     loaded = with_adapter(tiny_model(arch))
     other = clone_model(loaded.model)
-    freeze(other)
+    disable_adapters(other)
     assert torch.equal(logits(other), wanted)
     assert not torch.equal(logits(loaded.model), wanted)
     said = [
-        await EngineClient.of(loaded._replace(model=model)).engine.generate(
+        await EngineClient.from_model(loaded._replace(model=model)).engine.generate(
             [5, 6, 7], SamplingParams(max_tokens=6), seed=1
         )
         for model in (other, tiny_model(arch).model)
@@ -265,11 +275,11 @@ async def test_switched_off_it_is_the_base_to_the_bit(arch: str):
 def test_weights_of_the_adapter_alone_travel():
     loaded = with_adapter(tiny_model())
     engine = Engine(clone_model(loaded.model), [])
-    some = dict(list(trained(loaded.model).items())[1:])
-    for wrong in (some, {**trained(loaded.model), "other": torch.zeros(1)}):
+    some = dict(list(trainable_parameters(loaded.model).items())[1:])
+    for wrong in (some, {**trainable_parameters(loaded.model), "other": torch.zeros(1)}):
         with pytest.raises(ConfigError, match="weights do not match the model"):
             engine.update_weights(1, wrong)
-    engine.update_weights(1, {name: weight * 3 for name, weight in trained(loaded.model).items()})
+    engine.update_weights(1, {name: weight * 3 for name, weight in trainable_parameters(loaded.model).items()})
     engine.update_weights(2, dict(loaded.model.named_parameters()))  # or all of them
     assert torch.equal(logits(engine.model), logits(loaded.model))
 
@@ -367,4 +377,4 @@ def test_its_tensors_are_the_weights_themselves():
     loaded = with_adapter(tiny_model())
     assert isinstance(loaded.adapter, Adapter)
     places = {tensor.data_ptr() for tensor in loaded.tensors().values()}
-    assert places == {weight.data_ptr() for weight in trained(loaded.model).values()}
+    assert places == {weight.data_ptr() for weight in trainable_parameters(loaded.model).values()}

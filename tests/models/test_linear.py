@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_model
 from torch import nn
 
-from rove.models.linear import FastLinear, linear, packed, use_fast_linear
+from rove.models.linear import FastLinear, linear, pack_weight, use_fast_linear
 
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
@@ -97,7 +97,7 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
     torch.manual_seed(0)
     weight, x = torch.randn(24, 40).to(dtype), torch.randn(rows, 40).to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    copy = packed(weight)
+    copy = pack_weight(weight)
     wanted = linear(x, weight, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
@@ -105,4 +105,4 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
         weight.zero_()
     torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
     assert copy.is_mkldnn or dtype != torch.float32
-    assert packed(weight.double()).dtype == torch.float64
+    assert pack_weight(weight.double()).dtype == torch.float64

@@ -8,23 +8,23 @@ import torch
 from fakes import tiny_model
 
 from rove.core.errors import ConfigError
-from rove.models.recompute import layers_of, recomputed
+from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import can_pack, micro_batches, trained_tokens
 from rove.train.losses import cross_entropy
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, token_logprobs
 
 ARCHITECTURES = ["llama", "qwen3", "lfm2", "gemma2"]
 LENGTHS = (17, 9, 4)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[TrainingSequence]:
     """Three that begin alike."""
     made = []
     for i, length in enumerate(LENGTHS):
         ids = [7, 8, 9, *range(20 + i, 20 + i + length)]
         mask = [False, False, *[True] * (length + 1)]
-        made.append(Sample(ids, mask, [0.0] * len(ids), [float(m) for m in mask]))
+        made.append(TrainingSequence(ids, mask, [0.0] * len(ids), [float(m) for m in mask]))
     return made
 
 
@@ -60,7 +60,7 @@ def kept(model: Any, layers: list[torch.nn.Module]) -> int:
         return tensor
 
     [batch] = micro_batches(samples(), 100)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recomputed(layers):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), checkpoint_activations(layers):
         token_logprobs(model, batch)
     return sum(sizes.values())
 
@@ -68,7 +68,7 @@ def kept(model: Any, layers: list[torch.nn.Module]) -> int:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_of_each_layer_only_what_goes_into_it_is_kept(arch: str):
     model = tiny_model(arch).model
-    layers = layers_of(model)
+    layers = checkpointed_layers(model)
     assert len(layers) == model.config.num_hidden_layers == 2
     everything, one, none = (kept(model, layers[:count]) for count in range(3))
     hidden = 4 * 32 * len(LENGTHS) * (max(LENGTHS) + 3)
@@ -78,20 +78,20 @@ def test_of_each_layer_only_what_goes_into_it_is_kept(arch: str):
 
 def test_afterwards_and_in_copies_a_layer_is_what_it_was():
     model = tiny_model().model
-    layers = layers_of(model)
+    layers = checkpointed_layers(model)
     forward = [layer.forward for layer in layers]
-    with pytest.raises(KeyError), recomputed(layers):
+    with pytest.raises(KeyError), checkpoint_activations(layers):
         assert [layer.forward for layer in layers] != forward
         raise KeyError
     assert [layer.forward for layer in layers] == forward
-    assert all("forward" not in vars(layer) for layer in layers_of(copy.deepcopy(model)))
+    assert all("forward" not in vars(layer) for layer in checkpointed_layers(copy.deepcopy(model)))
 
 
 def test_nothing_is_computed_again_where_there_are_no_gradients():
     model = tiny_model().model
     trainer = Trainer(model, 1e-3, activation_checkpointing=True)
     runs: list[int] = []
-    layers_of(model)[0].register_forward_hook(lambda *_: runs.append(1))
+    checkpointed_layers(model)[0].register_forward_hook(lambda *_: runs.append(1))
     [batch] = micro_batches(samples(), 100)
     trainer.mean_loss([batch], cross_entropy)
     assert len(runs) == 1

@@ -157,7 +157,7 @@ def test_the_exact_tokens_of_sub_models_are_known(tmp_path: Path) -> None:
     subs(tmp_path)
     found = []
     for load in (vf.load_environment, isolated):
-        client = EngineClient.of(tiny_model())
+        client = EngineClient.from_model(tiny_model())
         env = load("subs", tmp_path, trained=True)
         records = env.generate_sync(client, sampling_args={"max_tokens": 6, "temperature": 1.0})
         found.append([[step.tokens for step in record.steps] for record in records])

@@ -21,7 +21,7 @@ from rove.models.new import CHAT_TEMPLATE, new_model
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call
 from rove.runs.serialization import decode_record, encode_record
-from rove.train.sequences import samples_from_messages, samples_from_record
+from rove.train.sequences import sequences_from_messages, sequences_from_record
 from tests.rendering.test_tools import TEMPLATES
 
 ALL = {**TEMPLATES, "rove": CHAT_TEMPLATE}
@@ -52,7 +52,7 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     loaded = model_of(ALL[name])
     renderer = loaded.renderer
     count = 1 if name == "llama3" else 2
-    client = EngineClient.of(loaded)
+    client = EngineClient.from_model(loaded)
     env = vf.ToolEnv(tools=[add], dataset=rows(1), max_turns=3)
     [usual] = renderer.encode(" hello")
     spelling = {"logit_bias": {usual: -100}}  # the greeting is spelt as the tokenizer would never do
@@ -67,7 +67,7 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     results = [json.loads(m["content"]) for m in record.completion if m["role"] == "tool"]
     assert len(results) == 3 * count and all(0 <= result["sum"] <= 18 for result in results)
 
-    [sample] = samples_from_record(record, 1.0)
+    [sample] = sequences_from_record(record, 1.0)
     turns = [step.tokens for step in record.steps if step.tokens is not None]
     for before, after in itertools.pairwise(turns):
         assert after.prompt_ids[: len(before.ids)] == before.ids
@@ -83,7 +83,7 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     # A saved rollout says enough to be learnt from: the same text, the same of it trained. (An expression that is
     # complete ends an answer without an end token.)
     saved = decode_record(encode_record(record))
-    [learnt] = samples_from_messages(renderer, [*saved.prompt, *saved.completion], saved.tools)
+    [learnt] = sequences_from_messages(renderer, [*saved.prompt, *saved.completion], saved.tools)
     assert renderer.decode(learnt.ids) == renderer.decode(sample.ids) + "<|end|>"
     assert trained(renderer, learnt).replace("<|end|>", "") == trained(renderer, sample)
 
@@ -94,7 +94,9 @@ def trained(renderer: Renderer, sample: Any) -> str:
 
 def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
     loaded = model_of("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>")
-    [record] = roll(vf.ToolEnv(tools=[add], dataset=rows(1)), EngineClient.of(loaded), sampling_args={"max_tokens": 4})
+    [record] = roll(
+        vf.ToolEnv(tools=[add], dataset=rows(1)), EngineClient.from_model(loaded), sampling_args={"max_tokens": 4}
+    )
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "model")
     assert "shows no way to call them" in record.error.message
@@ -112,7 +114,7 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
     form = rf'<tool_call>\n\{{"name": ({arguments})\}}\}}\n</tool_call>'
     records = await vf.generate(
         env,
-        EngineClient.of(loaded),
+        EngineClient.from_model(loaded),
         rollouts_per_example=8,
         sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 60},
     )
@@ -121,7 +123,7 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
     for record in records:
         assert record.error is None
         called[tuple(m["tool_calls"][0]["function"]["name"] for m in record.completion[::2])] += 1
-        [sample] = samples_from_record(record, 1.0)
+        [sample] = sequences_from_record(record, 1.0)
         turns = [step.tokens for step in record.steps if step.tokens is not None]
         expected = list(turns[0].prompt_ids)
         mask = [False] * len(expected)

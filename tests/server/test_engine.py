@@ -58,7 +58,7 @@ class Served:
 
 @asynccontextmanager
 async def served(context: int = 1024, **options: Any) -> AsyncIterator[tuple[Served, Any]]:
-    client = EngineClient.of(tiny_model(seed=1, context=context), max_batch=8)
+    client = EngineClient.from_model(tiny_model(seed=1, context=context), max_batch=8)
     app = make_app(client, "tiny", **options)
     async with listening(app) as runner:
         url = base_url_of(runner)
@@ -752,7 +752,7 @@ async def test_a_large_crowd_leaves_nothing_behind():
 
 
 def test_what_is_asked_without_a_name_means_the_first_model():
-    app = make_app(EngineClient.of(tiny_model(), max_batch=2), ["a", "b"])
+    app = make_app(EngineClient.from_model(tiny_model(), max_batch=2), ["a", "b"])
     assert app[DESK].admit(Asked("", [])).model == "a"
     assert app[DESK].admit(Asked("b", [])).model == "b"
 

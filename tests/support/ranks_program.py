@@ -15,10 +15,10 @@ import torch
 from fakes import tiny_model
 
 from rove.train.learner import Learner
-from rove.train.lora import adapted
+from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
 from rove.train.rl import RLConfig
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.sharding import whole
 from rove.train.trainer import frozen_logprobs
 from rove.train.worker_group import join_process_group
@@ -34,7 +34,7 @@ class Job(msgspec.Struct):
     config: dict[str, Any] = {}
 
 
-def ragged(count: int, seed: int = 0) -> list[Sample]:
+def ragged(count: int, seed: int = 0) -> list[TrainingSequence]:
     """Samples of many lengths, some of which begin alike."""
     rng, made = random.Random(seed), []
     begin = [rng.randrange(320) for _ in range(12)]
@@ -42,7 +42,7 @@ def ragged(count: int, seed: int = 0) -> list[Sample]:
         ids = begin[: rng.randrange(12)] + [rng.randrange(320) for _ in range(rng.randrange(3, 30))]
         mask = [False] + [rng.random() < 0.4 for _ in ids[1:]]
         said = [rng.uniform(-8, -3) if m else 0.0 for m in mask]
-        made.append(Sample(ids, mask, said, [rng.uniform(-1, 1) if m else 0.0 for m in mask]))
+        made.append(TrainingSequence(ids, mask, said, [rng.uniform(-1, 1) if m else 0.0 for m in mask]))
     return made
 
 
@@ -55,7 +55,7 @@ def run(job: Job) -> None:
     """Take the steps; leave the first gradient, what the last step measured, and the weights."""
     ranks, config = join_process_group(), settings(**job.config)
     anew = job.restore is None or config.lora_rank  # the base of an adapter is not in its checkpoints
-    loaded = adapted(config, tiny_model(job.arch, seed=0 if anew else 7))
+    loaded = add_lora(config, tiny_model(job.arch, seed=0 if anew else 7))
     learner = Learner(config, config.objective, loaded, ranks)
     if job.restore is not None:
         learner.restore(Path(job.restore))
@@ -64,7 +64,7 @@ def run(job: Job) -> None:
     for step in range(*job.steps):
         measured = learner.update(step, random.Random(step).sample(samples, 16), 1.0)
         if step % 2:
-            learner.move_reference()
+            learner.update_reference()
     if job.save is not None:
         learner.save(Path(job.save))
     loss = learner.trainer.mean_loss(learner._batches(samples), cross_entropy)
@@ -74,14 +74,14 @@ def run(job: Job) -> None:
         torch.save({"gradient": gradient, "weights": weights, "measured": measured, "loss": loss}, job.out)
 
 
-def _gradient(learner: Learner, samples: list[Sample]) -> dict[str, torch.Tensor]:
+def _gradient(learner: Learner, samples: list[TrainingSequence]) -> dict[str, torch.Tensor]:
     learner.trainer.optimizer.zero_grad()
     learner.trainer.accumulate(_batches(learner, samples), learner.objective.loss, 100.0, 0.01)
     parameters = learner.trainer.model.named_parameters()
     return {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
 
 
-def _batches(learner: Learner, samples: list[Sample]) -> Any:
+def _batches(learner: Learner, samples: list[TrainingSequence]) -> Any:
     batches = learner._batches(samples)
     return [batch._replace(reference=frozen_logprobs(learner.reference, batch)) for batch in batches]
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError
-from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, started
+from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, new_alerts
 
 LIMITS = AlertLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -64,11 +64,11 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
         "255 tokens per rollout, 100 in the first",
         {"length_factor": 3.0},
     ),
-    "dead_groups": (
+    "zero_advantage_groups": (
         history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
         history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
         "85% of the groups have no spread",
-        {"dead_groups": 0.9},
+        {"zero_advantage_groups": 0.9},
     ),
     "policy_collapse": (
         history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
@@ -136,13 +136,13 @@ def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_told_once_when_it_starts(name: str):
     wrong, right, _, _ = CASES[name]
-    told = [alert for i in range(len(wrong) + 1) for alert in started(wrong[:i], LIMITS) if alert.name == name]
+    told = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.name == name]
     assert len(told) == 1
     assert told[0].step <= len(wrong)
     again = {**wrong[-1], "step": len(wrong) + 1.0}
     if name != "grad_norm_spike":  # of a second gradient as long, the first is still the exception
-        assert [a for a in started([*wrong, again], LIMITS) if a.name == name] == []
-    assert [a for i in range(len(right) + 1) for a in started(right[:i], LIMITS) if a.name == name] == []
+        assert [a for a in new_alerts([*wrong, again], LIMITS) if a.name == name] == []
+    assert [a for i in range(len(right) + 1) for a in new_alerts(right[:i], LIMITS) if a.name == name] == []
 
 
 def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
@@ -151,7 +151,7 @@ def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
     limits = msgspec.structs.replace(LIMITS, window=1)
     for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
-        told = [alert.step for end in range(1, len(rows) + 1) for alert in started(rows[:end], limits)]
+        told = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
         assert told == steps
 
 
@@ -184,16 +184,16 @@ def test_held_out_needs_enough_measurements():
 
 
 def test_steps_that_trained_nothing_are_no_reason():
-    assert started([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
+    assert new_alerts([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
     gaps = history(ratio__mean=[1.2, None, 1.2])
-    assert [alert.name for alert in started(gaps, LIMITS)] == ["ratio_drift"]
+    assert [alert.name for alert in new_alerts(gaps, LIMITS)] == ["ratio_drift"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"window": 0}, "alerts: window is 0; expected more than 0"),
-        ({"dead_groups": 1.5}, "alerts: dead_groups is 1.5; expected a share"),
+        ({"zero_advantage_groups": 1.5}, "alerts: zero_advantage_groups is 1.5; expected a share"),
         ({"entropy_share": -1.0}, "alerts: entropy_share"),
     ],
 )
@@ -208,7 +208,7 @@ def test_sft_is_meant_to_become_certain():
 
 def told(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int, str, str]]:
     ends = range(1, len(rows) + 1)
-    return [(one.step, one.name, one.text) for end in ends for one in started(rows[:end], limits)]
+    return [(one.step, one.name, one.text) for end in ends for one in new_alerts(rows[:end], limits)]
 
 
 def test_a_learning_rate_far_too_high_is_named_first():
@@ -226,7 +226,7 @@ def test_a_learning_rate_far_too_high_is_named_first():
 def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = told(rows)
-    assert name == "dead_groups"
+    assert name == "zero_advantage_groups"
     assert "and the reward has fallen. Lower the learning rate first" in text
 
 
@@ -240,7 +240,7 @@ def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise
     first, second = told(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
     assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
-    assert second[:2] == (5, "dead_groups")
+    assert second[:2] == (5, "zero_advantage_groups")
     assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
 
 
@@ -251,7 +251,7 @@ def test_a_certain_model_may_become_more_certain():
 
 def test_groups_that_never_lived_have_not_collapsed():
     rows = history(reward__mean=[0.0] * 4, groups__zero_spread=[8.0] * 4, groups__all=[8.0] * 4)
-    assert [name for _, name, _ in told(rows)] == ["dead_groups"]
+    assert [name for _, name, _ in told(rows)] == ["zero_advantage_groups"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import rove as vf
 from rove.core.errors import RunError
 from rove.core.protocols import Request, Response
 from rove.core.records import StepTokens, Usage
-from rove.models.load import trained
+from rove.models.load import trainable_parameters
 from rove.runs.run import Run
 from rove.train.async_collect import Level, Stream
 from rove.train.collect import Played, RolloutCollector
@@ -385,7 +385,7 @@ def test_whatever_plays_takes_its_weights_in_flight(
         engine: Any = self.client.engine
         busy.append(len(engine._runner.rows()))
         plain(self, version)
-        weights, sampled = trained(self.loaded.model), trained(engine.model)
+        weights, sampled = trainable_parameters(self.loaded.model), trainable_parameters(engine.model)
         equal.append(all(sampled[name].equal(weight.to(sampled[name].dtype)) for name, weight in weights.items()))
 
     monkeypatch.setattr(Pipeline, "_publish", publish)

@@ -78,7 +78,7 @@ def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
         ({"backend": "llama.cpp"}, "backend is 'llama.cpp'; expected embedded or vllm"),
         ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
         ({"backend": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
-        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but sampler is 'embedded'"),
+        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but backend is 'embedded'"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):

@@ -7,20 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 
 Term = tuple[tuple[int, ...], int, float, float, float]
 """What comes before a trained token, the token, the sampler's log-probability, advantage and temperature."""
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> list[Sample]:
+def samples(draw: st.DrawFn) -> list[TrainingSequence]:
     """Few different tokens, so that many begin alike."""
     made = []
     for number in range(draw(st.integers(0, 12))):
         mask = draw(st.lists(st.booleans(), min_size=1, max_size=20))
         made.append(
-            Sample(
+            TrainingSequence(
                 ids=[*draw(st.sampled_from([[], [7] * 5, [7] * 9, [8, 9]])), *draw(_ids(len(mask)))][-len(mask) :],
                 mask=mask,
                 logprobs=[-1.0 - i if m else 0.0 for i, m in enumerate(mask)],
@@ -35,7 +35,7 @@ def _ids(count: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(1, 3), min_size=count, max_size=count)
 
 
-def wanted(sample: Sample) -> list[Term]:
+def wanted(sample: TrainingSequence) -> list[Term]:
     return [
         (tuple(sample.ids[:t]), sample.ids[t], sample.logprobs[t], sample.advantages[t], sample.temperature)
         for t in range(1, len(sample.ids))
@@ -91,7 +91,7 @@ def terms(batch: Batch) -> dict[int, list[Term]]:
 @settings(deadline=None, max_examples=300)
 @given(samples(), st.integers(1, 120), st.booleans())
 def test_every_trained_token_is_predicted_once_from_what_its_sample_had_before(
-    given_samples: list[Sample], budget: int, pack: bool
+    given_samples: list[TrainingSequence], budget: int, pack: bool
 ):
     batches = micro_batches(given_samples, budget, pack=pack)
     found = [sorted(some) for batch in batches for some in terms(batch).values()]
@@ -104,7 +104,7 @@ def test_every_trained_token_is_predicted_once_from_what_its_sample_had_before(
 
 @settings(deadline=None)
 @given(samples())
-def test_what_samples_have_in_common_is_computed_once(given_samples: list[Sample]):
+def test_what_samples_have_in_common_is_computed_once(given_samples: list[TrainingSequence]):
     [*batches] = micro_batches(given_samples, 10_000, pack=True)
     beginnings = {tuple(sample.ids[: i + 1]) for sample in given_samples for i in range(len(sample.ids))}
     assert sum(batch.ids.numel() for batch in batches) == len(beginnings)
@@ -112,14 +112,14 @@ def test_what_samples_have_in_common_is_computed_once(given_samples: list[Sample
 
 @settings(deadline=None)
 @given(samples(), st.integers(1, 120))
-def test_lengths_fall_so_that_little_is_padded(given_samples: list[Sample], budget: int):
+def test_lengths_fall_so_that_little_is_padded(given_samples: list[TrainingSequence], budget: int):
     shapes = [tuple(batch.ids.shape) for batch in micro_batches(given_samples, budget)]
     assert [longest for _, longest in shapes] == sorted((longest for _, longest in shapes), reverse=True)
     assert sum(rows for rows, _ in shapes) == len(given_samples)
 
 
 def test_a_sample_longer_than_the_budget_goes_alone():
-    long, short = (Sample([n] * n, [True] * n, [0.0] * n, [1.0] * n) for n in (10, 3))
+    long, short = (TrainingSequence([n] * n, [True] * n, [0.0] * n, [1.0] * n) for n in (10, 3))
     assert [tuple(batch.ids.shape) for batch in micro_batches([short, long, short], 6)] == [(1, 10), (2, 3)]
     packed = micro_batches([short, long, short], 6, pack=True)
     assert [batch.ids.numel() for batch in packed] == [3, 10]
@@ -127,7 +127,7 @@ def test_a_sample_longer_than_the_budget_goes_alone():
 
 
 def test_advantages_of_tokens_that_are_not_trained_do_not_count():
-    nothing = [Sample([1, 2, 3], [True, False, False], [0.0] * 3, [1.0] * 3)]
+    nothing = [TrainingSequence([1, 2, 3], [True, False, False], [0.0] * 3, [1.0] * 3)]
     assert trained_tokens(nothing) == 1  # the first token has nothing before it; it is counted and has no gradient
     for pack in (False, True):
         [batch] = micro_batches(nothing, 8, torch.device("cpu"), pack)

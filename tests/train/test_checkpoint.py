@@ -11,7 +11,7 @@ from rove.models.load import LoadedModel, load_model
 from rove.train.batch import micro_batches
 from rove.train.checkpoint import STATE, restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.losses import cross_entropy
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer
 
 ARCHITECTURES = ["llama", "qwen3", "lfm2"]
@@ -19,7 +19,7 @@ ARCHITECTURES = ["llama", "qwen3", "lfm2"]
 
 def steps(loaded: LoadedModel, trainer: Trainer, count: int, start: int = 0) -> None:
     for step in range(start, start + count):
-        samples = [Sample([step, 7, 8, 9], [False, True, True, True], [0.0] * 4, [0.0, 1.0, 1.0, 1.0])]
+        samples = [TrainingSequence([step, 7, 8, 9], [False, True, True, True], [0.0] * 4, [0.0, 1.0, 1.0, 1.0])]
         trainer.step(micro_batches(samples, 100), cross_entropy, 3, lr_scale=1 / (step + 1))
 
 

@@ -17,12 +17,12 @@ from rove.core.errors import ConfigError
 from rove.engine.engine import Engine
 from rove.models import load
 from rove.models.linear import FastLinear
-from rove.models.load import LoadedModel, clone_model, load_model, trained
+from rove.models.load import LoadedModel, clone_model, load_model, trainable_parameters
 from rove.train.batch import micro_batches
 from rove.train.learner import Learner
-from rove.train.lora import adapted, dropping
+from rove.train.lora import add_lora, dropping
 from rove.train.losses import cross_entropy
-from rove.train.sequences import Sample
+from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, frozen_logprobs, make_trainer
 from tests.train.test_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns
 from tests.train.test_sft import Killed as KilledSFT
@@ -32,7 +32,8 @@ from tests.train.test_sft import train as train_sft
 
 LORA = {"lora_rank": 3, "learning_rate": 3e-2}
 SAMPLES = [
-    Sample([*range(10, 30), 40 + i, 50, 60 + i], [False] * 20 + [True] * 3, [0.0] * 23, [1.0] * 23) for i in range(3)
+    TrainingSequence([*range(10, 30), 40 + i, 50, 60 + i], [False] * 20 + [True] * 3, [0.0] * 23, [1.0] * 23)
+    for i in range(3)
 ]
 
 
@@ -47,7 +48,7 @@ def flat(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def trained_model(**fields: Any) -> tuple[LoadedModel, Trainer]:
     """A model with an adapter, that one step has moved."""
     config = settings(**LORA, **fields)
-    loaded = adapted(config, tiny_model())
+    loaded = add_lora(config, tiny_model())
     trainer = make_trainer(config, loaded)
     trainer.step(micro_batches(SAMPLES, 100, pack=True), cross_entropy, 9)
     return loaded, trainer
@@ -105,8 +106,10 @@ def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
         "base.txt",
     }
     state = torch.load(next(tmp_path.rglob("trainer.pt")), weights_only=True)
-    assert len(state["optimizer"]["state"]) == len(trained(loaded.model))
-    assert state.get("reference", {}).keys() == (trained(loaded.model).keys() if kind == "moving reference" else set())
+    assert len(state["optimizer"]["state"]) == len(trainable_parameters(loaded.model))
+    assert state.get("reference", {}).keys() == (
+        trainable_parameters(loaded.model).keys() if kind == "moving reference" else set()
+    )
 
 
 @pytest.mark.broad
@@ -135,7 +138,7 @@ def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Engine, "update_weights", update)
     loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
     assert len(sent) > 5
-    assert set(map(str, sent)) == {str(None if kind == "plain" else trained(loaded.model).keys())}
+    assert set(map(str, sent)) == {str(None if kind == "plain" else trainable_parameters(loaded.model).keys())}
 
 
 @pytest.mark.broad
@@ -167,7 +170,7 @@ def test_the_kl_penalty_holds_the_adapter_back(tmp_path: Path):
     moved = []
     for penalty in (0.0, 10.0):
         loaded = train(tmp_path / str(penalty), settings(**LORA, kl_penalty=penalty), two_turns())
-        moved.append(flat({n: w for n, w in trained(loaded.model).items() if "lora_B" in n}).norm().item())
+        moved.append(flat({n: w for n, w in trainable_parameters(loaded.model).items() if "lora_B" in n}).norm().item())
     assert moved[1] < moved[0]
 
 
@@ -175,15 +178,15 @@ def test_the_kl_penalty_holds_the_adapter_back(tmp_path: Path):
 def test_packing_and_micro_batches_leave_its_gradient_as_it_is(arch: str):
     config, gradients = settings(**LORA), []
     for size, pack in ((1000, True), (40, True), (1000, False), (40, False)):
-        loaded = adapted(config, tiny_model(arch))
+        loaded = add_lora(config, tiny_model(arch))
         trainer = make_trainer(config, loaded)
         with torch.no_grad():
-            for weight in trained(loaded.model).values():
+            for weight in trainable_parameters(loaded.model).values():
                 weight.fill_(0.05)
         trainer.accumulate(micro_batches(SAMPLES, size, pack=pack), cross_entropy, 9)
         frozen = [p.grad for p in loaded.model.parameters() if not p.requires_grad]
         assert frozen and not any(grad is not None for grad in frozen)
-        grads = {name: weight.grad for name, weight in trained(loaded.model).items()}
+        grads = {name: weight.grad for name, weight in trainable_parameters(loaded.model).items()}
         assert all(grad is not None for grad in grads.values())
         gradients.append(flat(grads))  # pyright: ignore[reportArgumentType]
     for other in gradients[1:]:
@@ -192,7 +195,7 @@ def test_packing_and_micro_batches_leave_its_gradient_as_it_is(arch: str):
 
 def test_every_linear_layer_is_fast_and_those_of_the_base_keep_no_inputs():
     config = settings(**LORA)
-    loaded = adapted(config, tiny_model())
+    loaded = add_lora(config, tiny_model())
     make_trainer(config, loaded)
     layers = [layer for layer in loaded.model.modules() if isinstance(layer, torch.nn.Linear)]
     assert all(type(layer) is FastLinear for layer in layers)
@@ -251,7 +254,7 @@ def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, An
 
 def test_rank_0_is_no_adapter():
     loaded = tiny_model()
-    assert adapted(settings(), loaded) is loaded
+    assert add_lora(settings(), loaded) is loaded
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
@@ -259,7 +262,7 @@ def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypa
     tiny_model().save(tmp_path / "base")
     monkeypatch.chdir(tmp_path)
     for model, base in (("base", str(tmp_path / "base")), ("someone/model", "someone/model")):
-        adapter = adapted(settings(**LORA, model=model), tiny_model()).adapter
+        adapter = add_lora(settings(**LORA, model=model), tiny_model()).adapter
         assert adapter is not None
         assert adapter.base == base
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.train.losses import (
-    NORMALISATIONS,
+    AGGREGATIONS,
     PRESETS,
     Loss,
     Tokens,
-    choose_normalisation,
+    choose_aggregation,
     cispo,
     clipped,
     corrected,
@@ -320,9 +320,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str, tokens: l
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=30)
-@given(
-    st.lists(full_token, min_size=1, max_size=12), st.sampled_from(NORMALISATIONS), st.randoms(use_true_random=False)
-)
+@given(st.lists(full_token, min_size=1, max_size=12), st.sampled_from(AGGREGATIONS), st.randoms(use_true_random=False))
 def test_neither_order_nor_cut_changes_a_gradient(
     name: str, tokens: list[tuple[float, ...]], normalisation: str, rng: Any
 ):
@@ -406,10 +404,10 @@ def test_no_two_losses_are_the_same():
     logprobs = tensor([-1.0, -2.0, -0.5, -3.0])
     start = (logprobs - tensor([0.25, -0.5, 6.0, 0.1])).tolist()
     tokens = made(start, [1.0, -1.0, 1.0, 1.0], [0, 0, 1, 2])
-    seen = {name: (make_loss(name)(logprobs, tokens).tolist(), choose_normalisation(name)) for name in NAMES}
+    seen = {name: (make_loss(name)(logprobs, tokens).tolist(), choose_aggregation(name)) for name in NAMES}
     for one, other in itertools.combinations(NAMES, 2):
         assert seen[one] != seen[other]
-    for one, other in itertools.combinations(NORMALISATIONS, 2):
+    for one, other in itertools.combinations(AGGREGATIONS, 2):
         assert token_weights(one, [3, 1], constant=5) != token_weights(other, [3, 1], constant=5)
 
 
@@ -461,11 +459,11 @@ def test_what_a_name_stands_for():
     same |= {"cispo": cispo(5.0)}
     for name, loss in same.items():
         assert values_and_gradient(make_loss(name), [1.0] * 3) == values_and_gradient(loss, [1.0] * 3)
-    kinds = {name: choose_normalisation(name) for name in NAMES}
+    kinds = {name: choose_aggregation(name) for name in NAMES}
     assert {name for name, kind in kinds.items() if kind == "token"} == {"cispo", "reinforce", "grpo", "dapo"}
     assert (kinds["dr_grpo"], kinds["gspo"]) == ("constant", "sequence")
-    assert choose_normalisation("package.module:function") == "token"
-    assert choose_normalisation("gspo", "token") == "token"
+    assert choose_aggregation("package.module:function") == "token"
+    assert choose_aggregation("gspo", "token") == "token"
 
 
 OWN = """
@@ -551,7 +549,7 @@ def test_what_weights_sum_to(samples: list[tuple[int, int]]):
     counts, rollouts = [count for count, _ in samples], [rollout for _, rollout in samples]
     trained = {rollout for count, rollout in samples if count}
     if not trained:
-        assert all(math.isfinite(w) for name in NORMALISATIONS for w in token_weights(name, counts, rollouts, 4))
+        assert all(math.isfinite(w) for name in AGGREGATIONS for w in token_weights(name, counts, rollouts, 4))
         return
     for name in ("token", "sequence"):
         weights = token_weights(name, counts, rollouts)
@@ -566,14 +564,14 @@ def test_what_weights_sum_to(samples: list[tuple[int, int]]):
 
 @given(st.integers(1, 9), st.integers(1, 50))
 def test_rollouts_of_one_length_weigh_the_same_either_way(number: int, length: int):
-    weights = [token_weights(name, [length] * number, constant=length) for name in NORMALISATIONS]
+    weights = [token_weights(name, [length] * number, constant=length) for name in AGGREGATIONS]
     assert weights[0] == pytest.approx(weights[1])
     assert weights[0] == pytest.approx(weights[2])
 
 
 def test_wrong_normalisations_are_refused():
     with pytest.raises(ConfigError, match="did you mean 'sequence'"):
-        choose_normalisation("grpo", "sequenze")
+        choose_aggregation("grpo", "sequenze")
     with pytest.raises(ConfigError, match="did you mean 'token'"):
         token_weights("tokens", [1])
     for wrong in (None, 0.0, -1.0, math.nan):

@@ -231,7 +231,7 @@ RL: dict[str, Case] = {
     "patience": Case(1, {"steps": 3, **BEST}, steps),
     "target": Case(0.5, {"steps": 3, **BEST}, steps),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
-    "alerts": Case({"window": 1, "dead_groups": 0.1}, {"env_args": {"flat": 1}}, alerts),
+    "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, alerts),
     "token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
     "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
     "seed": Case(1),

@@ -17,7 +17,7 @@ from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
-from rove.train.sequences import Sample, samples_from_messages
+from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import SFTConfig, Talk, conversations, split, talks_of, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
@@ -177,7 +177,7 @@ def test_every_conversation_is_seen_once_an_epoch():
     from rove.train.sft import _batch
 
     config = settings(batch_size=4)
-    training = [samples_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in lawless(14)]
+    training = [sequences_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in lawless(14)]
     epochs = [
         [id(talk) for step in range(3 * e, 3 * e + 3) for talk in _batch(config, step, training)] for e in range(2)
     ]
@@ -211,7 +211,7 @@ def test_something_is_always_held_out_and_something_always_trained(fraction: flo
             ]
             training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
             assert len(training) >= 1 and len(held_out) >= 1
-            every = sorted(samples_from_messages(renderer, talk.messages)[0].ids for talk in talks)
+            every = sorted(sequences_from_messages(renderer, talk.messages)[0].ids for talk in talks)
             assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
 
 
@@ -223,7 +223,7 @@ def test_no_example_is_both_trained_on_and_held_out(seed: int):
     training, held_out = split(renderer, talks, settings(validation_fraction=0.3, seed=seed))
     assert (len(training), len(held_out)) == (28, 12)
 
-    def questions(samples: list[Sample]) -> set[str]:
+    def questions(samples: list[TrainingSequence]) -> set[str]:
         return {re.findall("question [0-9]", renderer.decode(sample.ids))[0] for sample in samples}
 
     assert not questions([sample for talk in training for sample in talk]) & questions(held_out)
@@ -274,5 +274,5 @@ def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
     assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
     assert last.said_at == frozenset({1})
     renderer = tiny_model().renderer
-    [sample] = samples_from_messages(renderer, mine.messages, None, mine.said_at)
+    [sample] = sequences_from_messages(renderer, mine.messages, None, mine.said_at)
     assert renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m]) == "1<|end|>2<|end|>"

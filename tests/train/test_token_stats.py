@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rove.core.records import RolloutRecord, StepTokens
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import micro_batches
-from rove.train.sequences import Sample, samples_from_record
+from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.token_stats import TokenStats
 
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=4)
@@ -35,7 +35,9 @@ def records(draw: st.DrawFn) -> list[RolloutRecord]:
 @settings(deadline=None, max_examples=200)
 @given(records(), st.booleans(), st.integers(1, 40), st.integers(0, 9))
 def test_every_token_has_its_own_numbers(made: list[RolloutRecord], pack: bool, most: int, count: int):
-    samples = [sample for one in made for sample in samples_from_record(one, [0.5 + i for i in range(len(one.steps))])]
+    samples = [
+        sample for one in made for sample in sequences_from_record(one, [0.5 + i for i in range(len(one.steps))])
+    ]
     stats = TokenStats(samples, count, seed=1)
     for batch in micro_batches(samples, most, pack=pack):
         stats.see(batch, batch.logprobs, batch.targets.float())
@@ -51,11 +53,11 @@ def test_every_token_has_its_own_numbers(made: list[RolloutRecord], pack: bool, 
 
 
 def test_the_same_seed_chooses_the_same_and_none_are_none():
-    samples = [sample for i in range(20) for sample in samples_from_record(turns_of(i), 1.0)]
+    samples = [sample for i in range(20) for sample in sequences_from_record(turns_of(i), 1.0)]
     chosen = TokenStats(samples, 3, seed=7).chosen
     assert chosen == TokenStats(samples[::-1], 3, seed=7).chosen != TokenStats(samples, 3, seed=8).chosen
     assert TokenStats(samples, 0, seed=7).rollouts() == []
-    assert TokenStats([Sample([1, 2], [False, True], [0.0, -1.0], [0.0, 1.0])], 3, seed=7).chosen == set()
+    assert TokenStats([TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, 1.0])], 3, seed=7).chosen == set()
 
 
 def turns_of(index: int) -> RolloutRecord:
@@ -63,7 +65,7 @@ def turns_of(index: int) -> RolloutRecord:
 
 
 def test_a_first_token_that_nothing_predicts_is_left_out():
-    [sample] = samples_from_record(record_of([StepTokens([], [3, 4], [-0.1, -0.2])]), 1.0)
+    [sample] = sequences_from_record(record_of([StepTokens([], [3, 4], [-0.1, -0.2])]), 1.0)
     stats = TokenStats([sample], 1, seed=0)
     [batch] = micro_batches([sample], 10)
     stats.see(batch, torch.tensor([-0.2]), torch.tensor([0.3]))
@@ -71,7 +73,7 @@ def test_a_first_token_that_nothing_predicts_is_left_out():
 
 
 def test_numbers_are_rounded_to_a_millionth():
-    [sample] = samples_from_record(turns_of(5), 1.0)
+    [sample] = sequences_from_record(turns_of(5), 1.0)
     stats = TokenStats([sample], 1, seed=0)
     [batch] = micro_batches([sample], 10)
     stats.see(batch, torch.tensor([-0.12345678, -0.0]), torch.tensor([0.5, 1.0]))

@@ -19,13 +19,13 @@ from rove.rollouts.runner import plan
 from rove.train import trainer as trainer_module
 from rove.train.batch import micro_batches, trained_tokens
 from rove.train.losses import cispo, cross_entropy, grpo
-from rove.train.sequences import Sample, samples_from_record
+from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.trainer import Trainer, TrainingError, token_logprobs
 
 LOSS = cispo()
 
 
-def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[Sample]:
+def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[TrainingSequence]:
     """Samples of many lengths with log-probabilities near what a model might have said."""
     rng = random.Random(0)
     made = []
@@ -33,7 +33,7 @@ def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[Sample]:
         mask = [rng.random() < 0.4 for _ in range(rng.randrange(3, 40))]
         mask[0] = False
         made.append(
-            Sample(
+            TrainingSequence(
                 ids=[rng.randrange(320) for _ in mask],
                 mask=mask,
                 logprobs=[rng.uniform(-8, -3) if m else 0.0 for m in mask],
@@ -46,7 +46,7 @@ def ragged_samples(count: int = 16, temperature: float = 1.0) -> list[Sample]:
 
 def gradient(
     loaded: LoadedModel,
-    samples: list[Sample],
+    samples: list[TrainingSequence],
     budget: int,
     loss: Any = LOSS,
     entropy_bonus: float = 0.01,
@@ -78,7 +78,7 @@ def test_how_a_step_is_cut_and_ordered_never_changes_its_gradient(arch: str, los
     assert difference(gradient(loaded, shuffled, 1, loss), whole) <= 1e-5
 
 
-def siblings(count: int = 12) -> list[Sample]:
+def siblings(count: int = 12) -> list[TrainingSequence]:
     """Groups that share a prompt and part of their answers, with two temperatures."""
     rng = random.Random(3)
     made = []
@@ -87,7 +87,7 @@ def siblings(count: int = 12) -> list[Sample]:
         ids = [*prompt, *(rng.randrange(2) for _ in range(rng.randrange(1, 30)))]
         mask = [t >= len(prompt) and rng.random() < 0.8 for t in range(len(ids))]
         values = [[rng.uniform(low, high) if m else 0.0 for m in mask] for low, high in ((-8, -3), (-1, 1))]
-        made.append(Sample(ids, mask, *values, temperature=[1.0, 1.25][i % 2]))
+        made.append(TrainingSequence(ids, mask, *values, temperature=[1.0, 1.25][i % 2]))
     return made
 
 
@@ -155,7 +155,7 @@ async def play(loaded: LoadedModel, temperature: float) -> list[RolloutRecord]:
     env = load_environment("tictactoe", num_examples=2, seed=1)
     groups = list(plan(env.get_dataset(), 4, seed=3))
     sampling = SamplingParams(temperature=temperature, max_tokens=12)
-    return [record async for record in run_groups(env, EngineClient.of(loaded), groups, sampling=sampling)]
+    return [record async for record in run_groups(env, EngineClient.from_model(loaded), groups, sampling=sampling)]
 
 
 @pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2"]))
@@ -164,7 +164,7 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
     loaded = tiny_model(arch, seed=2, context=2048)
     records = await play(loaded, temperature)
     assert all(record.error is None for record in records)
-    samples = [s for i, record in enumerate(records) for s in samples_from_record(record, (-1.0) ** i)]
+    samples = [s for i, record in enumerate(records) for s in sequences_from_record(record, (-1.0) ** i)]
     assert len(samples) == len(records) == 8  # every game is one growing sequence
     assert {s.temperature for s in samples} == {temperature}
     assert trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
@@ -179,8 +179,8 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
 async def test_the_wrong_temperature_would_show():
     loaded = tiny_model(seed=2)
     records = await play(loaded, 1.25)
-    samples = [s for record in records for s in samples_from_record(record, 1.0)]
-    wrong = [Sample(s.ids, s.mask, s.logprobs, s.advantages, 1.0) for s in samples]
+    samples = [s for record in records for s in sequences_from_record(record, 1.0)]
+    wrong = [TrainingSequence(s.ids, s.mask, s.logprobs, s.advantages, 1.0) for s in samples]
     seen = Trainer(loaded.model, 0.0).step(micro_batches(wrong, 2000), LOSS, trained_tokens(wrong))
     assert seen["logprob_diff/max"] > 0.1
 
@@ -227,7 +227,7 @@ def test_weight_decay_falls_on_matrices_only():
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 0.1, weight_decay=0.5)
     before = {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
-    nothing = [Sample([1, 2], [False, True], [0.0, -1.0], [0.0, 0.0])]
+    nothing = [TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, 0.0])]
     trainer.step(micro_batches(nothing, 10), LOSS, 1)
     for name, p in loaded.model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] * (0.95 if p.ndim > 1 else 1.0))
@@ -241,7 +241,7 @@ def test_a_gradient_that_is_no_number_raises_and_leaves_the_weights(poison: floa
     trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))
     before = [p.detach().clone() for p in loaded.model.parameters()]
     moments = [s["exp_avg"].clone() for s in trainer.optimizer.state.values()]
-    bad = [*samples, Sample([1, 2], [False, True], [0.0, -1.0], [0.0, poison])]
+    bad = [*samples, TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, poison])]
     with pytest.raises(TrainingError, match="gradient"):
         trainer.step(micro_batches(bad, 100), LOSS, trained_tokens(bad))
     assert all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
@@ -252,7 +252,7 @@ def test_a_gradient_that_is_no_number_raises_and_leaves_the_weights(poison: floa
 
 def test_validation_is_the_mean_over_tokens_and_trains_nothing():
     loaded = tiny_model()
-    samples = [Sample(s.ids, s.mask, s.logprobs, [float(m) for m in s.mask]) for s in ragged_samples(6)]
+    samples = [TrainingSequence(s.ids, s.mask, s.logprobs, [float(m) for m in s.mask]) for s in ragged_samples(6)]
     trainer = Trainer(loaded.model, 1e-3)
     losses = [trainer.mean_loss(micro_batches(samples, budget), cross_entropy) for budget in (10_000, 1)]
     with torch.no_grad():

@@ -67,7 +67,7 @@ def publish(engine: VLLMEngine, loaded: LoadedModel, version: int) -> Path:
     weights = engine.folder / f"weights-{version}-{len(list(engine.folder.glob('w*')))}"
     write_served(loaded, weights)
     engine.update_weights(version, weights)
-    engine.check(probe_of(loaded.model, PROMPT * 3))
+    engine.check_parity(probe_of(loaded.model, PROMPT * 3))
     return weights
 
 
@@ -187,7 +187,7 @@ def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
     assert engine.fleet.weights
     first = engine.fleet.weights.model
     weights = publish(engine, other, 2)
-    assert engine.fleet.difference <= 1e-4
+    assert engine.fleet.parity_error <= 1e-4
     assert ask(engine, PROMPT)[0].policy_version == 2
     assert engine.score(PROMPT) == pytest.approx(probe_of(other.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
@@ -220,7 +220,7 @@ def test_with_a_head_of_its_own_nothing_stays_old(tmp_path: Path):
     with FakeVLLM(tmp_path / "served", "keeps_head") as fake:
         engine = synced(tmp_path, fake.url)
         publish(engine, tiny_model(seed=1), 2)
-        assert engine.fleet.difference <= 1e-4
+        assert engine.fleet.parity_error <= 1e-4
 
 
 def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, folder: Path):
@@ -231,8 +231,8 @@ def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, fold
 def test_the_tolerance_is_what_counts(tmp_path: Path, fake: FakeVLLM):
     engine = engine_of(tmp_path, fake.url, tolerance=100.0)
     engine.update_weights(1, written(tmp_path))
-    engine.check(probe_of(tiny_model(seed=1).model, PROMPT))
-    assert 0.1 < engine.fleet.difference < 100
+    engine.check_parity(probe_of(tiny_model(seed=1).model, PROMPT))
+    assert 0.1 < engine.fleet.parity_error < 100
 
 
 def written(path: Path) -> Path:
@@ -325,12 +325,12 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
     engine = synced(tmp_path, fake.url)
 
     async def held() -> tuple[bool, int]:
-        engine.hold()
+        engine.pause_requests()
         asked = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
         await asyncio.sleep(0.2)
         waits = not asked.done()
         await asyncio.to_thread(engine.update_weights, 2, written(tmp_path))
-        engine.go_on()
+        engine.resume_requests()
         made = await asked
         await engine.close()
         return waits, made.policy_version

@@ -54,7 +54,7 @@ def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLL
     assert body["model"] in fake.adapters
     assert body["cache_salt"].endswith("-4")
     fleet.check(probe_of(LOADED.model, IDS))  # the adapter changes nothing yet
-    assert fleet.difference <= 1e-4
+    assert fleet.parity_error <= 1e-4
     fleet.update(weights._replace(adapter=None))
     assert "model" not in fleet.body(IDS, {})
 

@@ -8,11 +8,11 @@ import pytest
 
 from rove.vllm import router as spread
 from rove.vllm.router import Spread
-from rove.vllm.server import PLAIN, Server
+from rove.vllm.server import DEFAULT_CONFIG, Server
 
 
 def three(path: Path) -> list[Server]:
-    return [Server(f"http://node{number}", PLAIN, number, path) for number in range(3)]
+    return [Server(f"http://node{number}", DEFAULT_CONFIG, number, path) for number in range(3)]
 
 
 def test_the_least_busy_is_asked_and_none_that_fails(tmp_path: Path):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError, InfraError
-from rove.vllm.server import HINTS, PLAIN, AdapterShape, Server, VLLMConfig
+from rove.vllm.server import DEFAULT_CONFIG, HINTS, AdapterShape, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -207,7 +207,7 @@ def test_what_went_wrong_is_told_when_a_lot_follows(tmp_path: Path):
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path):
-    server = Server(None, PLAIN, 0, tmp_path)
+    server = Server(None, DEFAULT_CONFIG, 0, tmp_path)
     with server.log.open("wb") as log:
         log.truncate(1 << 40)  # a sparse one: all of it would not fit into memory
         log.seek(0, os.SEEK_END)
@@ -239,4 +239,4 @@ def test_answers_that_are_none(server: Server):
 
 
 def test_the_defaults_are_those_of_the_page():
-    assert msgspec.to_builtins(PLAIN)["command"] == "vllm serve"
+    assert msgspec.to_builtins(DEFAULT_CONFIG)["command"] == "vllm serve"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rove.models.adapter import add_adapter, merge
 from rove.models.load import load_model
 from rove.train.backends import probe_of
-from rove.vllm.weights import BODY_FILE, HEAD_FILE, merged_weights, size_of, write_adapter, write_served
+from rove.vllm.weights import BODY_FILE, HEAD_FILE, folder_bytes, merged_weights, write_adapter, write_served
 
 PROMPT = [7, 30, 31, 40, 9, 100]
 
@@ -30,7 +30,7 @@ def test_the_folder_computes_the_same_with_a_head_of_its_own(tmp_path: Path, arc
     assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
     one, other = (probe_of(model, PROMPT) for model in (loaded.model, again.model))
     assert other.logprobs == pytest.approx(one.logprobs, abs=1e-6)
-    assert other.after == pytest.approx(one.after, abs=1e-5)
+    assert other.next_logprobs == pytest.approx(one.next_logprobs, abs=1e-5)
 
 
 def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
@@ -67,7 +67,7 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
     merge(base.model, tmp_path / "adapter")
     assert probe_of(base.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-5)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
-    assert size_of(tmp_path / "adapter") < size_of(tmp_path / "base") / 2
+    assert folder_bytes(tmp_path / "adapter") < folder_bytes(tmp_path / "base") / 2
 
 
 def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

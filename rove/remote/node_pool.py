@@ -74,7 +74,7 @@ class NodeWorkers:
     def __init__(self, site: Node, name: str, address: str):
         self.site, self.name, self.address = site, name, address
 
-    async def open(self, answer: CallHandler | None = None) -> Worker:
+    async def open(self, handler: CallHandler | None = None) -> Worker:
         """A new worker.
 
         Raises:
@@ -92,9 +92,9 @@ class NodeWorkers:
                 said = f"no worker of {self.site.where} came to {self.address}:{port} within {CALL_SECONDS:g} s"
                 raise WorkerError(said) from error
         kill = functools.partial(self.site.tell, "kill", self.name, number)
-        return Worker(connection, kill, functools.partial(self._last_words, number), answer)
+        return Worker(connection, kill, functools.partial(self._last_words, number), handler)
 
-    async def end(self) -> None:
+    async def aclose(self) -> None:
         """End them all."""
         with suppress(WorkerError, TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):

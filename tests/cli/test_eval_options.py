@@ -57,7 +57,7 @@ class Asks(vf.MultiTurnEnv):
         state["peak"] = await peak("playing")
 
     async def env_response(self, messages, state, **kwargs):
-        await vf.ask(state, "and now?", other, role="other")
+        await vf.query(state, "and now?", other, role="other")
         if "stall" in state["prompt"][0].content:
             time.sleep(0.5)
         return "and?"
@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
     "ray_rollouts": Case(0, {}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
     "save": Case(False, {}, lambda ran: ran.run is None),
-    "fresh": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),
+    "overwrite": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),
 }
 
 LIMITS: dict[str, Case] = {

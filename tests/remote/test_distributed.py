@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rove as vf
-from rove.cli.eval import EvalConfig
 from rove.core.errors import ConfigError, WorkerError
 from rove.core.protocols import Request, Response
 from rove.remote import node as site
 from rove.remote import node_pool as rooms
 from rove.remote.environment import AwayEnv
-from rove.remote.loading import Isolation
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig
 from rove.remote.node_pool import NodePool, NodeWorkers
 from rove.remote.rollout import LOSSES, Rollout
 from rove.remote.worker_pool import WorkerPool
@@ -378,5 +377,5 @@ def test_places_are_never_more_than_allowed_and_all_get_one(
 @pytest.mark.broad
 def test_settings_of_actors_are_refused_where_there_are_none():
     with pytest.raises(ConfigError, match="ray_actors is 4, but ray is not given"):
-        Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray_actors=4))
-    assert Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray="local", ray_actors=4)).ray_actors == 4
+        Isolation.of(IsolationConfig(), RayConfig(actors=4))
+    assert Isolation.of(IsolationConfig(), RayConfig(address="local", actors=4)).ray_actors == 4

@@ -251,7 +251,7 @@ def _recipe_file(env: str, given: str | Path | None) -> Path:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 @click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
 @click.option("--full", is_flag=True, help="Go on to mastery, and prove it in every line of play.")
-@click.option("--prove", "policies", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
+@click.option("--prove", "players", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(

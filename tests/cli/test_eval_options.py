@@ -58,7 +58,7 @@ class Asks(vf.MultiTurnEnv):
         state["peak"] = await peak("playing")
 
     async def env_response(self, messages, state, **kwargs):
-        await vf.ask(state, "and now?", other, role="other")
+        await vf.query(state, "and now?", other, role="other")
         if "stall" in state["prompt"][0].content:
             time.sleep(0.5)
         return "and?"

@@ -231,7 +231,7 @@ def test_workers_that_take_their_machines_with_them_are_given_up(
         raise WorkerError("the worker was ended")
 
     env = Spread(alone[0], 1, more=9)
-    monkeypatch.setattr(Worker, "ask", fails)
+    monkeypatch.setattr(Worker, "request", fails)
     [record] = env.generate_sync(Echo(), num_examples=1)
     assert record.error is not None and record.error.type == "WorkerError"
     assert env.sites.lost == LOSSES

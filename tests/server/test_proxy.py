@@ -127,7 +127,7 @@ async def test_the_runs_sampling_holds_but_for_what_is_honoured():
     for honoured in (("max_tokens", "stop"), ("temperature",)):
         async with open_rollout(honoured=honoured) as rollout, rollout.http() as session:
             assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
-            samplings.append(rollout.client.asked[0].sampling)
+            samplings.append(rollout.client.asked[0].sampling_params)
     assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]
 
 

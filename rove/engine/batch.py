@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from rove.engine.kv_cache import Pool, Shape, Slot
-from rove.engine.lora import Adapted
+from rove.engine.kv_cache import CacheShape, Pool, Slot
+from rove.engine.lora import AdapterTokens
 from rove.engine.scheduler import Chunk, Step
 
-KEYS_STEP = 32
+KEYS_MULTIPLE = 32
 """Attention reads this many keys more or less: a new length every token would compile a new matrix product every token. In
 16 bits it reads whole rows: PyTorch copies pieces of them before it multiplies, which costs more than the empty end."""
-SCORES = 1 << 24
+MAX_SCORES = 1 << 24
 """Most attention scores computed at once while reading in."""
 
 
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Decoded:
+class DecodeBatch:
     """Tokens that attend one by one, each after its key and value are in the cache: B of one pool. Those of one sequence stand
     together, in order."""
 
@@ -47,7 +47,7 @@ class Decoded:
     """[B]"""
     sources: torch.Tensor
     """[B] rows of the pool that hold the same ..."""
-    shared: torch.Tensor
+    shared_prefixes: torch.Tensor
     """... in so many first positions."""
     longest: int
     """Positions of the longest sequence, its last token here included."""
@@ -55,12 +55,14 @@ class Decoded:
     """Where each sequence's tokens begin, among the B."""
 
     @staticmethod
-    def of(pieces: Sequence[Piece], before: int) -> Decoded:
+    def from_pieces(pieces: Sequence[Piece], before: int) -> DecodeBatch:
         """The tokens of these, all of one pool; `before` tokens of the step come before them."""
         shown: dict[int, Slot] = {}
         for slot, _, _ in pieces:
-            if slot.family and slot.common > (shown[slot.family].common if slot.family in shown else 0):
-                shown[slot.family] = slot
+            if slot.prefix_group and slot.shared_prefix > (
+                shown[slot.prefix_group].shared_prefix if slot.prefix_group in shown else 0
+            ):
+                shown[slot.prefix_group] = slot
         slots, firsts, sizes = zip(*pieces, strict=True)
         sources = [shown[slot.family].index if slot.family else slot.index for slot in slots]
         ends = list(accumulate(sizes))
@@ -73,21 +75,21 @@ class Decoded:
             columns = columns.repeat_interleave(repeats, 1)
             columns[1] += torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
         pool, longest = slots[0].pool, max(first + size for first, size in zip(firsts, sizes, strict=True))
-        return Decoded(
+        return DecodeBatch(
             pool, slice(before, before + ends[-1]), *columns.to(pool.shape.device), longest=longest, starts=starts
         )
 
     @cached_property
-    def keys(self) -> int:
+    def num_keys(self) -> int:
         """Keys that are read of every row."""
         if self.pool.shape.dtype != torch.float32:
             return self.pool.capacity
-        return min(self.pool.capacity, -(-self.longest // KEYS_STEP) * KEYS_STEP)
+        return min(self.pool.capacity, -(-self.longest // KEYS_MULTIPLE) * KEYS_MULTIPLE)
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
         """[B, keys] −∞ on what a row does not see, else 0; None when all see everything."""
-        hidden = torch.arange(self.keys, device=self.rows.device) > self.positions[:, None]
+        hidden = torch.arange(self.num_keys, device=self.rows.device) > self.positions[:, None]
         if not hidden.any():
             return None
         bias = torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=hidden.device)
@@ -95,49 +97,49 @@ class Decoded:
 
 
 @dataclass
-class Read:
+class PrefillBatch:
     """Chunks of a pool, attended to together; tokens are counted from the first one of any chunk of the step."""
 
     pool: Pool
     slots: torch.Tensor
     """[B] rows of the pool."""
-    tokens: torch.Tensor
+    padded_tokens: torch.Tensor
     """[B, n] where their tokens are; padded with any."""
-    back: torch.Tensor
+    padded_indices: torch.Tensor
     """Where the tokens are in the flattened [B · n]."""
-    where: torch.Tensor
+    token_indices: torch.Tensor
     """The tokens."""
     rows: torch.Tensor
     """The row of each token."""
-    places: torch.Tensor
+    positions: torch.Tensor
     """The position of each token."""
     starts: torch.Tensor
     """[B] positions of the first ones."""
-    keys: int
-    fresh: bool
+    num_keys: int
+    starts_at_zero: bool
     """All start at position 0."""
 
     @staticmethod
-    def of(chunks: Sequence[Chunk], offsets: Sequence[int]) -> Read:
+    def from_chunks(chunks: Sequence[Chunk], offsets: Sequence[int]) -> PrefillBatch:
         """These chunks, whose tokens begin at `offsets`."""
-        slots = [slot for chunk in chunks if (slot := chunk.row.slot) is not None]
+        slots = [slot for chunk in chunks if (slot := chunk.seq.slot) is not None]
         pool, longest = slots[0].pool, max(chunk.size for chunk in chunks)
         pieces = list(zip(slots, chunks, offsets, strict=True))
 
         def tensor(values: Sequence[object]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=pool.shape.device)
 
-        return Read(
+        return PrefillBatch(
             pool,
             slots=tensor([slot.index for slot in slots]),
-            tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
-            back=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
-            where=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
+            padded_tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
+            padded_indices=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
+            token_indices=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
             rows=tensor([slot.index for slot, chunk, _ in pieces for _ in range(chunk.size)]),
-            places=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
+            positions=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
             starts=tensor([chunk.start for chunk in chunks]),
-            keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_STEP) * KEYS_STEP),
-            fresh=all(chunk.start == 0 for chunk in chunks),
+            num_keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_MULTIPLE) * KEYS_MULTIPLE),
+            starts_at_zero=all(chunk.start == 0 for chunk in chunks),
         )
 
 
@@ -147,21 +149,21 @@ class Batch:
 
     ids: torch.Tensor
     """[N]"""
-    most: int
+    max_position: int
     """The largest position of any."""
-    last: torch.Tensor | None
+    logit_tokens: torch.Tensor | None
     """Tokens whose logits are asked for; None = every one's."""
-    count: int
+    decode_tokens: int
     """Tokens of the decoded parts."""
-    decoded: list[Decoded]
-    read: list[Read]
-    positions: torch.Tensor
+    decode: list[DecodeBatch]
+    prefill: list[PrefillBatch]
+    prefill_positions: torch.Tensor
     """[N − count], of the tokens that are read."""
-    adapted: list[Adapted]
+    adapter_tokens: list[AdapterTokens]
     """Empty where the model is asked as it is."""
 
     @staticmethod
-    def of(step: Step, shape: Shape, one_by_one: bool) -> Batch:
+    def from_step(step: Step, shape: CacheShape, one_by_one: bool) -> Batch:
         """Lay a step out; its decoded rows are in the order of their pools. With `one_by_one` the tokens of chunks are decoded,
         too, else read together."""
         decode = [Piece(slot, len(row.tokens) - 1, 1) for row in step.decode if (slot := row.slot) is not None]
@@ -172,41 +174,44 @@ class Batch:
         pieces = [*decode, *chunks]
         most = max(piece.start + piece.size for piece in pieces) - 1
         ends = list(accumulate(piece.size for piece in pieces))
-        decoded: list[Decoded] = []
+        decoded: list[DecodeBatch] = []
         count = 0
         for _, same in groupby(pieces if one_by_one else decode, key=lambda piece: piece.slot.pool.capacity):
-            decoded.append(Decoded.of(list(same), count))
+            decoded.append(DecodeBatch.from_pieces(list(same), count))
             count = decoded[-1].tokens.stop
-        read: list[Read] = []
+        read: list[PrefillBatch] = []
         positions: list[int] = []
         if not one_by_one:
             offsets = dict(
                 zip(step.chunks, (end - c.size - count for c, end in zip(chunks, ends[count:])), strict=True)
             )
-            read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
+            read = [
+                PrefillBatch.from_chunks(some, [offsets[c] for c in some])
+                for some in _similar_chunks(step.chunks, shape.kv_heads)
+            ]
             positions = [start + i for _, start, size in chunks for i in range(size)]
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
 
         last = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
-        owners = [*((row.adapter, 1) for row in step.decode), *((c.row.adapter, c.size) for c in step.chunks)]
-        adapted = Adapted.of(owners, shape.device)
+        owners = [*((row.adapter, 1) for row in step.decode), *((c.seq.adapter, c.size) for c in step.chunks)]
+        adapted = AdapterTokens.from_owners(owners, shape.device)
         return Batch(tensor(ids), most, last, count, decoded, read, tensor(positions), adapted)
 
 
-def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
+def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
     """Chunks of one pool and of similar length, so that little is padded."""
 
     def kind(chunk: Chunk) -> tuple[int, bool]:
-        assert chunk.row.slot is not None
-        return chunk.row.slot.pool.capacity, chunk.start == 0
+        assert chunk.seq.slot is not None
+        return chunk.seq.slot.pool.capacity, chunk.start == 0
 
     group: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda chunk: (*kind(chunk), -chunk.size)):
         if group:
             scores = (len(group) + 1) * heads * group[0].size * kind(chunk)[0]
-            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > SCORES:
+            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > MAX_SCORES:
                 yield group
                 group = []
         group.append(chunk)

@@ -9,8 +9,8 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message
 from rove.core.protocols import Generation, InferenceEngine, Request, Response, SamplingParams
+from rove.engine.constraints import tool_call_grammar
 from rove.engine.engine import Engine
-from rove.engine.tool_grammar import tool_call_grammar
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,67 @@ import torch
 from rove.core.errors import ConfigError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
 from rove.engine import decoder, lora, sampler
-from rove.engine.constraints import constraint_for
-from rove.engine.draw import score_tokens
-from rove.engine.requests import Asked
+from rove.engine.constraints import Constraint, constraint_for
 from rove.engine.runners import FastRunner, Runner, SlowRunner
-from rove.engine.sampler import Sampler
-from rove.engine.scheduler import Row
+from rove.engine.sampler import Sampler, score_tokens
+from rove.engine.scheduler import SequenceState
 from rove.engine.stop_checker import StopChecker
 from rove.models.load import context_of, copy_weights, read_weights
 from rove.rendering.renderer import Renderer
+
+
+@dataclass(eq=False)
+class GenerationRequest:
+    """Who asked for a row, and what has been said so far."""
+
+    sampling: SamplingParams
+    seed: int
+    future: asyncio.Future[Generation]
+    on_token: OnToken | None
+    stop_checker: StopChecker
+    constraint: Constraint | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    version_spans: list[tuple[int, int]] = field(default_factory=list)
+    """Versions of the weights, and how many tokens each has said, in their order; what was said since the last change is not yet
+    here."""
+
+    def close_version_span(self, version: int) -> None:
+        """What was said since the weights last changed, was said with these."""
+        said = len(self.ids) - sum(count for _, count in self.version_spans)
+        if said and self.version_spans and self.version_spans[-1][0] == version:
+            said += self.version_spans.pop()[1]
+        if said:
+            self.version_spans.append((version, said))
+
+    def generation(self, version: int) -> Generation:
+        """What was said, once it has ended; `version` are the weights that said the last token."""
+        ending = self.stop_checker
+        self.close_version_span(version)
+        return Generation(
+            self.ids,
+            self.logprobs,
+            ending.reason or "stop",
+            self.version_spans[0][0],
+            top_logprobs=self.top_logprobs or None,
+            text=ending.text if self.sampling.stop else None,
+            stopped_by=ending.stopped_by,
+            version_spans=self.version_spans if len(self.version_spans) > 1 else [],
+        )
+
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 CACHE_BYTES = 2 << 30
 """Counted in positions, a cache that suits a tiny model fills a machine: one of a 0.6 B model takes 0.2 MB."""
-CHUNK = 1024
+CHUNK_TOKENS = 1024
 """Prompt tokens read in by one step: enough that matrix products are at their best, and the next tokens not far."""
 QUIET_PASSES = 4
 """Passes of the event loop without a new request before the next step: code between two model turns needs a few."""
 
-Scored = tuple[list[float], list[list[tuple[int, float]]]]
+PromptScores = tuple[list[float], list[list[tuple[int, float]]]]
 
 
 class Engine:
@@ -63,7 +104,7 @@ class Engine:
         stop_ids: Sequence[int],
         max_batch: int = 256,
         cache_bytes: int = CACHE_BYTES,
-        chunk: int = CHUNK,
+        chunk: int = CHUNK_TOKENS,
         renderer: Renderer | None = None,
         native: bool = True,
         in_flight_updates: bool = False,
@@ -79,9 +120,9 @@ class Engine:
         self.vocab = int(config.vocab_size)
         self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
         self._adapters: dict[str, lora.Adapter] = {}
-        self._sampled: list[Row] = []  # the sampler's rows, in its order
+        self._sampler_rows: list[SequenceState] = []  # the sampler's rows, in its order
         self._cache_bytes = cache_bytes
-        self._arrivals = 0
+        self._num_requests = 0
         self._task: asyncio.Task[None] | None = None
         self.is_fast = decoder.supports(model)
         """Whether requests are batched token by token, share prefixes and keep them."""
@@ -97,9 +138,9 @@ class Engine:
             )
 
     @property
-    def computed(self) -> int:
+    def computed_tokens(self) -> int:
         """Tokens put through the model so far."""
-        return self._runner.computed
+        return self._runner.computed_tokens
 
     @property
     def adapters(self) -> list[str]:
@@ -131,22 +172,22 @@ class Engine:
                 have, a form that cannot be, more keys and values than the cache can ever hold, or no such adapter.
             ModelError: the model's probabilities are no numbers, or the grammar of a structured output could not go on.
         """
-        used = None if adapter is None else lora.named(self._adapters, adapter)
+        used = None if adapter is None else lora.find_adapter(self._adapters, adapter)
         room = room_after(prompt_ids, self.vocab, self.context, least=0 if sampling.max_tokens == 0 else 1)
         request, max_tokens = self._new_request(sampling, seed, on_token, room)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, used)
         if max_tokens == 0:
             version = self.policy_version if used is None else used.version
             return _with_prompt_logprobs(Generation([], [], "length", version), scored, sampling)
-        self._runner.submit(Row(self._arrivals, list(prompt_ids), max_tokens, request, used))
-        self._arrivals += 1
+        self._runner.submit(SequenceState(self._num_requests, list(prompt_ids), max_tokens, request, used))
+        self._num_requests += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
         return _with_prompt_logprobs(await request.future, scored, sampling)
 
     def _new_request(
         self, sampling: SamplingParams, seed: int, on_token: OnToken | None, room: int
-    ) -> tuple[Asked, int]:
+    ) -> tuple[GenerationRequest, int]:
         """A request, and the most tokens that it may sample."""
         _check_sampling(sampling, self.vocab, self.renderer is not None)
         max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, room)
@@ -156,10 +197,12 @@ class Engine:
             decode = self.renderer.decode if sampling.stop else None
         ending = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
-        return Asked(sampling, seed, future, on_token, ending, constraint), max_tokens
+        return GenerationRequest(sampling, seed, future, on_token, ending, constraint), max_tokens
 
     @torch.inference_mode()
-    def _score_prompt(self, prompt_ids: Sequence[int], asked: SamplingParams, adapter: lora.Adapter | None) -> Scored:
+    def _score_prompt(
+        self, prompt_ids: Sequence[int], asked: SamplingParams, adapter: lora.Adapter | None
+    ) -> PromptScores:
         """Log-probabilities of the prompt's tokens; all of it is computed afresh for them."""
         need = 8 * len(prompt_ids) * self.vocab
         if need > self._cache_bytes:
@@ -168,7 +211,7 @@ class Engine:
                 f"{self._cache_bytes >> 20} MiB: shorten the prompt, or give the engine more cache_bytes"
             )
         ids = torch.tensor([list(prompt_ids)], device=self.model.device)
-        with lora.applied(self.model, adapter):
+        with lora.adapter_hooks(self.model, adapter):
             logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
         return score_tokens(logits, ids[0, 1:], asked.prompt_logprobs or 0)
 
@@ -196,7 +239,7 @@ class Engine:
                 weights in flight (then await or cancel them first).
         """
         self._drop_cancelled()
-        under_way = self._runner.rows()
+        under_way = self._runner.active()
         if under_way and not self.in_flight_updates:
             raise ConfigError(
                 f"{len(under_way)} requests are under way, and an answer has one version of the weights: "
@@ -208,7 +251,7 @@ class Engine:
             if row.adapter is None:
                 row.request.said_with(self.policy_version)
         self.policy_version = version
-        self._runner.outdate()
+        self._runner.weights_changed()
 
     def load_adapter(self, name: str, source: lora.Source, version: int = 0) -> None:
         """Load a LoRA adapter, or another one in place of that of the same name.
@@ -225,9 +268,9 @@ class Engine:
         if not name:
             raise ConfigError("the adapter's name is empty; expected what requests are to call it")
         self._check_unused(name)
-        loaded = self._runner.load(source, version)
+        loaded = self._runner.load_adapter(source, version)
         if name in self._adapters:
-            self._runner.drop(self._adapters[name])
+            self._runner.drop_adapter(self._adapters[name])
         self._adapters[name] = loaded
 
     def drop_adapter(self, name: str) -> None:
@@ -236,15 +279,15 @@ class Engine:
         Raises:
             ConfigError: there is none of this name, or requests with it are under way.
         """
-        dropped = lora.named(self._adapters, name)
+        dropped = lora.find_adapter(self._adapters, name)
         self._check_unused(name)
-        self._runner.drop(dropped)
+        self._runner.drop_adapter(dropped)
         del self._adapters[name]
 
     def _check_unused(self, name: str) -> None:
         self._drop_cancelled()
         own = self._adapters.get(name)
-        under_way = sum(own is not None and row.adapter is own for row in self._runner.rows())
+        under_way = sum(own is not None and row.adapter is own for row in self._runner.active())
         if under_way:
             raise ConfigError(
                 f"{under_way} requests with the adapter '{name}' are under way: await or cancel them before it is replaced or "
@@ -253,14 +296,14 @@ class Engine:
 
     def release(self) -> None:
         """Drop the keys and values kept of ended requests, and the memory they took."""
-        self._runner.forget(release=True)
+        self._runner.clear_cache(release=True)
 
     async def _serve(self) -> None:
         listen = True
-        while self._runner.rows():
-            await self._hear(listen)
+        while self._runner.active():
+            await self._yield_to_event_loop(listen)
             self._drop_cancelled()
-            if not self._runner.rows():
+            if not self._runner.active():
                 return
             try:
                 listen = self._step()
@@ -268,17 +311,17 @@ class Engine:
                 for row in self._runner.drop_all():
                     _fail(row, error)
 
-    async def _hear(self, listen: bool) -> None:
+    async def _yield_to_event_loop(self, listen: bool) -> None:
         """Let others run; after somebody was answered, until nobody has anything more to ask."""
         await asyncio.sleep(0)
         quiet = 1
         while listen and quiet < QUIET_PASSES:
-            before = self._arrivals
+            before = self._num_requests
             await asyncio.sleep(0)
-            quiet = quiet + 1 if self._arrivals == before else 0
+            quiet = quiet + 1 if self._num_requests == before else 0
 
     def _drop_cancelled(self) -> None:
-        gone = [row for row in self._runner.rows() if row.request.future.done()]
+        gone = [row for row in self._runner.active() if row.request.future.done()]
         if gone:
             self._runner.finish(gone)
 
@@ -288,26 +331,28 @@ class Engine:
         rows, logits = self._runner.step()
         if not rows:
             return False
-        self._follow(rows)
+        self._sync_sampler(rows)
         made = self._sampler.step(logits)
         told = zip(rows, made.ids.tolist(), made.logprobs.tolist(), strict=True)
         ended = [
-            row for i, (row, token, logprob) in enumerate(told) if self._push(row, token, logprob, made.top.get(i))
+            row
+            for i, (row, token, logprob) in enumerate(told)
+            if self._append_token(row, token, logprob, made.top.get(i))
         ]
         if ended:
             self._runner.finish(ended)
         return bool(ended)
 
-    def _follow(self, rows: list[Row]) -> None:
+    def _sync_sampler(self, rows: list[SequenceState]) -> None:
         """Bring the sampler's rows into this order; those who come back (from being set aside) bring what they have said."""
-        if rows == self._sampled:
+        if rows == self._sampler_rows:
             return
-        places = {row: i for i, row in enumerate(self._sampled)}
+        places = {row: i for i, row in enumerate(self._sampler_rows)}
         new = [row for row in rows if row not in places]
-        asked: list[Asked] = [row.request for row in new]
+        asked: list[GenerationRequest] = [row.request for row in new]
         self._sampler.add(
             [
-                sampler.Row(
+                sampler.SamplerRow(
                     request.sampling, request.seed, row.tokens[: row.prompt_length], request.ids, request.constraint
                 )
                 for row, request in zip(new, asked, strict=True)
@@ -315,11 +360,13 @@ class Engine:
         )
         places |= {row: len(places) + i for i, row in enumerate(new)}
         self._sampler.keep([places[row] for row in rows])
-        self._sampled = rows
+        self._sampler_rows = rows
 
-    def _push(self, row: Row, token: int, logprob: float, top: list[tuple[int, float]] | None) -> bool:
+    def _append_token(
+        self, row: SequenceState, token: int, logprob: float, top: list[tuple[int, float]] | None
+    ) -> bool:
         """Give a row its token; whether that was its last."""
-        request: Asked = row.request
+        request: GenerationRequest = row.request
         try:
             if not math.isfinite(logprob):
                 raise ModelError(
@@ -328,11 +375,11 @@ class Engine:
             request.ids.append(token)
             request.logprobs.append(logprob)
             if top is not None:
-                request.top.append(top)
-            ended = request.ending.push(token)
+                request.top_logprobs.append(top)
+            ended = request.stop_checker.push(token)
             if request.on_token is not None:
                 request.on_token(
-                    Token(token, logprob, top, request.ending.take_text() if request.sampling.stop else None)
+                    Token(token, logprob, top, request.stop_checker.take_text() if request.sampling.stop else None)
                 )
         except Exception as error:
             _fail(row, error)
@@ -344,7 +391,7 @@ class Engine:
         return ended is not None
 
 
-def _with_prompt_logprobs(made: Generation, scored: Scored | None, sampling: SamplingParams) -> Generation:
+def _with_prompt_logprobs(made: Generation, scored: PromptScores | None, sampling: SamplingParams) -> Generation:
     """The generation with the prompt's log-probabilities, if they were requested."""
     if scored is None:
         return made
@@ -354,7 +401,7 @@ def _with_prompt_logprobs(made: Generation, scored: Scored | None, sampling: Sam
     )
 
 
-def _fail(row: Row, error: Exception) -> None:
+def _fail(row: SequenceState, error: Exception) -> None:
     if not row.request.future.done():
         row.request.future.set_exception(error)
 

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from rove.engine.kv_cache import KVCache, Slot, copy_row
 from rove.engine.lora import Adapter
 
-WORTH_COPYING = 16
+MIN_COPIED_TOKENS = 16
 """Shared tokens from which on a copy, or waiting for a neighbour's prefill, beats computing them."""
-HEADROOM = 64
+RESERVED_POSITIONS = 64
 """Positions reserved for what a sequence will say; those who say more move to a larger row."""
 
 
 @dataclass(eq=False)
-class Row:
+class SequenceState:
     """One request under way."""
 
-    number: int
+    arrival: int
     """Order of arrival."""
     tokens: list[int]
     """The prompt and what has been sampled."""
@@ -50,7 +50,7 @@ class Row:
         return self.adapter.scope if self.adapter else 0
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens it may still sample."""
         return self.max_tokens - (len(self.tokens) - self.prompt_length)
 
@@ -58,7 +58,7 @@ class Row:
 class Chunk(NamedTuple):
     """The next `size` tokens of a sequence that is being read in."""
 
-    row: Row
+    seq: SequenceState
     start: int
     size: int
 
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 class Step(NamedTuple):
     """One forward pass: one token of each row of `decode`, and these chunks."""
 
-    decode: list[Row]
+    decode: list[SequenceState]
     chunks: list[Chunk]
 
 
@@ -82,16 +82,16 @@ class Scheduler:
 
     def __init__(self, cache: KVCache, max_batch: int, chunk: int):
         self.cache, self.max_batch, self.chunk = cache, max_batch, chunk
-        self.waiting: list[Row] = []
-        self.running: list[Row] = []
+        self.waiting: list[SequenceState] = []
+        self.running: list[SequenceState] = []
 
-    def submit(self, row: Row) -> None:
+    def submit(self, row: SequenceState) -> None:
         """Queue a request."""
-        insort(self.waiting, row, key=lambda row: row.number)
+        insort(self.waiting, row, key=lambda row: row.arrival)
 
     def plan(self) -> Step:
         """Make room, admit who fits, and say what to compute; an empty step when there is nothing to do."""
-        self._make_room()
+        self._grow_slots()
         self._admit()
         pending = [(row, row.pending) for row in self.running]
         decode = [row for row, count in pending if count == 1]
@@ -105,7 +105,7 @@ class Scheduler:
                 left -= size
         return Step(decode, chunks)
 
-    def done(self, step: Step) -> list[Row]:
+    def complete(self, step: Step) -> list[SequenceState]:
         """Take note that a step was computed; returns the rows whose next token can be sampled, in the step's order."""
         for row in step.decode:
             assert row.slot is not None
@@ -115,23 +115,23 @@ class Scheduler:
             row.slot.filled += size
         return [*step.decode, *(row for row, _, _ in step.chunks if not row.pending)]
 
-    def finish(self, rows: Sequence[Row]) -> None:
+    def finish(self, rows: Sequence[SequenceState]) -> None:
         """These have ended or were given up; what was computed for them is kept for whoever continues them."""
         gone = set(rows)
         self.waiting = [row for row in self.waiting if row not in gone]
         self.running = [row for row in self.running if row not in gone]
         for row in rows:
             if row.slot is not None:
-                self.cache.keep(row.slot, row.tokens)
+                self.cache.retire(row.slot, row.tokens)
                 row.slot = None
 
-    def outdate(self) -> None:
+    def mark_outdated(self) -> None:
         """The weights have changed: who runs goes on with the keys and values he has, which become of no use to others."""
         for row in self.running:
             assert row.slot is not None
-            self.cache.outdate(row.slot)
+            self.cache.mark_outdated(row.slot)
 
-    def drop_all(self) -> list[Row]:
+    def drop_all(self) -> list[SequenceState]:
         """Give up everybody and free what they had (a step failed, so it may be half written)."""
         rows = [*self.running, *self.waiting]
         for row in rows:
@@ -141,7 +141,7 @@ class Scheduler:
         self.running, self.waiting = [], []
         return rows
 
-    def _make_room(self) -> None:
+    def _grow_slots(self) -> None:
         full = [row for row in self.running if row.slot and len(row.tokens) > row.slot.pool.capacity]
         for row in full:
             while row.slot is not None and len(row.tokens) > row.slot.pool.capacity:
@@ -153,7 +153,7 @@ class Scheduler:
                         self.cache.index.add(row.tokens[: row.prompt_length], larger, row.scope)
                     row.slot = larger
 
-    def _preempt(self, row: Row) -> None:
+    def _preempt(self, row: SequenceState) -> None:
         assert row.slot is not None
         self.cache.free(row.slot)
         row.slot = None
@@ -167,20 +167,20 @@ class Scheduler:
             if len(self.running) >= self.max_batch:
                 held += self.waiting[i:]
                 break
-            source, usable, promised = self._best(row)
-            if promised >= usable + WORTH_COPYING:
+            source, usable, promised = self._find_prefix(row)
+            if promised >= usable + MIN_COPIED_TOKENS:
                 held.append(row)
                 continue
-            row.slot = self._place(row, source, usable, expected)
+            row.slot = self._allocate(row, source, usable, expected)
             if row.slot is None:
                 held += self.waiting[i:]
                 break
             row.slot.target, row.slot.scope = len(row.tokens), row.scope
             self.cache.index.add(row.tokens, row.slot, row.scope)
-            insort(self.running, row, key=lambda row: row.number)
+            insort(self.running, row, key=lambda row: row.arrival)
         self.waiting = held
 
-    def _best(self, row: Row) -> tuple[Slot | None, int, int]:
+    def _find_prefix(self, row: SequenceState) -> tuple[Slot | None, int, int]:
         """The slot that holds the longest beginning of a row's tokens, how much of it, and the most that one will hold."""
         best, usable, promised = None, 0, 0
         for shared, slot in self.cache.index.nearest(row.tokens, row.scope):
@@ -190,19 +190,19 @@ class Scheduler:
             promised = max(promised, min(shared, slot.target))
         return best, usable, promised
 
-    def _place(self, row: Row, source: Slot | None, usable: int, expected: int) -> Slot | None:
-        length = len(row.tokens) + min(row.left, HEADROOM)
+    def _allocate(self, row: SequenceState, source: Slot | None, usable: int, expected: int) -> Slot | None:
+        length = len(row.tokens) + min(row.remaining_tokens, RESERVED_POSITIONS)
         slot = None
-        if source in self.cache.kept and source.filled == usable:
+        if source in self.cache.reusable and source.filled == usable:
             self.cache.reuse(source)
             slot = self.cache.grow(source, len(row.tokens))
             if slot is None:  # it goes back where it was
-                self.cache.keep(source, row.tokens)
+                self.cache.retire(source, row.tokens)
         else:
-            slot = self.cache.take(length, source, expected)
-            if slot is not None and source is not None and usable >= WORTH_COPYING:
+            slot = self.cache.allocate(length, source, expected)
+            if slot is not None and source is not None and usable >= MIN_COPIED_TOKENS:
                 copy_row(source, slot, usable)
-                slot.join(source, usable)
+                slot.share_prefix(source, usable)
         if slot is None and not self.running:  # then what is kept must give way, even that which would have helped
-            slot = self.cache.take(length, None, expected)
+            slot = self.cache.allocate(length, None, expected)
         return slot

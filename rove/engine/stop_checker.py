@@ -10,7 +10,7 @@ from rove.engine.constraints import Constraint
 
 UNFINISHED = "\ufffd"
 """What decoders write for bytes that are no character, or not yet."""
-WINDOW = 32
+DECODE_WINDOW = 32
 """Most tokens decoded together, unless their characters are unfinished."""
 
 
@@ -58,7 +58,7 @@ class StopChecker:
         self._min_tokens = sampling.min_tokens or 0
         self._max_tokens = max_tokens
         self._constraint = constraint
-        self._reader = None if decode is None else _Reader(decode)
+        self._reader = None if decode is None else _TokenDecoder(decode)
         self._count = 0
         self._taken = 0
 
@@ -123,7 +123,7 @@ class StopChecker:
         return 0
 
 
-class _Reader:
+class _TokenDecoder:
     """Text of tokens that come one by one; a character split over tokens comes with its last one.
 
     Tokens are decoded behind some that came before, because some tokenizers write a token differently at the beginning.
@@ -141,8 +141,10 @@ class _Reader:
         self._text = self._decode(self._ids)
         known = self._text.rstrip(UNFINISHED)
         new, self._told = known[self._told :], max(self._told, len(known))
-        if known == self._text and len(self._ids) >= WINDOW:  # or every token would take longer than the one before
-            self._ids = self._ids[-WINDOW // 4 :]
+        if (
+            known == self._text and len(self._ids) >= DECODE_WINDOW
+        ):  # or every token would take longer than the one before
+            self._ids = self._ids[-DECODE_WINDOW // 4 :]
             self._text = self._decode(self._ids)
             self._told = len(self._text)
         return new

@@ -16,7 +16,7 @@ import torch
 
 from rove.core.errors import ConfigError
 from rove.engine.client import EngineClient
-from rove.engine.draw import score_tokens
+from rove.engine.sampler import score_tokens
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rove.models import attention
-from rove.models.packing import Packing
+from rove.models.attention import Packing
 from rove.train.sequences import TrainingSequence
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 

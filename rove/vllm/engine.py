@@ -1,7 +1,7 @@
 """Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
 
 Written against vLLM 0.32 (`/inference/v1/generate`); all that knows its HTTP is here, in `rove.vllm.fleet` (how servers get
-weights), `rove.vllm.health` and `rove.vllm.server`.
+weights), `rove.vllm.router` and `rove.vllm.server`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, Weights
-from rove.vllm.health import Watch
 from rove.vllm.responses import ParityCheck, generation, prompt_logprobs
-from rove.vllm.router import Spread
+from rove.vllm.router import Spread, Watch
 from rove.vllm.server import Server, VLLMConfig
 
 DEFAULT_MAX_TOKENS = 512

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from rove.vllm.server import Server
+import aiohttp
+
+from rove.core.errors import InfraError
+from rove.vllm.server import PULSE, Server
 
 REMEMBERED = 100_000
 """Answers whose server is remembered, for the turn that comes after."""
@@ -43,3 +49,75 @@ class Spread:
         self._homes[key] = server
         if len(self._homes) > REMEMBERED:
             self._homes.popitem(last=False)
+
+
+Answer = TypeVar("Answer")
+LOOKS = 8
+"""How often a server is asked in the time after which it is taken for hung."""
+MOST_SECONDS = 10.0
+"""Between two times at most."""
+
+
+class Watch:
+    """Gives up the requests that wait for a server which hangs.
+
+    No request has a limit, since an answer takes as long as it takes. But as long as any waits, the server is asked again and
+    again for something that its engine answers between two steps; what its HTTP process alone says would not tell.
+
+    Args:
+        server: to be watched.
+        is_excused: whether it may be silent now, because it takes new weights.
+    """
+
+    def __init__(self, server: Server, is_excused: Callable[[], bool]):
+        self.server = server
+        self.is_excused = is_excused
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._given_up: set[asyncio.Future[Any]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def over(self, session: aiohttp.ClientSession, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """The result of a request to the server.
+
+        Raises:
+            InfraError: it hangs.
+        """
+        task = asyncio.ensure_future(request)
+        if not self._waiting or self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look(session))
+        self._waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task not in self._given_up:
+                raise
+            raise InfraError(
+                f"it hangs: its engine has said nothing for {self.server.config.hang_seconds:g} seconds (vllm.hang_seconds)"
+            ) from None
+        finally:
+            self._waiting.discard(task)
+            self._given_up.discard(task)
+            if not self._waiting and self._looking is not None:
+                self._looking.cancel()
+
+    async def _look(self, session: aiohttp.ClientSession) -> None:
+        """Until the server hangs."""
+        limit = self.server.config.hang_seconds
+        heard = time.monotonic()
+        while time.monotonic() - heard < limit:
+            await asyncio.sleep(min(MOST_SECONDS, limit / LOOKS))
+            if await self._says_something(session, heard + limit - time.monotonic()) or self.is_excused():
+                heard = time.monotonic()
+        self.server.hangs = True
+        self._given_up |= self._waiting
+        for task in self._waiting:
+            task.cancel()
+
+    async def _says_something(self, session: aiohttp.ClientSession, seconds: float) -> bool:
+        timeout = aiohttp.ClientTimeout(total=max(0.1, seconds))
+        try:
+            async with session.get(self.server.url + PULSE, timeout=timeout) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, OSError):  # TimeoutError is one of these
+            return False
+        return True

@@ -1,6 +1,6 @@
-"""How the tokens of a step lie in tensors: the decoded ones first, pool by pool, then those of chunks.
+"""Tensors of one step: first the decoded tokens, pool by pool, then the prefill chunks.
 
-Axes: N tokens of the step, B rows of one pool, n tokens of the longest chunk.
+Axes: N tokens of the step, B sequences of one pool, n tokens of the longest chunk.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rove.engine.lora import AdapterTokens
 from rove.engine.scheduler import Chunk, Step
 
 KEYS_MULTIPLE = 32
-"""Attention reads this many keys more or less: a new length every token would compile a new matrix product every token. In
-16 bits it reads whole rows: PyTorch copies pieces of them before it multiplies, which costs more than the empty end."""
+"""Attention reads a multiple of this many keys: a new length for every token would compile a new oneDNN matrix product for
+every token. In 16 bits whole rows are read, because PyTorch copies slices before it multiplies."""
 MAX_SCORES = 1 << 24
-"""Most attention scores computed at once while reading in."""
+"""Maximum attention scores computed at once during prefill."""
 
 
 class Piece(NamedTuple):
@@ -29,34 +29,36 @@ class Piece(NamedTuple):
 
     slot: Slot
     start: int
-    """Position of the first one."""
+    """Position of the first token."""
     size: int
 
 
 @dataclass
 class DecodeBatch:
-    """Tokens that attend one by one, each after its key and value are in the cache: B of one pool. Those of one sequence stand
-    together, in order."""
+    """Tokens of one pool (B) that attend one by one, each after its key and value are cached. Tokens of one sequence are
+    adjacent.
+    """
 
     pool: Pool
     tokens: slice
-    """Where in the step."""
+    """Slice of the step."""
     rows: torch.Tensor
-    """[B] of the pool."""
+    """[B] rows in the pool."""
     positions: torch.Tensor
-    """[B]"""
+    """[B] positions of the tokens."""
     sources: torch.Tensor
-    """[B] rows of the pool that hold the same ..."""
+    """[B] rows with the same content in the first `shared_prefixes` positions. Sequences of a group read the prefix from one
+    row, which then stays in the processor cache."""
     shared_prefixes: torch.Tensor
-    """... in so many first positions."""
+    """[B] number of those positions."""
     longest: int
-    """Positions of the longest sequence, its last token here included."""
+    """Length of the longest sequence, including its last token."""
     starts: list[int]
-    """Where each sequence's tokens begin, among the B."""
+    """Index of the first token of each sequence, within the B tokens."""
 
     @staticmethod
     def from_pieces(pieces: Sequence[Piece], before: int) -> DecodeBatch:
-        """The tokens of these, all of one pool; `before` tokens of the step come before them."""
+        """Build the batch of pieces of one pool; `before` tokens of the step precede them."""
         shown: dict[int, Slot] = {}
         for slot, _, _ in pieces:
             if slot.prefix_group and slot.shared_prefix > (
@@ -81,14 +83,14 @@ class DecodeBatch:
 
     @cached_property
     def num_keys(self) -> int:
-        """Keys that are read of every row."""
+        """Number of keys read per row."""
         if self.pool.shape.dtype != torch.float32:
             return self.pool.capacity
         return min(self.pool.capacity, -(-self.longest // KEYS_MULTIPLE) * KEYS_MULTIPLE)
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
-        """[B, keys] −∞ on what a row does not see, else 0; None when all see everything."""
+        """[B, keys] −∞ on keys behind the token, else 0; None if every key is visible."""
         hidden = torch.arange(self.num_keys, device=self.rows.device) > self.positions[:, None]
         if not hidden.any():
             return None
@@ -98,30 +100,30 @@ class DecodeBatch:
 
 @dataclass
 class PrefillBatch:
-    """Chunks of a pool, attended to together; tokens are counted from the first one of any chunk of the step."""
+    """Prefill chunks of one pool, computed together. Token indices count from the first prefill token of the step."""
 
     pool: Pool
     slots: torch.Tensor
-    """[B] rows of the pool."""
+    """[B] rows in the pool."""
     padded_tokens: torch.Tensor
-    """[B, n] where their tokens are; padded with any."""
+    """[B, n] token indices; padding repeats the first token."""
     padded_indices: torch.Tensor
-    """Where the tokens are in the flattened [B · n]."""
+    """[tokens] index of each token in the flattened [B · n]."""
     token_indices: torch.Tensor
-    """The tokens."""
+    """[tokens] token indices without padding."""
     rows: torch.Tensor
-    """The row of each token."""
+    """[tokens] row of each token."""
     positions: torch.Tensor
-    """The position of each token."""
+    """[tokens] position of each token."""
     starts: torch.Tensor
-    """[B] positions of the first ones."""
+    """[B] position of the first token of each chunk."""
     num_keys: int
     starts_at_zero: bool
-    """All start at position 0."""
+    """Whether all chunks start at position 0, so that attention needs no cached keys."""
 
     @staticmethod
     def from_chunks(chunks: Sequence[Chunk], offsets: Sequence[int]) -> PrefillBatch:
-        """These chunks, whose tokens begin at `offsets`."""
+        """Build the batch of chunks whose tokens start at `offsets`."""
         slots = [slot for chunk in chunks if (slot := chunk.seq.slot) is not None]
         pool, longest = slots[0].pool, max(chunk.size for chunk in chunks)
         pieces = list(zip(slots, chunks, offsets, strict=True))
@@ -145,27 +147,29 @@ class PrefillBatch:
 
 @dataclass
 class Batch:
-    """The tensors of one step."""
+    """Tensors of one step."""
 
     ids: torch.Tensor
-    """[N]"""
+    """[N] token ids."""
     max_position: int
-    """The largest position of any."""
+    """Largest position."""
     logit_tokens: torch.Tensor | None
-    """Tokens whose logits are asked for; None = every one's."""
+    """Tokens whose logits are needed; None: all."""
     decode_tokens: int
-    """Tokens of the decoded parts."""
+    """Number of decoded tokens."""
     decode: list[DecodeBatch]
     prefill: list[PrefillBatch]
     prefill_positions: torch.Tensor
-    """[N − count], of the tokens that are read."""
+    """[N − decode_tokens] positions of the prefill tokens."""
     adapter_tokens: list[AdapterTokens]
-    """Empty where the model is asked as it is."""
+    """Tokens of each adapter; empty if only the base model is used."""
 
     @staticmethod
     def from_step(step: Step, shape: CacheShape, one_by_one: bool) -> Batch:
-        """Lay a step out; its decoded rows are in the order of their pools. With `one_by_one` the tokens of chunks are decoded,
-        too, else read together."""
+        """Build the tensors of a step whose decoded sequences are sorted by pool.
+
+        With `one_by_one`, prefill tokens attend one by one too (native kernels do this faster than a padded matrix product).
+        """
         decode = [Piece(slot, len(row.tokens) - 1, 1) for row in step.decode if (slot := row.slot) is not None]
         chunks = [Piece(slot, start, size) for row, start, size in step.chunks if (slot := row.slot) is not None]
         ids = [row.tokens[-1] for row in step.decode]
@@ -201,7 +205,7 @@ class Batch:
 
 
 def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
-    """Chunks of one pool and of similar length, so that little is padded."""
+    """Group chunks of one pool and similar length, to limit padding."""
 
     def kind(chunk: Chunk) -> tuple[int, bool]:
         assert chunk.seq.slot is not None

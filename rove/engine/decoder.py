@@ -1,10 +1,14 @@
-"""A forward pass for plain decoder models, over tokens of many sequences at once: some being decoded, some being read in.
+"""Forward pass of decoder-only models over the tokens of many sequences, some being decoded, some being prefilled.
 
-The same arithmetic as the model's own modules, with less around it: the projections of a layer that read the same input are
-one matrix product, and no token is padded, but by PyTorch's attention over what is read in. The model's weights stay the
-truth: the joined and packed ones are copies, made again after an update. An adapter of PEFT inside the model is added to them.
+It computes what the model's modules compute, with less overhead: projections of a layer that read the same input are one matrix
+product, and only PyTorch's prefill attention pads. The model's parameters stay the source: joined and packed weights are copies,
+rebuilt after an update, with the model's PEFT adapter added.
 
-Axes: N tokens, H query heads, K key/value heads, G = H / K, d head size, T keys.
+LFM2 has short convolutions in some layers. They need the layer's own inputs at the last L − 1 positions; the cache holds these
+inputs for every position, as it holds values for attention, so a sequence can be continued from any position.
+
+Axes: N tokens, H query heads, K key/value heads, d head size, T keys; of convolutions: n tokens of one pool, L kernel length, D
+model width.
 """
 
 from __future__ import annotations
@@ -26,20 +30,20 @@ from rove.models.linear import effective_weight, linear, pack_weight
 
 
 class Convolution(NamedTuple):
-    """The weights of one layer."""
+    """Weights of a convolution layer."""
 
     in_proj: torch.Tensor
-    """[3 · D, D]: gates of the input, gates of the output, input."""
+    """[3 · D, D]: input gates, output gates, input."""
     in_proj_bias: torch.Tensor | None
     kernel: torch.Tensor
-    """[L, D] in fp32, oldest position first: each channel is convolved alone."""
+    """[L, D] in fp32, oldest position first; a depthwise convolution."""
     bias: torch.Tensor | None
     out_proj: torch.Tensor
     out_proj_bias: torch.Tensor | None
 
     @staticmethod
     def from_module(module: Any) -> Convolution:
-        """The weights of transformers' module."""
+        """Return the weights of transformers' module."""
         return Convolution(
             in_proj=pack_weight(effective_weight(module.in_proj)),
             in_proj_bias=module.in_proj.bias,
@@ -51,21 +55,21 @@ class Convolution(NamedTuple):
 
 
 class ConvWindow(NamedTuple):
-    """What the tokens of a step that lie in one pool see through the kernel."""
+    """The convolution windows of the tokens of one pool."""
 
     pool: Pool
     tokens: torch.Tensor
-    """[n] where they are in the step."""
+    """[n] indices in the step."""
     rows: torch.Tensor
-    """[n, 1]"""
+    """[n, 1] rows in the pool."""
     positions: torch.Tensor
-    """[n, L], each token's own last; 0 where they would lie before the sequence."""
+    """[n, L] positions in the window, the token's own last; 0 before the sequence."""
     outside: torch.Tensor
-    """[n, L, 1] whether they would."""
+    """[n, L, 1] whether a position is before the sequence."""
 
     @staticmethod
     def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
-        """One for each pool; tokens are counted in the step's order, decoded rows first."""
+        """Return a window per pool; tokens are counted in the order of the step, decoded sequences first."""
         places: dict[Pool, list[tuple[int, int, int]]] = {}
         token = 0
         for row, start, size in [*(Chunk(row, len(row.tokens) - 1, 1) for row in step.decode), *step.chunks]:
@@ -84,9 +88,9 @@ class ConvWindow(NamedTuple):
 def convolve(
     layer: int, weights: Convolution, x: torch.Tensor, windows: list[ConvWindow], adapted: Sequence[AdapterTokens] = ()
 ) -> torch.Tensor:
-    """Write the inputs of this layer's convolution into the cache; the layer's output for x [N, D], normed already: [N, D].
+    """Write the inputs of a convolution layer to the cache, and return its output [N, D] for x [N, D] (already normed).
 
-    Products are summed in fp32, as convolutions in 16 bits do.
+    Products are summed in fp32, as PyTorch's 16-bit convolutions do.
     """
     three = adapt(linear(x, weights.in_proj, weights.in_proj_bias), x, adapted, (layer, "conv_in"))
     input_gate, output_gate, x = three.chunk(3, dim=-1)
@@ -110,11 +114,11 @@ class _Attention(NamedTuple):
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norm: torch.Tensor | None
-    """[H + K, d]: of queries and keys."""
+    """[H + K, d] weights of the query and key norms."""
     out: torch.Tensor
     out_bias: torch.Tensor | None
     rotates: bool
-    """Whether queries and keys are turned by their positions."""
+    """Whether the layer has rotary embeddings (SmolLM3 has layers without)."""
 
 
 class _Layer(NamedTuple):
@@ -126,7 +130,7 @@ class _Layer(NamedTuple):
 
 
 def supports(model: Any) -> bool:
-    """Whether `Decoder` computes what this model means."""
+    """Return whether `Decoder` computes exactly what this model defines."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -145,8 +149,8 @@ class Decoder:
     """The forward pass of one model.
 
     Args:
-        model: a transformers model that `supports` accepts.
-        native: use kernels compiled for this processor, where they can be had.
+        model: A transformers model that `supports` accepts.
+        native: Use C kernels if they can be compiled.
     """
 
     def __init__(self, model: Any, native: bool = True):
@@ -187,7 +191,9 @@ class Decoder:
         return ops or TorchOps(self.heads, eps, activation)
 
     def refresh(self, force: bool = False) -> None:
-        """Join the weights again if any of them was changed since, or if told to (fused optimizers leave no trace)."""
+        """Rebuild the joined weights if a parameter changed, or with `force` (fused optimizers do not increment version
+        counters).
+        """
         versions = tuple((p.data_ptr(), p._version) for p in self._parameters)
         if force or versions != self._versions:
             with torch.inference_mode():
@@ -237,9 +243,9 @@ class Decoder:
         )
 
     def interleave_halves(self, weight: torch.Tensor) -> torch.Tensor:
-        """Reorder each head's outputs from (first halves, second halves) to pairs, so that a rotation is one complex product.
+        """Reorder the outputs of each head from (first half, second half) to pairs, so that a rotation is one complex product.
 
-        Queries and keys are reordered alike, which leaves their products as they were.
+        Queries and keys are reordered alike, so their dot products do not change.
         """
         heads = weight.view(-1, 2, self.heads.size // 2, *weight.shape[1:])
         return heads.transpose(1, 2).reshape(weight.shape)
@@ -249,7 +255,7 @@ class Decoder:
         return weight if self.ops.norm_dtype is None else weight.to(self.ops.norm_dtype)
 
     def _extend_rotations(self, most: int) -> None:
-        """Work out the angles of positions up to `most`."""
+        """Compute the rotations of positions up to `most`."""
         if most < len(self._rotations):
             return
         every = torch.arange(max(256, 2 * most), device=self.shape.device)[None]
@@ -259,8 +265,10 @@ class Decoder:
         self._no_rotation = torch.ones_like(self._rotations)
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Compute a step: fills the cache, and returns the logits [rows, V] after the last token of every decoded row and of
-        every chunk, in the step's order (decoded rows first)."""
+        """Compute a step: fill the cache and return logits [rows, V].
+
+        There is a row for the last token of every decoded sequence and of every chunk, in the order of the step.
+        """
         batch = Batch.from_step(step, self.shape, self.ops.takes_any_rows)
         x = embedding(batch.ids, self.model.model.embed_tokens.weight)
         if self.gemma:
@@ -301,7 +309,7 @@ class Decoder:
     def _prefill(
         self, i: int, part: PrefillBatch, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Put keys and values of chunks into the cache, and write what each token sees to `out`."""
+        """Write the keys and values of chunks to the cache, and the attention outputs of their tokens to `out`."""
         pool = part.pool
         pool.write(i, part.rows, part.positions, key[part.token_indices], value[part.token_indices])
         if part.starts_at_zero:

@@ -1,8 +1,8 @@
-"""Keys and values: where every sequence's lie, what is kept for later, and how much memory all of it may take.
+"""KV cache: pools of rows by capacity, reuse of ended sequences, and a memory budget.
 
-Axes: R rows, K key/value heads, C capacity in positions, d head size, w positions in a block of keys. Keys are stored
-transposed within blocks, [R, K, C / w, d, w]: so both products of decode attention read memory in order, which on a CPU makes
-them up to three times as fast.
+Axes: R rows, K key/value heads, C capacity in positions, d head size, w positions per key block. Keys are stored transposed
+within blocks, [R, K, C / w, d, w], so that both matrix products of decode attention read memory sequentially (up to three times
+as fast on a CPU).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TOKEN_BYTES = array("I").itemsize
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences of one type share."""
+    """Return the number of leading tokens that two sequences of one type share."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    while high - low > 1:  # a[:low] is shared, a[:high] is not
+    while high - low > 1:  # binary search: a[:low] is shared, a[:high] is not
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
@@ -41,9 +41,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixIndex(Generic[T]):
-    """Values under token sequences, kept in dictionary order: who shares most with a sequence stands next to it.
+    """Values under token sequences in lexicographic order, so that the longest shared prefix is found next to a sequence.
 
-    Sequences of different scopes share nothing, whatever their tokens.
+    Sequences of different scopes share no prefix. This is a sorted list instead of a radix tree: a few hundred entries of packed
+    bytes compare faster in C than tree nodes in Python.
+
+    Example:
+        index = PrefixIndex[str]()
+        index.add([1, 2, 3], "a")
+        index.nearest([1, 2, 9])  # [(2, "a")]
     """
 
     def __init__(self) -> None:
@@ -55,20 +61,20 @@ class PrefixIndex(Generic[T]):
         return len(self._entries)
 
     def add(self, tokens: Sequence[int], value: T, scope: int = 0) -> None:
-        """Put `value` (hashable) under these tokens, and under no others any more."""
+        """Store `value` (hashable) under these tokens, instead of its former ones."""
         self.remove(value)
         key = (scope, _packed(tokens), next(self._serial))  # the serial number decides before values are ever compared
         self._where[value] = key
         insort(self._entries, (*key, value))
 
     def remove(self, value: T) -> None:
-        """Forget `value`, if it is there."""
+        """Remove `value` if present."""
         key = self._where.pop(value, None)
         if key is not None:
             del self._entries[bisect_left(self._entries, key)]
 
     def nearest(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, T]]:
-        """(shared tokens, value) of the neighbours of a sequence; none shares more than the best of these."""
+        """Return (shared tokens, value) of the two neighbors of a sequence; no entry shares more than the better one."""
         wanted = _packed(tokens)
         i = bisect_left(self._entries, (scope, wanted, -1))
         near = self._entries[max(0, i - 1) : i + 1]
@@ -76,7 +82,7 @@ class PrefixIndex(Generic[T]):
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    """Bytes in the same order as the tokens, and many times faster to compare."""
+    """Return big-endian bytes, which sort like the tokens and compare many times faster."""
     packed = array("I", tokens)
     if sys.byteorder == "little":
         packed.byteswap()
@@ -84,11 +90,11 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 MIN_CAPACITY = 64
-"""Positions of the smallest rows."""
+"""Positions in the smallest rows."""
 
 
 class CacheShape(NamedTuple):
-    """What one position of one sequence takes."""
+    """Size and placement of one cached position."""
 
     layers: int
     kv_heads: int
@@ -96,50 +102,53 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     conv_layers: frozenset[int] = frozenset()
-    """Layers that keep the input of their convolution: one head of values, no keys."""
+    """Layers that cache the input of a convolution: one head of values, no keys."""
     conv_width: int = 0
-    """Of that input."""
+    """Width of that input."""
     key_block: int = 0
-    """Positions in a block of keys, a divisor of 16; 0 = a row is one block."""
+    """Positions per key block, a divisor of 16; 0: a row is one block."""
 
     def layer_shape(self, layer: int) -> tuple[int, int, int]:
-        """K and the sizes of a key and of a value of one layer."""
+        """Return K and the sizes of a key and a value of one layer."""
         return (1, 0, self.conv_width) if layer in self.conv_layers else (self.kv_heads, self.head_size, self.head_size)
 
     @property
     def position_bytes(self) -> int:
-        """Of all layers' keys and values."""
+        """Bytes of one position in all layers."""
         kept = (heads * (key + value) for heads, key, value in map(self.layer_shape, range(self.layers)))
         return sum(kept) * self.dtype.itemsize
 
 
 def row_capacity(length: int) -> int:
-    """The smallest row size of 64 · 2^k · {1, 1.25, 1.5, 1.75} that holds `length` positions: at most a fifth is empty."""
+    """Return the smallest row size of 64 · 2^k · {1, 1.25, 1.5, 1.75} that holds `length` positions; at most a fifth is unused.
+
+    Few sizes mean few pools: sequences of one pool are decoded by one matrix product.
+    """
     step = max(MIN_CAPACITY, 1 << (max(length, 1).bit_length() - 1)) // 4
     return max(MIN_CAPACITY, -(-length // step) * step)
 
 
 @dataclass(eq=False)
 class Slot:
-    """The row of one sequence; it may be moved to another index of its pool."""
+    """The row of one sequence. Pools may move it to another index."""
 
     pool: Pool
     index: int
     filled: int = 0
-    """Positions 0 … filled−1 are computed; what lies behind them may hold any finite garbage."""
+    """Positions 0 … filled − 1 are computed; later positions hold arbitrary finite values."""
     target: int = 0
-    """Positions that will be computed in any case, because the sequence is being read in."""
+    """Number of positions that prefill will compute; other sequences may wait for them."""
     prefix_group: int = 0
-    """Slots of one family have the same content in their first `common` positions; 0 = none is known to."""
+    """Slots of one group have equal content in their first `shared_prefix` positions; 0: no known group."""
     shared_prefix: int = 0
     scope: int = 0
-    """Whose keys and values they are (an adapter's, 0 = the model's own): only the same scope's are of use to a sequence."""
+    """Adapter scope (0: the base model); only sequences of the same scope may reuse the content."""
     outdated: bool = False
-    """Computed with older weights, in part at least: of use to its own sequence alone, and not when that has ended."""
+    """Whether part of the content was computed with older weights: its own sequence continues with it, no other may reuse it."""
 
     def share_prefix(self, source: Slot, length: int) -> None:
-        """Take note that the first `length` positions were copied from `source`."""
-        if length > source.shared_prefix:  # more than it has in common with others
+        """Record that the first `length` positions were copied from `source`."""
+        if length > source.shared_prefix:  # a longer prefix than it shares with its group: start a new group
             source.prefix_group, source.shared_prefix = next(_prefix_groups), length
         self.prefix_group, self.shared_prefix = source.prefix_group, length
 
@@ -148,12 +157,12 @@ _prefix_groups = itertools.count(1)
 
 
 class Pool:
-    """Rows of one capacity. Those that are decoded together stand together, `decoding` rows from row `first` on."""
+    """Rows of one capacity. Rows that are decoded together are contiguous: `decode_rows` rows from `decode_start` on."""
 
     def __init__(self, shape: CacheShape, capacity: int, budget: int):
         self.shape, self.capacity = shape, capacity
         self.row_bytes = shape.position_bytes * capacity
-        # A CPU lends memory when it is first written to: all there may ever be is asked for at once, and growing is free.
+        # On a CPU, the kernel maps memory on first write: reserving the whole budget now makes growing free.
         self._reserved_rows = budget // self.row_bytes if shape.device.type == "cpu" else 0
         self.slots: list[Slot | None] = []
         self.used_rows = 0
@@ -161,7 +170,7 @@ class Pool:
         self.decode_start = self.decode_rows = 0
         sizes = [shape.layer_shape(layer) for layer in range(shape.layers)]
         self.key_block = shape.key_block or capacity
-        """Positions in a block of keys."""
+        """Positions per key block."""
         self.keys = [
             _zeros((self._reserved_rows, heads, capacity // self.key_block, size, self.key_block), shape)
             for heads, size, _ in sizes
@@ -170,41 +179,41 @@ class Pool:
 
     @property
     def free_rows(self) -> int:
-        """Rows that nobody uses."""
+        """Number of free rows."""
         return len(self.slots) - self.used_rows
 
     def allocate(self) -> Slot:
-        """The first free row; there must be one."""
+        """Return a slot in the first free row; the caller has checked `free_rows`."""
         index = self.slots.index(None)
         slot = self.slots[index] = Slot(self, index)
         self.used_rows += 1
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Nobody uses this one's row any more."""
+        """Free the row of a slot."""
         self.slots[slot.index] = None
         self.used_rows -= 1
 
     def first_keys(self, layer: int, length: int) -> torch.Tensor:
-        """At least the first `length` keys of all rows, where they are: [R, K, blocks, d, positions of a block]."""
+        """Return a view of at least the first `length` keys of all rows: [R, K, blocks, d, positions per block]."""
         return self.keys[layer][:, :, : -(-length // self.key_block), :, : max(length, self.shape.key_block)]
 
     def write(
         self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put keys and values [N, K, d] into rows [N], at positions [N]."""
+        """Write keys and values [N, K, d] to rows [N] at positions [N]."""
         self.keys[layer][rows, :, positions // self.key_block, :, positions % self.key_block] = key
         self.values[layer][rows, :, positions] = value
 
     def resize(self, rows: int) -> None:
-        """Make it `rows` rows long, moving those in use to the front; they must fit."""
+        """Change the number of rows; used rows move to the front if the tensors are replaced."""
         if len(self.slots) < rows <= len(self.keys[0]):
             self.slots += [None] * (rows - len(self.slots))
             return
         used = [slot for slot in self.slots if slot is not None]
         order = torch.tensor([slot.index for slot in used], dtype=torch.long, device=self.shape.device)
         for kind in (self.keys, self.values):
-            for layer, old in enumerate(kind):  # one by one: only one layer is ever there twice
+            for layer, old in enumerate(kind):  # layer by layer, so that only one layer is in memory twice
                 new = _zeros((max(rows, self._reserved_rows), *old.shape[1:]), self.shape)
                 if used:
                     torch.index_select(old, 0, order, out=new[: len(used)])
@@ -214,7 +223,7 @@ class Pool:
             slot.index = i
 
     def make_contiguous(self, slots: Sequence[Slot]) -> None:
-        """Bring these slots, all of this pool, together, where that takes the fewest moves."""
+        """Move the rows of these slots next to each other with the fewest moves."""
         indices = sorted(slot.index for slot in slots)
         self.decode_start, self.decode_rows = _window(indices, len(self.slots)), len(slots)
         window = range(self.decode_start, self.decode_start + self.decode_rows)
@@ -241,7 +250,7 @@ class Pool:
 
 
 def _window(indices: Sequence[int], rows: int) -> int:
-    """Where as many consecutive rows as there are `indices` (ascending) hold most of them."""
+    """Return the start of the window of len(indices) rows that contains most of the `indices` (ascending)."""
     best, first, end = 0, 0, 0
     for i, index in enumerate(indices):
         while end < len(indices) and indices[end] < index + len(indices):
@@ -252,7 +261,9 @@ def _window(indices: Sequence[int], rows: int) -> int:
 
 
 def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
-    """Zeros (garbage might be NaN, which no mask hides); on a CPU no memory is touched before it is written to."""
+    """Return zeros (uninitialized memory may hold NaN, which a mask does not hide). On a CPU, pages are allocated on first
+    write.
+    """
     if kind.device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
     length = math.prod(shape) * kind.dtype.itemsize
@@ -260,7 +271,7 @@ def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
 
 
 def copy_row(source: Slot, to: Slot, length: int) -> None:
-    """Copy the first `length` positions of a sequence into another slot, of whatever pool."""
+    """Copy the first `length` positions of a sequence into a slot of any pool."""
     a, b = source.pool, to.pool
     for layer in range(a.shape.layers):
         b.first_keys(layer, length)[to.index] = a.first_keys(layer, length)[source.index]
@@ -269,44 +280,46 @@ def copy_row(source: Slot, to: Slot, length: int) -> None:
 
 
 class KVCache:
-    """All pools under one budget. A sequence has a slot from its admission on; when it ends, the slot is kept for whatever
-    begins with the same tokens, until its memory is needed: the least recently kept goes first.
+    """All pools under one memory budget.
+
+    A sequence has a slot from its admission on. When it ends, its slot stays reusable for sequences that start with the same
+    tokens, until the memory is needed; the least recently retired slot is evicted first.
 
     Args:
-        shape: of one position.
-        budget: most bytes of all pools together.
-        rows: ended sequences are kept while there are no more than this, the living included.
+        shape: Shape of one position.
+        budget: Maximum bytes of all pools.
+        max_rows: Retired slots are evicted while more rows than this are used.
     """
 
     def __init__(self, shape: CacheShape, budget: int, max_rows: int):
         self.shape, self.budget, self.max_rows = shape, budget, max_rows
         self.max_positions = budget // shape.position_bytes
-        """Positions that the budget holds."""
+        """Positions that fit in the budget."""
         self.pools: dict[int, Pool] = {}
         self.reusable: OrderedDict[Slot, None] = OrderedDict()
         self.index: PrefixIndex[Slot] = PrefixIndex()
 
     @property
     def allocated_bytes(self) -> int:
-        """Allocated now."""
+        """Bytes allocated now."""
         return sum(len(pool.slots) * pool.row_bytes for pool in self.pools.values())
 
     @property
     def used_rows(self) -> int:
-        """Rows of living and kept sequences."""
+        """Rows of active and retired sequences."""
         return sum(pool.used_rows for pool in self.pools.values())
 
     def fits(self, length: int) -> bool:
-        """Whether a sequence of this length fits when it is alone."""
+        """Return whether a single sequence of this length fits in the budget."""
         return row_capacity(length) <= self.max_positions
 
     def allocate(self, length: int, protected: Slot | None = None, expected: int = 1) -> Slot | None:
-        """A row with room for `length` positions; None when that takes memory that living sequences use.
+        """Return a slot for `length` positions; None if active sequences use the memory.
 
         Args:
-            length: positions.
-            spare: a kept slot that must not be given up for it.
-            expected: how many such rows are likely to be wanted; the pool grows by as many if it can.
+            length: Positions.
+            protected: Reusable slot that must not be evicted.
+            expected: Number of such slots that are likely to follow; the pool grows by as many if the budget allows.
         """
         capacity = row_capacity(length)
         if capacity not in self.pools:
@@ -324,14 +337,16 @@ class KVCache:
         return pool.allocate()
 
     def _release_free_rows(self) -> bool:
-        """Give back the rows nobody uses; whether there were any."""
+        """Free the memory of unused rows; return whether there were any."""
         loose = [pool for pool in self.pools.values() if pool.free_rows]
         for pool in loose:
             pool.resize(pool.used_rows)
         return bool(loose)
 
     def _evict(self, pool: Pool, protected: Slot | None) -> bool:
-        """Free a kept row, or an eighth of all when the memory must come from other pools (moving it is dear)."""
+        """Evict a retired slot of the pool, or an eighth of all retired slots if other pools must shrink (copying pools is
+        expensive).
+        """
         old = [slot for slot in self.reusable if slot is not protected]
         if old and old[0].pool is pool:
             self.free(old[0])
@@ -341,7 +356,9 @@ class KVCache:
         return bool(old)
 
     def grow(self, slot: Slot, length: int) -> Slot | None:
-        """A slot with the same content and room for `length` positions, the given one if it has it; None: no memory."""
+        """Return a slot with the same content and room for `length` positions (the given one if it is large enough); None: no
+        memory.
+        """
         if length <= slot.pool.capacity:
             return slot
         larger = self.allocate(length)
@@ -357,7 +374,7 @@ class KVCache:
         return larger
 
     def retire(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """A sequence has ended: `tokens` are those of its filled positions."""
+        """Keep the slot of an ended sequence for reuse; `tokens` are those of its filled positions."""
         if not slot.filled or slot.outdated:
             return self.free(slot)
         slot.target = 0
@@ -365,24 +382,23 @@ class KVCache:
         self.index.add(tokens[: slot.filled], slot, slot.scope)
 
     def mark_outdated(self, slot: Slot) -> None:
-        """The weights have changed beneath a sequence that goes on: nobody else may find what was computed for it."""
+        """Exclude a running sequence from reuse after a weight update."""
         self.index.remove(slot)
         slot.outdated = True
 
     def reuse(self, slot: Slot) -> None:
-        """A kept slot goes on living."""
+        """Activate a retired slot."""
         del self.reusable[slot]
         self.index.remove(slot)
 
     def free(self, slot: Slot) -> None:
-        """Give a slot back, kept or not."""
+        """Free an active or retired slot."""
         self.reusable.pop(slot, None)
         self.index.remove(slot)
         slot.pool.release(slot)
 
     def clear(self, release_memory: bool = False, scope: int | None = None) -> None:
-        """Drop what is kept, of one scope or (None) of all; with `release` also the memory it took, which otherwise is there for
-        those to come."""
+        """Evict retired slots, of one scope or (None) of all; with `release_memory` also free their memory."""
         for slot in [slot for slot in self.reusable if scope is None or slot.scope == scope]:
             self.free(slot)
         if release_memory:

@@ -1,6 +1,6 @@
-"""What a step of the decoder does between its matrix products, in PyTorch; `rove.engine.ops` does the same on CPUs, faster.
+"""Element-wise work and decode attention between the matrix products of the decoder, in PyTorch or in C.
 
-Axes: N tokens, B rows, H query heads, K key/value heads, d head size, P positions.
+Axes: N tokens, B tokens of one pool, H query heads, K key/value heads, d head size, P positions.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from rove.models.attention import attend_decode
 
 
 class AttentionHeads(NamedTuple):
-    """Attention's shape."""
+    """Shape of attention."""
 
     queries: int
     keys: int
     size: int
     eps: float
-    """Of the norm of queries and keys, where there is one."""
+    """Epsilon of the query and key norms, if there are any."""
 
 
 class Ops(Protocol):
     """Element-wise work and decode attention."""
 
     block: int
-    """Positions in a block of the cache's keys; see `Shape.block`."""
+    """Positions per key block of the cache; see `CacheShape.key_block`."""
     takes_any_rows: bool
-    """Whether decoded rows may lie anywhere in their pool, and be several tokens of one sequence; else they must stand together,
-    in order, one token each."""
+    """Whether decoded rows may be anywhere in their pool, with several tokens per sequence; else they must be contiguous and
+    in order, with one token each."""
     norm_dtype: torch.dtype | None
-    """Of the weights of norms; None = the model's."""
+    """Type of norm weights; None: the model's."""
 
     def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """Add `more` to x [N, D], in place; returns the RMS-normed x times `weight` [D]."""
+        """Add `more` to x [N, D] in place; return the RMS-normed x times `weight` [D]."""
         ...
 
     def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """Gates and what they gate, [N, 2 · D] → [N, D]."""
+        """Return activation(gates) · inputs: [N, 2 · D] → [N, D]."""
         ...
 
     def attend(
@@ -57,14 +57,14 @@ class Ops(Protocol):
         part: DecodeBatch,
         out: torch.Tensor,
     ) -> None:
-        """Decode attention: put keys and values of the new tokens into the cache, and write what each sees to `out`.
+        """Write keys and values of new tokens to the cache, and their attention outputs to `out`.
 
         Args:
-            layer: of the cache.
-            qkv: [B, H + 2 · K, d], before they are normed and turned.
-            norm: [H + K, d] weights of the norm of queries and keys, or None.
-            angles: [P, d / 2] complex: by how much each position turns.
-            part: where the tokens are.
+            layer: Layer of the cache.
+            qkv: [B, H + 2 · K, d] before norm and rotation.
+            norm: [H + K, d] weights of the query and key norms, or None.
+            angles: [P, d / 2] complex rotation of each position.
+            part: Rows and positions of the tokens.
             out: [B, H, d].
         """
         ...
@@ -73,7 +73,7 @@ class Ops(Protocol):
 def rotate_qkv(
     qkv: torch.Tensor, heads: AttentionHeads, norm: torch.Tensor | None, angles: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [N, H, d], normed, turned by angles [N, d / 2] and scaled; keys [N, K, d], likewise but for the scale; values."""
+    """Return queries [N, H, d] (normed, rotated by angles [N, d / 2], scaled), keys [N, K, d] (normed, rotated) and values."""
     both, value = qkv[:, : heads.queries + heads.keys], qkv[:, heads.queries + heads.keys :]
     if norm is not None:
         both = (rms_norm(both.to(norm.dtype), (heads.size,), None, heads.eps) * norm).to(qkv.dtype)
@@ -85,11 +85,11 @@ def rotate_qkv(
 
 
 class TorchOps:
-    """On any device.
+    """`Ops` on any device.
 
     Args:
-        heads: of attention.
-        eps: of the norms.
+        heads: Shape of attention.
+        eps: Epsilon of the norms.
         activation: "silu", "gelu" or "gelu_pytorch_tanh".
     """
 
@@ -129,17 +129,17 @@ class TorchOps:
 
 
 MIN_THREAD_POSITIONS = 1 << 14
-"""Positions attended to by one thread; fewer are not worth waking another."""
+"""Attended positions per thread; waking another thread for fewer costs more than it saves."""
 
 
 class NativeOps:
-    """`Ops` on a CPU, in fp32 or bf16, with SiLU.
+    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU.
 
     Args:
-        library: of `kernels.compiled`, for these heads.
-        heads: of attention.
-        eps: of the norms.
-        vector: floats per vector, as compiled.
+        library: Kernels of `kernels.load_kernels` for these heads.
+        heads: Shape of attention.
+        eps: Epsilon of the norms.
+        vector: Floats per vector, as compiled.
     """
 
     takes_any_rows: bool = True
@@ -153,13 +153,13 @@ class NativeOps:
     def create(
         cls, heads: AttentionHeads, eps: float, activation: str, widths: list[int], like: torch.Tensor
     ) -> NativeOps | None:
-        """For a model of these heads, these widths of rows, and weights like that one; None where there are no kernels."""
-        vector = kernels.vector_of(heads.size)
+        """Return ops for these heads, row widths and weight type and device; None if no kernels are available."""
+        vector = kernels.vector_floats(heads.size)
         if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.bfloat16) or activation != "silu":
             return None
         if not vector or any(width % vector for width in widths):
             return None
-        library = kernels.compiled("decode", heads.queries // heads.keys, heads.size, like.dtype == torch.bfloat16)
+        library = kernels.load_kernels("decode", heads.queries // heads.keys, heads.size, like.dtype == torch.bfloat16)
         return None if library is None else cls(library, heads, eps, vector)
 
     def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:  # noqa: D102
@@ -208,7 +208,7 @@ class NativeOps:
         self._split(some, [*part.starts, len(part.rows)], len(part.rows) * part.longest)
 
     def _split(self, do: Callable[[int, int], None], edges: list[int], work: int) -> None:
-        """`do(first, count)` for all rows, in as many threads as are allowed and worth while; cut at some of the edges."""
+        """Call `do(first, count)` for all rows in parallel threads, cut at some of the `edges`."""
         parts = min(torch.get_num_threads(), work // MIN_THREAD_POSITIONS + 1, len(edges) - 1)
         if parts == 1:
             return do(0, edges[-1])

@@ -1,18 +1,18 @@
-"""Choosing the next tokens of a batch whose rows ask for different things.
+"""Choose the next tokens of a batch whose rows have different sampling parameters.
 
-What happens to a row's logits, in this order (vLLM's), each only where the row asks for it:
+Processing order of a row's logits (vLLM's order), each step only if the row uses it:
 
-1. the grammar of a structured output, `min_tokens` and `logit_bias`: tokens that must not come get −∞, others their bias;
-2. repetition, frequency and presence penalties (`rove.engine.sampler`);
-3. the temperature;
-4. min-p, top-k, top-p (`rove.engine.sampler.keep_likely`).
+1. the grammar of a structured output, `min_tokens` and `logit_bias`: forbidden tokens get −∞, others their bias;
+2. repetition, frequency and presence penalties;
+3. temperature;
+4. min-p, top-k, top-p (`filter_unlikely`).
 
-The token is drawn from the outcome, and the log-probabilities reported are of the outcome, all four included: they are those
-that the token was drawn with, which is what importance weights of off-policy training need (vLLM calls this
-`processed_logprobs`). Training that computes its own from temperature alone therefore has to sample by temperature alone, as
-rove's does. Greedy rows take the likeliest token after step 2, and report log-probabilities at temperature 1.
+Tokens are drawn from the result, and the reported log-probabilities are those of the result: off-policy training needs the
+probabilities that tokens were really drawn with (vLLM's `processed_logprobs`). A trainer that recomputes log-probabilities from
+the temperature alone must therefore sample by temperature alone, as rove's does. Greedy rows take the most likely token after
+step 2 and report log-probabilities at temperature 1.
 
-Axes: B rows, V vocabulary.
+Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rove.engine.constraints import Constraint
 from rove.engine.stop_checker import end_token_ids
 
 MIN_TEMPERATURE = 1e-5
-"""Temperatures above 0 count as this at least: below, logits divided by them overflow, and nothing is left to chance."""
+"""Smaller positive temperatures are raised to this value: logits divided by them overflow."""
 MAX_CUMSUM_VOCAB = 8192
-"""Up to this vocabulary, CPUs draw from cumulative sums of all probabilities; above, from sums of blocks first."""
+"""Up to this vocabulary size, CPUs sample from one cumulative sum; above, first a block, then a token in it."""
 BLOCK_TOKENS = 512
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -45,7 +45,10 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """One number in [0, 1) per row, a function of its seed [B] and position [B] (int64) alone (splitmix64)."""
+    """Return a number in [0, 1) per row, a function of its seed [B] and position [B] (int64) alone.
+
+    It is splitmix64 (Steele et al. 2014): stateless, so a token does not depend on what else is in the batch.
+    """
     x = seeds + (position + 1) * _GOLDEN
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
@@ -54,22 +57,23 @@ def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Logits [B, V] over temperature [B], in fp32; greedy rows (0) as at temperature 1."""
+    """Return logits [B, V] / temperature [B] in fp32; greedy rows (0) as at temperature 1."""
     divisor = torch.where(temperature == 0, 1.0, temperature.clamp_min(MIN_TEMPERATURE))
     return logits.float() / divisor[:, None]
 
 
 def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """One id per row [B]: where the row's number in [0, 1) falls in its cumulative distribution [B, V].
+    """Return a token id per row [B] by inverse transform sampling: where `uniform` [B] falls in the cumulative distribution [B,
+    V].
 
-    The probabilities of a row need not sum to exactly 1; an id of probability 0 is never drawn.
+    Rows of `probabilities` need not sum to exactly 1; an id of probability 0 is never drawn.
     """
     vocab = probabilities.shape[1]
     if probabilities.is_cuda or vocab <= MAX_CUMSUM_VOCAB:
         cumulative = probabilities.cumsum(-1, dtype=torch.float64)
         return _falls_in(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
-    # First a block, then an id inside it. fp64 over the whole vocabulary takes 14 times as long as fp32, and fp32 rounds
-    # sums near 1 by about as much as a rare token has.
+    # First a block, then an id in it: fp64 sums over the whole vocabulary take 14 times as long as fp32 ones, and fp32 sums
+    # near 1 are rounded by about the probability of a rare token.
     sums = _block_sums(probabilities).double()
     cumulative = sums.cumsum(-1)
     target = uniform[:, None] * cumulative[:, -1:]
@@ -84,9 +88,11 @@ def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tens
 def _falls_in(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the index [B, 1] at which each cumulative sum [B, N] first exceeds the target [B, 1]."""
     total = cumulative[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))  # a target rounded up to the total would be behind the last
+    below = torch.nextafter(
+        total, torch.zeros_like(total)
+    )  # a target that rounds up to the total would select no token
     found = torch.searchsorted(cumulative, target.minimum(below), right=True)
-    return found.clamp_max_(cumulative.shape[1] - 1)  # only reached if there are NaNs
+    return found.clamp_max_(cumulative.shape[1] - 1)  # only for NaN
 
 
 def _block_sums(probabilities: torch.Tensor) -> torch.Tensor:
@@ -100,11 +106,11 @@ def _block_sums(probabilities: torch.Tensor) -> torch.Tensor:
 def filter_unlikely(
     probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """The distributions [F, V] without their unlikely tokens, normalised again.
+    """Return the distributions [F, V] without unlikely tokens, renormalized.
 
-    In the order of vLLM: tokens less likely than `min_p` times the likeliest go first, then those that are not among the
-    `top_k` likeliest, then those that are not needed for the likeliest to reach `top_p` of what is left. Tokens as likely
-    as one that stays, stay too: which of them come first is an accident of their ids. The likeliest always stays.
+    In vLLM's order: first tokens less likely than `min_p` times the most likely one are dropped, then those outside of the
+    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a kept one are kept, so
+    that the result does not depend on token ids. The most likely token is always kept.
 
     Args:
         probabilities: [F, V].
@@ -126,17 +132,17 @@ def filter_unlikely(
 
 
 def _ascending(values: torch.Tensor) -> torch.Tensor:
-    if values.device.type == "cpu":  # torch's own sort takes thirty times as long as numpy's here
+    if values.device.type == "cpu":  # numpy's sort is thirty times as fast as torch's here
         return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(-1).values
 
 
 def top_tokens(probabilities: torch.Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
-    """The likeliest ids of each row [B, V] with their log-probabilities, likeliest first.
+    """Return the most likely ids of each row [B, V] with their log-probabilities, most likely first.
 
     Args:
         probabilities: [B, V].
-        counts: how many of each row; fewer are returned where fewer have a probability above 0.
+        counts: Number of ids per row; ids of probability 0 are left out.
     """
     values, ids = probabilities.topk(min(max(counts, default=0), probabilities.shape[1]))
     rows = zip(ids.tolist(), values.log().tolist(), counts, strict=True)
@@ -149,30 +155,30 @@ def top_tokens(probabilities: torch.Tensor, counts: list[int]) -> list[list[tupl
 def score_tokens(
     logits: torch.Tensor, ids: torch.Tensor, top: int = 0
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """What a model makes of given tokens, such as those of a prompt.
+    """Score given tokens, such as those of a prompt.
 
     Args:
-        logits: [N, V], those that came before each token.
+        logits: [N, V] before each token.
         ids: [N].
-        top: how many of the likeliest ids to name in the place of each.
+        top: Number of most likely ids to return at each position.
 
     Returns:
-        log-probabilities of the ids at temperature 1, and the likeliest ids (see `alternatives`).
+        Log-probabilities of the ids at temperature 1, and the most likely ids (see `top_tokens`).
     """
     logprobs = logits.float().log_softmax(-1)
     return logprobs.gather(1, ids[:, None])[:, 0].tolist(), top_tokens(logprobs.exp(), [top] * len(ids))
 
 
 class Penalties:
-    """How often each row has had each token, and what that takes off its logits.
+    """Token counts per row, and the penalties that they cause.
 
-    The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) is over prompt and answer, as transformers and vLLM have
-    it; presence and frequency penalties are over the answer alone, as OpenAI's and vLLM's. It holds 5 bytes for each entry
-    of the vocabulary of each of its rows.
+    The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and completion, as in transformers and vLLM;
+    presence and frequency penalties count the completion only, as in OpenAI's API and vLLM. Memory: 5 bytes per vocabulary entry
+    and row.
 
     Args:
-        vocab: entries of the vocabulary.
-        device: where logits are.
+        vocab: Size of the vocabulary.
+        device: Device of the logits.
     """
 
     def __init__(self, vocab: int, device: torch.device | str = "cpu"):
@@ -181,7 +187,7 @@ class Penalties:
         self._weights = torch.zeros(3, 0, device=device)  # repetition, presence, frequency
 
     def add(self, rows: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]]) -> None:
-        """More rows: how they sample, their prompt, and what there is of their answer."""
+        """Append rows: sampling parameters, prompt, and the tokens sampled so far."""
         counts = self._counts.new_zeros(len(rows), self._counts.shape[1])
         had = self._seen.new_zeros(counts.shape)
         for i, (_, prompt, answer) in enumerate(rows):
@@ -201,15 +207,15 @@ class Penalties:
         self._weights = torch.cat([self._weights, self._weights.new_tensor(weights).reshape(-1, 3).T], 1)
 
     def keep(self, order: Sequence[int]) -> None:
-        """Go on with these rows, in this order."""
+        """Keep these rows, in this order."""
         index = torch.tensor(order, dtype=torch.long, device=self._counts.device)
         self._counts, self._seen, self._weights = self._counts[index], self._seen[index], self._weights[:, index]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The penalised logits [P, V]."""
+        """Return the penalized logits [P, V]."""
         repetition, presence, frequency = self._weights[:, :, None]
-        # Above 0 divided, else multiplied: the smaller of the two for a penalty above 1, the larger for one below. Asking
-        # each logit for its sign takes torch.where ten times as long.
+        # Positive logits are divided by the penalty, negative ones multiplied. For a penalty above 1 that is the smaller of
+        # the two results, below 1 the larger one; minimum is ten times as fast as torch.where on the sign.
         side = torch.where(repetition < 1, -1.0, 1.0)
         repeated = torch.minimum(logits * (side / repetition), logits * (side * repetition)) * side
         logits = torch.where(self._seen, repeated, logits)
@@ -217,28 +223,28 @@ class Penalties:
         return torch.addcmul(logits, presence, self._counts.clamp_max(1), value=-1)
 
     def count(self, ids: torch.Tensor) -> None:
-        """Each row's answer has one more token [P]."""
+        """Append a token [P] to each row's completion."""
         rows = torch.arange(len(ids), device=ids.device)
         self._counts[rows, ids] += 1
         self._seen[rows, ids] = True
 
 
 def has_penalty(sampling: SamplingParams) -> bool:
-    """Whether any penalty is on."""
+    """Return whether any penalty is on."""
     return bool(sampling.repetition_penalty not in (None, 1) or sampling.presence_penalty or sampling.frequency_penalty)
 
 
 class SamplerRow(NamedTuple):
-    """One answer under way, as a sampler needs to know it."""
+    """A running request, as the sampler sees it."""
 
     sampling: SamplingParams
     seed: int
-    """Of its own random stream, any integer."""
+    """Seed of its random stream, any integer."""
     prompt: Sequence[int]
     answer: Sequence[int] = ()
-    """Tokens that it has already, such as those from before it was set aside."""
+    """Tokens sampled so far, such as before a preemption."""
     constraint: Constraint | None = None
-    """Of a structured output, which has seen `answer`."""
+    """State of its grammar, which has consumed `answer`."""
 
 
 class SampledTokens(NamedTuple):
@@ -247,21 +253,21 @@ class SampledTokens(NamedTuple):
     ids: torch.Tensor
     """[B] int64."""
     logprobs: torch.Tensor
-    """[B] fp32, under the distribution that it was drawn from. NaN: the row's logits were no numbers."""
+    """[B] fp32, under the distribution that the token was drawn from. NaN: the logits were not finite."""
     top: dict[int, list[tuple[int, float]]]
-    """Row → likeliest ids and their log-probabilities, likeliest first, for rows that ask for some."""
+    """Row → most likely ids with log-probabilities, most likely first, for rows that request them."""
 
 
 class Sampler:
-    """Draws the next tokens of rows that come and go.
+    """Samples the next tokens of rows that join and leave.
 
-    A row's token depends on its own logits, seed and position alone, whatever else is in the batch.
+    A row's token depends on its own logits, seed and position alone, not on other rows.
 
     Args:
-        vocab: entries of the model's logits.
-        stop_ids: the model's own end tokens; `min_tokens` keeps them away.
-        device: where logits are.
-        rows: the first ones.
+        vocab: Size of the model's logits.
+        stop_ids: The model's end tokens, which `min_tokens` suppresses.
+        device: Device of the logits.
+        rows: Initial rows.
     """
 
     def __init__(
@@ -289,10 +295,10 @@ class Sampler:
 
     @torch.inference_mode()
     def add(self, rows: Sequence[SamplerRow]) -> None:
-        """More rows, after those there are.
+        """Append rows.
 
         Raises:
-            ConfigError: a bias is for a token that the model does not have; none of the rows has joined.
+            ConfigError: A bias is for a token outside of the vocabulary; no row was added.
         """
         for row in rows:
             unknown = [token for token in row.sampling.logit_bias or {} if token >= self.vocab]
@@ -310,7 +316,7 @@ class Sampler:
 
     @torch.inference_mode()
     def keep(self, order: Sequence[int]) -> None:
-        """Go on with these rows, in this order; the others are gone."""
+        """Keep these rows, in this order."""
         penalised = (i for i, needs in enumerate(self._needs) if needs is not None and needs.penalties)
         slots = {i: slot for slot, i in enumerate(penalised)}
         if slots:
@@ -349,7 +355,7 @@ class Sampler:
         return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), rows)
 
     def _edited(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """The logits after steps 1 and 2."""
+        """Return the logits after processing steps 1 and 2."""
         if not plan.edits:
             return logits
         scores = logits.to(torch.float32, copy=True)
@@ -377,20 +383,20 @@ class Sampler:
 
 
 class _RowOptions(NamedTuple):
-    """What a row asks for beyond a temperature; worked out once, when it joins."""
+    """What a row needs besides a temperature; computed once when it joins."""
 
     filters: tuple[int, float, float] | None
     """top_k, top_p, min_p."""
     penalties: bool
     min_tokens: list[tuple[int, int]]
-    """Tokens, and how many others must come before them."""
+    """(token, number of tokens that must come before it)."""
     biases: list[tuple[int, float]]
     top: int
     constraint: Constraint | None
 
     @classmethod
     def of(cls, row: SamplerRow, vocab: int, stop_ids: frozenset[int]) -> _RowOptions | None:
-        """The needs of a row; None = there are none."""
+        """Return the options of a row; None if it has none."""
         asked = row.sampling
         top_k = min(asked.top_k or 0, vocab)
         filters = (top_k if top_k > 0 else vocab, 1.0 if asked.top_p is None else asked.top_p, asked.min_p or 0.0)
@@ -408,7 +414,7 @@ class _RowOptions(NamedTuple):
 
 
 class _Plan:
-    """Which rows need what, as indices; the same from step to step while the rows are the same."""
+    """Row indices by option; reused from step to step while the rows are the same."""
 
     def __init__(self, needs: Sequence[_RowOptions | None], greedy: Sequence[bool], device: torch.device):
         def long(values: Sequence[object], width: int = 0) -> torch.Tensor:

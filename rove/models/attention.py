@@ -19,20 +19,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from rove import kernels
 
-ALIKE = 2
+MAX_LENGTH_RATIO = 2
 """Sequences of one call of PyTorch's attention differ in length by at most this factor; the rest is padding."""
-SCORES = 1 << 22
+MAX_SCORES = 1 << 22
 """Most attention scores per head of one call."""
 
 
-class Rows(NamedTuple):
+class PaddedRows(NamedTuple):
     """Sequences that are attended to together by PyTorch, B of them, padded to the longest."""
 
     queries: torch.Tensor
     """[B, n] tokens of the batch; padded with any."""
     keys: torch.Tensor
     """[B, T] likewise: the queries and what comes before them, wherever it is."""
-    real: torch.Tensor
+    real_indices: torch.Tensor
     """Places of the flattened queries that are no padding."""
     bias: torch.Tensor | None
     """[B, 1, n, T] −∞ on what a query does not see, else 0; None: queries and keys are the same, and it is causal."""
@@ -46,43 +46,51 @@ class Packing:
 
     paths: Sequence[np.ndarray]
     """The tokens of each sequence, as places in the batch."""
-    shared: np.ndarray
+    shared_lengths: np.ndarray
     """[B] how many of the first ones are another's."""
     device: torch.device
 
     @cached_property
-    def flat(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def flat_paths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The paths behind one another; [B + 1] where each begins; [B] shared."""
         offsets = np.cumsum([0, *map(len, self.paths)])
-        return torch.from_numpy(np.concatenate(self.paths)), torch.from_numpy(offsets), torch.from_numpy(self.shared)
+        return (
+            torch.from_numpy(np.concatenate(self.paths)),
+            torch.from_numpy(offsets),
+            torch.from_numpy(self.shared_lengths),
+        )
 
     @cached_property
-    def rows(self) -> list[Rows]:
+    def padded_rows(self) -> list[PaddedRows]:
         """For PyTorch: sequences of similar length together."""
         return [self._padded(some) for some in self._alike()]
 
     @cached_property
-    def order(self) -> torch.Tensor:
+    def token_order(self) -> torch.Tensor:
         """[N] where each token is among the rows' real queries, one after another."""
-        order = np.concatenate([self.paths[i][self.shared[i] :] for some in self._alike() for i in some])
+        order = np.concatenate([self.paths[i][self.shared_lengths[i] :] for some in self._alike() for i in some])
         return torch.from_numpy(np.argsort(order)).to(self.device)
 
     def _alike(self) -> Iterator[list[int]]:
-        new = np.array([len(path) for path in self.paths]) - self.shared
+        new = np.array([len(path) for path in self.paths]) - self.shared_lengths
         group: list[int] = []
-        for i in sorted(np.flatnonzero(new).tolist(), key=lambda i: (self.shared[i] > 0, -new[i])):
+        for i in sorted(np.flatnonzero(new).tolist(), key=lambda i: (self.shared_lengths[i] > 0, -new[i])):
             if group:
                 most = max(len(self.paths[j]) for j in [*group, i])
-                other_kind = (self.shared[i] > 0) != (self.shared[group[0]] > 0)
-                if other_kind or new[i] * ALIKE < new[group[0]] or (len(group) + 1) * new[group[0]] * most > SCORES:
+                other_kind = (self.shared_lengths[i] > 0) != (self.shared_lengths[group[0]] > 0)
+                if (
+                    other_kind
+                    or new[i] * MAX_LENGTH_RATIO < new[group[0]]
+                    or (len(group) + 1) * new[group[0]] * most > MAX_SCORES
+                ):
                     yield group
                     group = []
             group.append(i)
         if group:
             yield group
 
-    def _padded(self, chosen: Sequence[int]) -> Rows:
-        starts = self.shared[chosen]
+    def _padded(self, chosen: Sequence[int]) -> PaddedRows:
+        starts = self.shared_lengths[chosen]
         counts = np.array([len(self.paths[i]) for i in chosen]) - starts
         queries = np.zeros((len(chosen), counts.max()), dtype=np.int64)
         keys = np.zeros((len(chosen), (counts + starts).max()), dtype=np.int64)
@@ -95,7 +103,7 @@ class Packing:
             hidden = torch.from_numpy(np.arange(keys.shape[1]) > seen[:, :, None]).to(self.device)
             bias = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, float("-inf"))[:, None]
         made = (torch.from_numpy(x).to(self.device) for x in (queries, keys, real))
-        return Rows(*made, bias)  # pyright: ignore[reportCallIssue]
+        return PaddedRows(*made, bias)  # pyright: ignore[reportCallIssue]
 
 
 def packed_attention(
@@ -105,10 +113,10 @@ def packed_attention(
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     library = None
     if query.device.type == "cpu" and query.dtype == torch.float32:
-        library = kernels.compiled("attention", query.shape[1] // key.shape[1], query.shape[2])
+        library = kernels.load_kernels("attention", query.shape[1] // key.shape[1], query.shape[2])
     if library is None:
         return _in_torch(query, key, value, packing, scale)
-    out: Any = _Native.apply(query.contiguous(), key.contiguous(), value.contiguous(), packing, scale, library)
+    out: Any = _NativeAttention.apply(query.contiguous(), key.contiguous(), value.contiguous(), packing, scale, library)
     return out[None]
 
 
@@ -116,7 +124,7 @@ def _in_torch(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
 ) -> torch.Tensor:
     seen = []
-    for rows in packing.rows:
+    for rows in packing.padded_rows:
         mine, keys, values = (
             # index_select: twenty times as fast as indexing where gradients are wanted
             x.reshape(len(x), -1).index_select(0, places.flatten()).view(*places.shape, -1, x.shape[-1]).transpose(1, 2)
@@ -126,11 +134,11 @@ def _in_torch(
         out = scaled_dot_product_attention(
             mine, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=True
         )
-        seen.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real))
-    return torch.cat(seen).index_select(0, packing.order).view(1, len(query), -1, query.shape[-1])
+        seen.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real_indices))
+    return torch.cat(seen).index_select(0, packing.token_order).view(1, len(query), -1, query.shape[-1])
 
 
-class _Native(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     """query [N, H, d], key and value [N, K, d], contiguous, fp32, on the CPU → [N, H, d]."""
 
     @staticmethod
@@ -171,7 +179,7 @@ def _run(
     edges = [heads * i // parts for i in range(parts + 1)]
 
     def some(first: int, last: int) -> int:
-        layout = (x.data_ptr() for x in packing.flat)
+        layout = (x.data_ptr() for x in packing.flat_paths)
         counts = (len(packing.paths), heads, first, last)
         return function(*(x.data_ptr() for x in given), scale, *layout, *counts, *(x.data_ptr() for x in wanted))
 
@@ -186,15 +194,15 @@ def _run(
 
 NAME = "rove"
 
-PLAIN = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
+PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
 """Model types whose attention is nothing but softmax(q·k)·v over everything before."""
 
 
-def fits(config: Any) -> bool:
+def is_plain(config: Any) -> bool:
     """Whether our attention is what the model means: no sliding windows, soft caps or attention sinks."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None
-    return config.model_type in PLAIN and kinds <= {"full_attention", "conv"} and not windowed
+    return config.model_type in PLAIN_MODEL_TYPES and kinds <= {"full_attention", "conv"} and not windowed
 
 
 def grouped_attention(

@@ -20,12 +20,12 @@ from rove.models.load import LoadedModel, copy_weights, trainable_parameters
 from rove.runs.run import Progress, Run
 from rove.runs.schema import decoded, decoded_row
 from rove.train.sharding import (
-    FOLDER,
+    SHARDS_FOLDER,
     check_shards,
     is_sharded,
     read_shards,
-    share_out,
-    share_out_optimizer,
+    scatter_optimizer,
+    scatter_weights,
     write_shards,
 )
 from rove.train.trainer import Trainer
@@ -56,7 +56,7 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     Raises:
         RunError: the checkpoint has no trainer state, or is of another model.
     """
-    if (path / FOLDER).exists():
+    if (path / SHARDS_FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
         return
     state = read_state(path, loaded.model.device)
@@ -64,15 +64,15 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     if reference is not None and "reference" not in state:
         raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
     if is_sharded(trainer.model):
-        share_out(trainable_parameters(loaded.model), trainer.model)
-        share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
+        scatter_weights(trainable_parameters(loaded.model), trainer.model)
+        scatter_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
     else:
         try:
             trainer.optimizer.load_state_dict(state["optimizer"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path / STATE} is of another optimizer: {type(error).__name__}: {error}") from error
     if reference is not None:
-        (share_out if is_sharded(reference) else _copy)(state["reference"], reference)
+        (scatter_weights if is_sharded(reference) else _copy)(state["reference"], reference)
 
 
 def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def check_checkpoint(run: Run, path: Path) -> None:
         RunError: a file of the checkpoint, or the part of metrics.jsonl that belongs to it, is damaged or missing.
     """
     progress = run.progress_of(path)
-    if (path / FOLDER).exists():
+    if (path / SHARDS_FOLDER).exists():
         check_shards(path)
     else:
         check_weights(path)

@@ -241,7 +241,7 @@ async def test_an_adapter_is_not_taken_from_those_who_use_it():
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30, ignore_eos=True), adapter="a"))
     await asyncio.sleep(0)
     for forbidden in (lambda: engine.load_adapter("a", adapters["b"]), lambda: engine.drop_adapter("a")):
-        with pytest.raises(ConfigError, match="1 requests with the adapter 'a' are under way"):
+        with pytest.raises(ConfigError, match="1 requests with the adapter 'a' are running"):
             forbidden()
     engine.load_adapter("b", adapters["a"])
     engine.drop_adapter("b")

@@ -97,7 +97,7 @@ async def test_weights_do_not_change_under_a_running_request():
     engine = Engine(tiny_model().model, [])
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
-    with pytest.raises(ConfigError, match="1 requests are under way"):
+    with pytest.raises(ConfigError, match="1 requests are running"):
         engine.update_weights(1)
     assert (await running).policy_version == 0
     engine.update_weights(1)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 from rove import kernels
-from rove.models.attention import Packing, attend_chunk, attend_decode, fits, grouped_attention, packed_attention
+from rove.models.attention import Packing, attend_chunk, attend_decode, grouped_attention, is_plain, packed_attention
 from rove.models.load import prepare
 from rove.models.new import train_tokenizer
 
@@ -42,7 +42,7 @@ def one_by_one(
 ) -> torch.Tensor:
     out: dict[int, torch.Tensor] = {}
     groups = query.shape[1] // key.shape[1]
-    for path, shared in zip(packing.paths, packing.shared, strict=True):
+    for path, shared in zip(packing.paths, packing.shared_lengths, strict=True):
         for i in range(shared, len(path)):
             keys, values = (x[0][:, path[: i + 1]].repeat_interleave(groups, 0) for x in (key, value))
             weights = (torch.einsum("hd,htd->ht", query[0, :, path[i]], keys) * scale).softmax(-1)
@@ -70,7 +70,7 @@ def test_it_is_attention_of_every_sequence_by_itself(
         patch.setattr(torch, "get_num_threads", lambda: threads)
         if not native:
             patch.setattr(kernels, "compiled", lambda *args: None)
-        elif kernels.compiled("attention", queries // keys, size) is None:
+        elif kernels.load_kernels("attention", queries // keys, size) is None:
             pytest.skip("there is no C compiler")
         for attend, dtype in ((packed_attention, torch.float32), (one_by_one, torch.float64)):
             inputs = [x.to(dtype).requires_grad_() for x in given_tensors]
@@ -206,7 +206,7 @@ def test_a_padding_mask_is_refused_not_ignored():
     ],
 )
 def test_only_plain_attention_is_replaced(config: Any, ours: bool):
-    assert fits(config) is ours
+    assert is_plain(config) is ours
 
 
 def test_a_model_with_sliding_windows_keeps_its_own_attention():

@@ -44,7 +44,7 @@ def test_every_token_has_its_own_numbers(made: list[RolloutRecord], pack: bool, 
     ]
     stats = TokenStats(samples, count, seed=1)
     for batch in micro_batches(samples, most, pack=pack):
-        stats.see(batch, batch.logprobs, batch.targets.float())
+        stats.add(batch, batch.logprobs, batch.targets.float())
     found = {rollout.rollout_index: rollout for rollout in stats.rollouts()}
     played = {one.rollout_index: one.steps for one in made if one.steps}
     assert found.keys() <= played.keys() and len(found) == min(count, len(played))
@@ -72,7 +72,7 @@ def test_a_first_token_that_nothing_predicts_is_left_out():
     [sample] = sequences_from_record(record_of([StepTokens([], [3, 4], [-0.1, -0.2])]), 1.0)
     stats = TokenStats([sample], 1, seed=0)
     [batch] = micro_batches([sample], 10)
-    stats.see(batch, torch.tensor([-0.2]), torch.tensor([0.3]))
+    stats.add(batch, torch.tensor([-0.2]), torch.tensor([0.3]))
     assert stats.rollouts() == [TrainedRollout("a", 0, [])]
 
 
@@ -80,7 +80,7 @@ def test_numbers_are_rounded_to_a_millionth():
     [sample] = sequences_from_record(turns_of(5), 1.0)
     stats = TokenStats([sample], 1, seed=0)
     [batch] = micro_batches([sample], 10)
-    stats.see(batch, torch.tensor([-0.12345678, -0.0]), torch.tensor([0.5, 1.0]))
+    stats.add(batch, torch.tensor([-0.12345678, -0.0]), torch.tensor([0.5, 1.0]))
     assert stats.rollouts()[0].turns[0].logprobs == pytest.approx([-0.123457, 0.0], abs=1e-9)
 
 

@@ -14,7 +14,7 @@ from vllm_server import FakeVLLM
 
 from rove.core.errors import InfraError, RunError
 from rove.vllm import router as spread
-from rove.vllm.router import Spread, Watch
+from rove.vllm.router import HealthMonitor, Router
 from rove.vllm.server import DEFAULT_CONFIG, Server, VLLMConfig
 from tests.vllm.test_engine import FAKE, LOADED, PROMPT, ask, publish, quick, synced
 
@@ -29,7 +29,7 @@ def fake(tmp_path: Path) -> Iterator[FakeVLLM]:
 def watched(fake: FakeVLLM, seconds: float, excused: bool = False, waits: float = 2.0) -> str:
     """A request that a server takes some seconds for, watched; its answer, or what is said instead."""
     server = Server(fake.url, VLLMConfig(urls=[fake.url], hang_seconds=seconds), 0, Path())
-    watch = Watch(server, lambda: excused)
+    watch = HealthMonitor(server, lambda: excused)
 
     async def answer() -> str:
         await asyncio.sleep(waits)
@@ -38,14 +38,14 @@ def watched(fake: FakeVLLM, seconds: float, excused: bool = False, waits: float 
     async def both() -> str:
         async with aiohttp.ClientSession() as session:
             try:
-                first, second = await asyncio.gather(watch.over(session, answer()), watch.over(session, answer()))
+                first, second = await asyncio.gather(watch.run(session, answer()), watch.run(session, answer()))
             except InfraError as error:
                 return str(error)
             assert first == second
             return first
 
     said = asyncio.run(both())
-    assert server.hangs == (said != "an answer")
+    assert server.is_hung == (said != "an answer")
     return said
 
 
@@ -74,9 +74,9 @@ def test_one_that_takes_new_weights_may_be_silent(fake: FakeVLLM):
 def test_who_gives_a_request_up_gets_no_error_of_the_server(fake: FakeVLLM):
     async def given_up() -> None:
         async with aiohttp.ClientSession() as session:
-            watch = Watch(Server(fake.url, VLLMConfig(urls=[fake.url]), 0, Path()), lambda: False)
+            watch = HealthMonitor(Server(fake.url, VLLMConfig(urls=[fake.url]), 0, Path()), lambda: False)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(watch.over(session, asyncio.sleep(60)), 0.05)
+                await asyncio.wait_for(watch.run(session, asyncio.sleep(60)), 0.05)
             assert not watch._waiting
 
     asyncio.run(given_up())
@@ -95,7 +95,7 @@ def test_others_are_asked_for_what_one_that_hangs_was_asked(
             publish(engine, LOADED, 2)
         fake.faults.clear()
         publish(engine, LOADED, 3)
-        assert not engine.fleet.servers[0].hangs
+        assert not engine.fleet.servers[0].is_hung
 
 
 def test_one_that_hangs_and_is_alone_is_named(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
@@ -131,18 +131,18 @@ def three(path: Path) -> list[Server]:
 
 def test_the_least_busy_is_asked_and_none_that_fails(tmp_path: Path):
     servers = three(tmp_path)
-    some = Spread(servers)
-    servers[0].under_way, servers[1].under_way, servers[2].under_way = 3, 0, 5
-    assert some.best() is servers[1]
+    some = Router(servers)
+    servers[0].active_requests, servers[1].active_requests, servers[2].active_requests = 3, 0, 5
+    assert some.least_busy() is servers[1]
     servers[1].is_failing = True
-    assert some.best() is servers[0]
+    assert some.least_busy() is servers[0]
     servers[0].is_failing = servers[2].is_failing = True
-    assert some.best() is servers[1]
+    assert some.least_busy() is servers[1]
 
 
 def test_a_next_turn_goes_where_the_last_one_was_answered(tmp_path: Path):
     servers = three(tmp_path)
-    some = Spread(servers)
+    some = Router(servers)
     _, key = some.choose([1, 2, 3])
     some.remember(key, [4, 5], servers[2])
     assert some.choose([1, 2, 3, 4, 5, 6, 7])[0] is servers[2]
@@ -154,7 +154,7 @@ def test_a_next_turn_goes_where_the_last_one_was_answered(tmp_path: Path):
 def test_what_is_remembered_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spread, "REMEMBERED", 2)
     servers = three(tmp_path)
-    some = Spread(servers)
+    some = Router(servers)
     for first in (1, 2, 3):
         some.remember(some.choose([first])[1], [9], servers[2])
     assert [some.choose([first, 9])[0] for first in (1, 2, 3)] == [servers[0], servers[2], servers[2]]

@@ -47,7 +47,7 @@ def begin(
         warnings: of a run that begins, told where it does.
     """
     from rove.models.load import check_model, load_model
-    from rove.train.recovery import recover
+    from rove.train.checkpoint import recover
 
     check_model(config.model)  # before there is a run folder
     run.resume_command = (

@@ -13,25 +13,21 @@ from rich.console import Console
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
-    SETTINGS,
     alert_printer,
     console_for,
-    environment_words,
+    environment_args,
     hint,
-    json_object,
+    print_best_step,
     print_json,
     print_warnings,
     progress,
     run_async,
     run_folder,
-    settings,
-    tell_goal,
-    trust_option,
 )
 from rove.cli.environments import hub_option
-from rove.cli.rollout_text import rollout_text
+from rove.cli.options import SETTINGS, json_object, settings, trust_option
 from rove.cli.settings_help import all_settings
-from rove.cli.tables import curves_table
+from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import begin, draw, identity_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -151,7 +147,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
-    tell_goal(run, console)
+    print_best_step(run, console)
     told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
     told_otherwise = told_otherwise or config.hard_threshold is not None or config.easy_threshold is not None
     if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
@@ -161,7 +157,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     flat = None if told_otherwise else plateau_warning([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
-    there, model = environment_words(config), shlex.quote(str(final))
+    there, model = environment_args(config), shlex.quote(str(final))
     hint(
         console,
         f"curves: {run.path / CURVES}",

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from rove import compat
 from rove.cli.clients import find_endpoint, is_folder, make_client
-from rove.cli.common import hint, print_json, settings, short
+from rove.cli.common import hint, print_json, short
+from rove.cli.options import settings
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text

@@ -1,4 +1,4 @@
-"""Tables for the terminal, at most 100 columns wide."""
+"""Tables and texts for the terminal, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
 from rove.statistics import Comparison, Difference, Mover
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
+from rove.viewer.html import cut
 
 LINE = 100
 """Columns of the lines below a table."""
@@ -169,3 +172,37 @@ def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], t
         if values:
             table.add_row(name, number(values[0]), number(values[-1]), sparkline(values))
     return table
+
+
+MESSAGE_LIMIT = 2_000
+"""Most characters shown of one message."""
+
+
+def rollout_text(record: RolloutRecord, title: str = "") -> str:
+    """Who said what, and what it scored or why it failed."""
+    facts = [title] if title else []
+    facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
+    if record.scores is not None:
+        parts = [f"{name} {value:.3g}" for name, value in {**record.scores.rewards, **record.scores.metrics}.items()]
+        facts.append(
+            f"reward {record.scores.reward:.3g} ({', '.join(parts)})" if parts else f"{record.scores.reward:.3g}"
+        )
+    if record.error is not None:
+        facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
+    facts.append(f"ended by {record.stop_condition}" + (", truncated" if record.is_truncated else ""))
+    lines = [f"  {m['role']}: {message_text(m)}" for m in [*record.prompt, *record.completion]]
+    return "\n".join([" · ".join(facts), *lines])
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """A message's text, and the calls in it."""
+    calls = message.get("tool_calls")
+    told = [_called(call) for call in calls] if isinstance(calls, list) else []
+    return " ".join([cut(text_of(message), MESSAGE_LIMIT), *told])
+
+
+def _called(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):  # models, and servers, write anything
+        return f"→ {cut(str(call), MESSAGE_LIMIT)}"
+    return f"→ {function.get('name')}({cut(str(function.get('arguments')), MESSAGE_LIMIT)})"

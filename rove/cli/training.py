@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
-from rove.cli.common import CURVES, print_warnings
-from rove.cli.live import working
+from rove.cli.common import CURVES, print_warnings, working
 from rove.core.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.remote.loading import without_isolation

@@ -12,7 +12,7 @@ from rich.console import Console
 from toys import Quiz, correct, right, rows, says
 
 import rove as vf
-from rove.cli.placement import place_model, place_of, placement_table
+from rove.cli.sft import place_model, place_of, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run

@@ -23,10 +23,10 @@ from rove.viewer.format import caveats
 
 
 def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
-    """What a run folder was made with, as flat settings, and its scored rollouts; of one that was repeated, the last.
+    """Return a run's settings under dotted names, and its scored rollouts; of repeated rollouts the last counts.
 
     Raises:
-        RunError: it is no run folder, or has no scored rollout.
+        RunError: The folder is not a run, or has no scored rollouts.
     """
     run = Run(path)
     config = run.config()
@@ -38,7 +38,7 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as the command line has them."""
+    """Return nested settings under dotted names, as on the command line."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -46,18 +46,18 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def run_names(path_a: str, path_b: str) -> tuple[str, str]:
-    """What to call two runs: the names of their folders, or where they lie when those are the same."""
+    """Return names for two runs: those of their folders, or the paths if these are equal."""
     a, b = Path(path_a).resolve().name, Path(path_b).resolve().name
     return (a, b) if a != b else (path_a, path_b)
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The settings that are not the same, with both values; None where a run does not have one."""
+    """Return the settings that differ, with both values; None if a run does not have one."""
     return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 
 
 def print_comparison(comparison: Comparison, settings: Mapping[str, list[Any]], console: Console) -> None:
-    """The verdict, the tables behind it, and what differs between the runs."""
+    """Print the verdict, the tables, and the settings that differ."""
     console.print(f"[bold]{escape(comparison.verdict)}[/bold]", soft_wrap=True)
     if comparison.paired:
         b = escape(comparison.names[1])
@@ -78,14 +78,14 @@ def _shown(value: Any) -> str:
 
 
 def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -> list[str]:
-    """What to do with the answer."""
+    """Return hints for the next step."""
     steps: list[str] = []
     needed = comparison.needed_examples or 0
     if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
-        steps.append(f"more examples, in both runs: rove eval @ {runs[0]}/config.toml -n {needed}")
+        steps.append(f"evaluate more examples in both runs: rove eval @ {runs[0]}/config.toml -n {needed}")
     if comparison.others:
         name = comparison.others[0].name
-        steps.append(f"another value: rove compare {' '.join(runs)} --value {name}")
+        steps.append(f"compare another value: rove compare {' '.join(runs)} --value {name}")
     return steps
 
 
@@ -159,7 +159,7 @@ def plain(text: str) -> str:
     """Escape text so that Markdown shows it as it is, on one line, and GitHub links and notifies nothing."""
     escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
     escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
-    return escaped.replace("@", "@\u2060")  # GitHub finds names after "@" in the text that it has rendered
+    return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
 
 
 def code(text: str) -> str:

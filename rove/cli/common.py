@@ -23,6 +23,7 @@ from rich.text import Text
 
 from rove.core.digest import fingerprint
 from rove.core.errors import in_json
+from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
 
 RUNS = Path("runs")
@@ -322,6 +323,8 @@ class EnvironmentSettings(Protocol):
     def env_dir(self) -> str | None: ...  # noqa: D102
     @property
     def env_args(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def isolation(self) -> IsolationConfig: ...  # noqa: D102
 
 
 def environment_args(config: EnvironmentSettings) -> str:
@@ -329,9 +332,9 @@ def environment_args(config: EnvironmentSettings) -> str:
     words = [config.env]
     words += ["--env-dir", config.env_dir] if config.env_dir else []
     words += ["-a", in_json(config.env_args)] if config.env_args else []
-    if config.isolated_python is not None:
-        words += ["--isolated-python", config.isolated_python]
-    elif config.isolated:
+    if config.isolation.python is not None:
+        words += ["--isolated-python", config.isolation.python]
+    elif config.isolation.enabled:
         words.append("--isolated")
     return shlex.join(words)
 

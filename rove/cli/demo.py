@@ -23,12 +23,11 @@ from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
-from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_every_line, summarize, values_of
+from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
+    from rove.train.config import RLConfig, SFTConfig
     from rove.train.worker_group import Ranks
 
 
@@ -141,14 +140,14 @@ class Demo:
 
     def sft_config(self) -> SFTConfig:
         """Return the settings of the SFT stage."""
-        from rove.train.sft import SFTConfig
+        from rove.train.config import SFTConfig
 
         given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
         """Return the settings of an RL stage."""
-        from rove.train.rl import RLConfig
+        from rove.train.config import RLConfig
 
         values = {key: value for key, value in stage.items() if key != "name"}
         given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
@@ -175,7 +174,7 @@ class Demo:
         assert self.recipe.exhaustive is not None
         lines = {
             "env": self.env,
-            "every_line": True,
+            "kind": "exhaustive",
             "goals": msgspec.to_builtins(self.recipe.exhaustive.goals),
         }
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
@@ -374,7 +373,7 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig) -> dict[st
 
     async def play(client: Client) -> list[Line]:
         try:
-            return await play_every_line(env, client, sampling, model)
+            return await play_all_games(env, client, sampling, model)
         finally:
             await client.close()
 
@@ -417,8 +416,8 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, Mapping[str
         table.add_row(f"  {name}", *(str(result["counts"][name]) for result in shown))
     table.add_section()
     for name in dict.fromkeys(name for result in shown for name in result["checks"]):
-        checks = [result["checks"].get(name, {"seen": 0, "there": 0}) for result in shown]
-        table.add_row(name, *(f"{check['seen']}/{check['there']}" for check in checks))
+        checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in shown]
+        table.add_row(name, *(f"{check['seen']}/{check['total']}" for check in checks))
     table.add_section()
     table.add_row("[dim]exact means against a random opponent, %[/dim]")
     for name in config.values:

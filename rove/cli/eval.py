@@ -52,7 +52,7 @@ from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.envs.questions import QuestionsEnv
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.rollouts.rescore import CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
@@ -92,21 +92,10 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Maximum retries of one request (≥ 0)."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""
-    isolated: bool = False
-    """Load the environment in a worker process, with a virtual environment of its own if it declares dependencies."""
-    isolated_python: str | None = None
-    """Interpreter of the environment's own virtual environment, instead of the one that `isolated` makes."""
-    isolated_start_seconds: float = 60.0
-    """For loading an isolated environment."""
-    isolated_hang_seconds: float = 120.0
-    """An isolated environment that does not look up for so long is killed."""
-    ray: str | None = None
-    """Play in actors of the Ray cluster at this address; "auto" is the one that this machine is in, "local" one that is started
-    here."""
-    ray_actors: int | None = None
-    """How many actors; one for each free CPU of the cluster when not given."""
-    ray_rollouts: int = 128
-    """Rollouts of one actor at a time."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run the environment in a worker process: the `[isolation]` table."""
+    ray: RayConfig = RayConfig()
+    """Run the environment on a Ray cluster: the `[ray]` table."""
     run_dir: str | None = None
     """The run folder; by default runs/ENV--MODEL--hash."""
     save: bool = True
@@ -173,7 +162,7 @@ class EvalProgress:
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
-    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config))
+    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
     if isinstance(env, QuestionsEnv):
         console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
     config = _with_price(config)

@@ -53,6 +53,15 @@ overwrite_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
+FLAG_SETTINGS = {
+    "isolated": "isolation.enabled",
+    "isolated_python": "isolation.python",
+    "loss": "loss.kind",
+    "ray": "ray.address",
+}
+"""Flags that are shorter than the dotted name of their setting."""
+
+
 def examples(*lines: str, note: str = "") -> str:
     """Return the end of a command's help: a note, then the section Examples."""
     return (f"{note}\n\n" if note else "") + "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
@@ -65,6 +74,7 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
         bare: The setting that a word without a flag stands for.
     """
     flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     for word in ctx.args:
         if word.startswith("-") and not word.startswith("--") and not isinstance(parse_value(word), (int, float)):
             raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")

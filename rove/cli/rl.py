@@ -47,7 +47,7 @@ from rove.remote.loading import open_environment
 from rove.runs.run import Run
 
 if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
+    from rove.train.config import RLConfig
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {
@@ -73,7 +73,7 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
-    env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
+    env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
@@ -128,7 +128,9 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
             f"warmup_steps is {config.warmup_steps}, but the run has {config.steps} steps; the learning rate never peaks"
         )
     if config.evaluation:
-        shared = find_overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
+        shared = find_overlaps(
+            config.evaluation, config.env_dir, set(trained_keys(config, env)), config.environment_isolation
+        )
         found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
@@ -156,8 +158,8 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     print_best_step(run, console)
-    expects_no_gain = config.keep_best or config.curriculum  # rewards of harder examples need not increase
-    expects_no_gain = expects_no_gain or config.hard_threshold is not None or config.easy_threshold is not None
+    expects_no_gain = config.keep_best or config.curriculum.column  # rewards of harder examples need not increase
+    expects_no_gain = expects_no_gain or config.filter.skips_examples
     if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
         expects_no_gain = True
         text = "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
@@ -176,7 +178,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
 
 def _config_type() -> type[RLConfig]:
     with needs_train_extra():
-        from rove.train.rl import RLConfig
+        from rove.train.config import RLConfig
     return RLConfig
 
 
@@ -218,7 +220,8 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.rl import RLConfig, follow_rl
+        from rove.train.config import RLConfig
+        from rove.train.rl import follow_rl
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)

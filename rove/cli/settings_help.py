@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -29,19 +29,28 @@ def documented_fields(module: str, struct: str) -> dict[str, str]:
     The source is parsed, not imported: importing torch takes seconds.
 
     Args:
-        module: Module name, such as "rove.train.rl".
+        module: Module name, such as "rove.train.config".
         struct: Name of a class in it.
     """
     spec = find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == struct]
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {name: " ".join(text.split()) for name, text in _fields(classes, struct).items()}
+
+
+def _fields(classes: Mapping[str, ast.ClassDef], struct: str) -> dict[str, str]:
+    """Return the fields of a class and of its bases in the same module, in msgspec's order."""
     fields: dict[str, str] = {}
+    for base in classes[struct].bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            fields |= _fields(classes, base.id)
+    body = classes[struct].body
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             fields[node.target.id] = _docstring(following).split("\n\n")[0]
-    return {name: " ".join(text.split()) for name, text in fields.items()}
+    return fields
 
 
 def _docstring(node: ast.stmt | None) -> str:

@@ -49,8 +49,8 @@ from rove.viewer.format import interval
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client
+    from rove.train.config import SFTConfig
     from rove.train.placement import PolicyResult
-    from rove.train.sft import SFTConfig
     from rove.train.worker_group import Ranks
 
 
@@ -146,7 +146,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 
 def _config_type() -> type[SFTConfig]:
     with needs_train_extra():
-        from rove.train.sft import SFTConfig
+        from rove.train.config import SFTConfig
     return SFTConfig
 
 
@@ -187,7 +187,8 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.sft import SFTConfig, follow_sft
+        from rove.train.config import SFTConfig
+        from rove.train.sft import follow_sft
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join_process_group()
@@ -227,7 +228,8 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
     if "/" in env and not is_question_file(env):
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
-    isolation = Isolation(on=recorded.get("isolated") is True)
+    table = recorded.get("isolation")
+    isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 

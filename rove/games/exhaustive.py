@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv, env_with_opponent
+from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
 
@@ -64,7 +66,7 @@ class Line(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct):
     """Counts of one kind of opportunity, such as a win in one move."""
 
-    there: int = 0
+    total: int = 0
     """Conversations that offered it."""
     seen: int = 0
     """Answers that took it."""
@@ -124,10 +126,10 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
             for name, minimum in self.expected.items()
         ]
-        checks = [(name, minimum, result.checks.get(name, Check(there=1))) for name, minimum in self.checks.items()]
+        checks = [(name, minimum, result.checks.get(name, Check(total=1))) for name, minimum in self.checks.items()]
         answers = [
             Missed(
-                minimum * check.there - check.seen, f"{name} {check.seen} of {check.there}, goal {100 * minimum:g} %"
+                minimum * check.total - check.seen, f"{name} {check.seen} of {check.total}, goal {100 * minimum:g} %"
             )
             for name, minimum, check in checks
         ]
@@ -174,7 +176,7 @@ class _Path:
         return move
 
 
-async def play_every_line(
+async def play_all_games(
     env: Environment, client: Client, sampling: SamplingParams, model: str = "", seed: int = 0
 ) -> list[Line]:
     """Play a two-player environment against every sequence of moves that the opponent could make.
@@ -244,7 +246,7 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
     for messages, answer in answers.values():
         for name, seen in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
-            check.there += 1
+            check.total += 1
             check.seen += seen
     return ExhaustiveResult(len(lines), len(answers), counts, expected, checks)
 
@@ -252,3 +254,28 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
 def values_of(record: RolloutRecord) -> dict[str, float]:
     """Return the values of all reward functions and metrics of a record."""
     return {} if record.scores is None else {**record.scores.rewards, **record.scores.metrics}
+
+
+async def measure_exhaustively(
+    env: Environment, client: Client, sampling_params: SamplingParams, goals: Goals, seed: int
+) -> dict[str, float]:
+    """Return the metrics of an exhaustive evaluation.
+
+    Returns:
+        `lines`, the number of games; `lines/NAME`, in how many a reward function or metric is above 0; `reward/mean`,
+        `reward/NAME` and `metrics/NAME`, exact means against a uniformly random opponent; `checks/NAME`, the fraction of
+        situations that the model recognized; and `missed`, by how much it misses the goals: games, answers and percentage
+        points, summed.
+    """
+    lines = await play_all_games(env, client, sampling_params, seed=seed)
+    summary = summarize(env, lines)
+    found = {"lines": float(summary.lines), "missed": math.fsum(one.amount for one in goals.missed(summary))}
+    found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
+    scores = lines[0].record.scores
+    for name, value in summary.expected.items():
+        found[f"{'reward' if scores and name in scores.rewards else 'metrics'}/{name}"] = value
+    found |= {f"lines/{name}": float(count) for name, count in summary.counts.items()}
+    return found | {f"checks/{name}": check.seen / check.total for name, check in summary.checks.items()}
+
+
+EVALUATION_KINDS["exhaustive"] = EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)

@@ -14,7 +14,7 @@ from toys import Talk, says
 
 import rove as vf
 from rove.core.protocols import Request, Response
-from rove.games.exhaustive import Goals, Line, ExhaustiveResult, play_every_line, summarize, values_of
+from rove.games.exhaustive import Goals, Line, ExhaustiveResult, play_all_games, summarize, values_of
 from rove.rollouts.groups import RolloutError
 
 GREEDY = vf.SamplingParams(temperature=0.0)
@@ -25,7 +25,7 @@ def game() -> Any:
 
 
 def played(client: vf.Client, env: Any = None) -> list[Line]:
-    return asyncio.run(play_every_line(env or game(), client, GREEDY))
+    return asyncio.run(play_all_games(env or game(), client, GREEDY))
 
 
 def result_of(player: str) -> ExhaustiveResult:
@@ -82,9 +82,9 @@ def test_a_perfect_player_loses_no_line():
     result = result_of("optimal")
     assert result.counts["lost"] == result.counts["invalid_move"] == 0
     assert result.counts["won"] + result.counts["drawn"] == result.lines > 500
-    assert all(check.seen == check.there > 0 for check in result.checks.values())
+    assert all(check.seen == check.total > 0 for check in result.checks.values())
     assert (
-        result.checks["wins in one taken"].there == result.counts["won"]
+        result.checks["wins in one taken"].total == result.counts["won"]
     )  # a game is won by taking a win in one, once
     assert sum(result.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
 
@@ -93,8 +93,8 @@ def test_a_player_that_does_not_see_forks_loses_some():
     result = result_of("teacher")
     assert 0 < result.counts["lost"] < 50
     assert 0 < result.expected["lost"] < 0.02
-    assert result.checks["wins in one taken"].seen == result.checks["wins in one taken"].there
-    assert result.checks["moves that do not lose"].seen < result.checks["moves that do not lose"].there
+    assert result.checks["wins in one taken"].seen == result.checks["wins in one taken"].total
+    assert result.checks["moves that do not lose"].seen < result.checks["moves that do not lose"].total
 
 
 def test_a_player_that_breaks_the_rules_is_seen():
@@ -114,8 +114,8 @@ def test_what_is_missed_is_told_and_adds_up():
     assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} games")
     assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
     check = teacher.checks["moves that do not lose"]
-    assert moves.amount == check.there - check.seen > 0
-    assert moves.text == f"moves that do not lose {check.seen} of {check.there}, goal 100 %"
+    assert moves.amount == check.total - check.seen > 0
+    assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100 %"
     assert [one.text.split()[0] for one in goals.missed(optimal)] == ["won"]  # it does not set traps
     assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
     assert Goals().missed(teacher) == []

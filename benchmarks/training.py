@@ -232,9 +232,9 @@ class Peer:
 def serve(case: str, setting: str) -> None:
     """Be a `Peer`."""
     if not setting.startswith("TRL"):
-        from rove.cli.main import KERNELS
+        from rove.cli.main import CPU_CACHE_SIZES
 
-        os.environ.update(KERNELS)  # as the command line does, before torch is imported
+        os.environ.update(CPU_CACHE_SIZES)  # as the command line does, before torch is imported
     import torch
 
     torch.set_num_threads(1)

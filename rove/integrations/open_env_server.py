@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,10 +15,13 @@ from aiohttp import WSMsgType, web
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.integrations.environments.open_env_wire import RefusedError
-from rove.integrations.open_env_episode import ACTION, Episode, Room
-from rove.integrations.open_env_rest import Rest
+from rove.integrations.environments.open_env import RefusedError
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import plan
 from rove.server.admission import own_pages_only
 
 MOST_SESSIONS = 1024
@@ -205,3 +211,277 @@ async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, Any
 def _task(example: Mapping[str, Any]) -> dict[str, Any]:
     """What of a row whoever plays it may see: the answer is not among it."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
+
+
+ACTION = {
+    "type": "object",
+    "title": "Turn",
+    "description": "What the model says.",
+    "properties": {
+        "message": {"type": "string", "description": "Its text."},
+        "tool_calls": {"type": "array", "items": {"type": "object"}, "description": "In OpenAI's form."},
+        "metadata": {"type": "object"},
+    },
+    "required": ["message"],
+}
+
+
+class _Role:
+    """A client whose answers are the actions of whoever is connected."""
+
+    max_concurrent = 1
+
+    def __init__(self) -> None:
+        self.shown: asyncio.Queue[Request | RolloutRecord] = asyncio.Queue()
+        self.said: asyncio.Queue[AssistantMessage] = asyncio.Queue()
+
+    async def respond(self, request: Request) -> Response:
+        """Show the conversation, and wait for an action."""
+        self.shown.put_nowait(request)
+        message = await self.said.get()
+        return Response(message, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+class Episode:
+    """One rollout, played from outside."""
+
+    def __init__(self, env: Environment, example: Mapping[str, Any], seed: int, split: str, episode_id: str):
+        self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
+        self.role = _Role()
+        self.done = False
+        self._known = 0
+        self._play = asyncio.create_task(self._played(env, dict(example), seed))
+
+    async def _played(self, env: Environment, example: dict[str, Any], seed: int) -> None:
+        async for record in run_groups(env, self.role, plan([example], 1, seed), max_concurrent=1):
+            self.role.shown.put_nowait(record)
+
+    async def observe(self) -> dict[str, Any]:
+        """What there is to see once the environment waits for an action, or the rollout is over."""
+        shown = asyncio.create_task(self.role.shown.get())
+        await asyncio.wait([shown, self._play], return_when=asyncio.FIRST_COMPLETED)
+        if not shown.done() and self._play.done() and self.role.shown.empty():
+            shown.cancel()
+            self._play.result()
+        told = await shown
+        if isinstance(told, Request):
+            messages = told.messages if told.text is None else [{"role": "user", "content": told.text}]
+            new, self._known = messages[self._known :], len(messages) + 1
+            return _observation(new, told.tools, 0.0, False)
+        self.done = True
+        scores, error = told.scores, told.error
+        metadata: dict[str, Any] = {"stop_condition": told.stop_condition, "is_truncated": told.is_truncated}
+        if scores is not None:
+            metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
+        if error is not None:
+            metadata["error"] = {"phase": error.phase, "type": error.type, "message": error.message}
+        new = [*told.prompt, *told.completion][self._known :]
+        return _observation(new, None, None if scores is None else scores.reward, True, metadata)
+
+    async def act(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer as the model, and see what comes of it."""
+        if self.done:
+            raise RefusedError("the episode is over; reset begins another one", "EXECUTION_ERROR")
+        said = _message(action)
+        self.state["step_count"] += 1
+        self.role.said.put_nowait(said)
+        return await self.observe()
+
+    async def close(self) -> None:
+        """End the rollout, wherever it is."""
+        self._play.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self._play
+
+
+class Room:
+    """How many sessions there may be at once."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.taken = 0
+
+    def take(self) -> None:
+        """One more.
+
+        Raises:
+            RefusedError: there are as many already.
+        """
+        if self.taken >= self.most:
+            raise RefusedError(f"all {self.most} sessions are taken", "CAPACITY_REACHED")
+        self.taken += 1
+
+    def leave(self) -> None:
+        """One less."""
+        self.taken -= 1
+
+
+def _observation(
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    reward: float | None,
+    done: bool,
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
+    seen: dict[str, Any] = {"text": text, "messages": list(messages)}
+    if tools is not None:
+        seen["tools"] = tools
+    told = {"observation": {**seen, "metadata": metadata or {}}, "reward": reward, "done": done}
+    return {**told, "metadata": metadata} if metadata else told
+
+
+def _message(action: Mapping[str, Any]) -> AssistantMessage:
+    unknown = action.keys() - ACTION["properties"].keys()
+    text, calls = action.get("message"), action.get("tool_calls")
+    if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
+        raise RefusedError(
+            f"an action is {{'message': a text, 'tool_calls': optionally a list}}, got {_short(action)}",
+            "VALIDATION_ERROR",
+        )
+    return AssistantMessage(text, tool_calls=calls) if calls else AssistantMessage(text)
+
+
+def _short(action: Mapping[str, Any]) -> str:
+    """An action as an error quotes it."""
+    said = json.dumps(action, ensure_ascii=False, default=str)
+    return said if len(said) <= 200 else f"{said[:200]}…"
+
+
+IDLE_SECONDS = 600.0
+"""An episode whose next step does not come for so long is given up once somebody wants room."""
+STATUS = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "NOT_FOUND": 404}
+NOT_BEGUN = {"episode_id": None, "step_count": 0}
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """An episode between two requests."""
+
+    episode: Episode
+    used: float
+    """When it was used last, by the event loop's clock."""
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Rest:
+    """Routes for clients that keep no connection.
+
+    `reset` answers with the id of its episode in `metadata`: the one that was asked for, or a new one. `step` and `state` take
+    `episode_id`; without one they mean the episode that began last. (OpenEnv's own server forgets an episode after
+    each request, so that there only the first step of a new one can be played.) An episode ends with its last step, and when
+    another is begun under its id.
+
+    Args:
+        begin: a new episode, from the data of a reset.
+        room: shared with other sessions.
+        idle_seconds: see `IDLE_SECONDS`.
+    """
+
+    def __init__(self, begin: Callable[[Mapping[str, Any]], Episode], room: Room, idle_seconds: float = IDLE_SECONDS):
+        self.begin, self.room, self.idle_seconds = begin, room, idle_seconds
+        self._held: dict[str, _Held] = {}
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        app.router.add_post("/reset", _answering(self.reset))
+        app.router.add_post("/step", _answering(self.step))
+        app.router.add_get("/state", _answering(self.state))
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin an episode: observation, reward, done.
+
+        Raises:
+            RefusedError: there is no room, or no such row.
+        """
+        now = asyncio.get_running_loop().time()
+        name = str(data.get("episode_id") or uuid.uuid4().hex)
+        for old in [old for old, held in self._held.items() if old == name or now - held.used > self.idle_seconds]:
+            await self._end(old)
+        self.room.take()
+        try:
+            held = _Held(self.begin({**data, "episode_id": name}), now)
+        except BaseException:
+            self.room.leave()
+            raise
+        self._held[name] = held
+        return await self._observed(name, held, held.episode.observe())
+
+    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Act in an episode: observation, reward, done.
+
+        Raises:
+            RefusedError: no such episode is under way, or that is no action.
+        """
+        name, held = self._found(data)
+        action = data.get("action")
+        if not isinstance(action, Mapping):
+            raise RefusedError('a step is {"action": {…}}, and optionally "episode_id"', "VALIDATION_ERROR")
+        async with held.one_at_a_time:
+            held.used = asyncio.get_running_loop().time()
+            return await self._observed(name, held, held.episode.act(action))
+
+    async def state(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of an episode."""
+        return self._found(data)[1].episode.state if self._held or data.get("episode_id") else NOT_BEGUN
+
+    async def close(self) -> None:
+        """End every episode."""
+        for name in list(self._held):
+            await self._end(name)
+
+    async def _observed(self, name: str, held: _Held, observing: Any) -> dict[str, Any]:
+        try:
+            told = await observing
+        except RefusedError:
+            raise
+        except BaseException:
+            await self._end(name, held)
+            raise
+        if told["done"]:
+            await self._end(name, held)
+        return {**told, "metadata": {**told.get("metadata", {}), "episode_id": name}}
+
+    def _found(self, data: Mapping[str, Any]) -> tuple[str, _Held]:
+        name = str(data.get("episode_id") or next(reversed(self._held), ""))
+        if name not in self._held:
+            which = f"episode '{name}'" if name else "episode"
+            raise RefusedError(f"no {which} is under way: it is over, or reset has not begun it", "NOT_FOUND")
+        return name, self._held[name]
+
+    async def _end(self, name: str, ended: _Held | None = None) -> None:
+        """End an episode; `ended` alone if it is given: another one may have its name by now."""
+        held = self._held.get(name)
+        if held is not None and ended in (None, held):
+            del self._held[name]
+            self.room.leave()
+            await held.episode.close()
+
+
+def _answering(method: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """A handler that answers with what a method returns; what it refuses is told with OpenEnv's status."""
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            told = await method(await _data(request))
+            return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+        except RefusedError as error:
+            return web.json_response({"detail": str(error), "code": error.code}, status=STATUS.get(error.code, 500))
+
+    return handle
+
+
+async def _data(request: web.Request) -> Mapping[str, Any]:
+    if request.method == "GET":
+        return dict(request.query)
+    text = await request.text()
+    try:
+        data = json.loads(text) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        raise RefusedError(f"the body is no JSON: {error}", "VALIDATION_ERROR") from error
+    if not isinstance(data, dict):
+        raise RefusedError("the body is no JSON object", "VALIDATION_ERROR")
+    return data

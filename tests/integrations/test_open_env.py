@@ -24,11 +24,8 @@ from toys import Quiz, Talk, says
 
 import rove as vf
 from rove.core.errors import WorkerError
-from rove.integrations.environments.open_env import OpenEnvEnv, show_fields
-from rove.integrations.environments.open_env_wire import RefusedError, Session
-from rove.integrations.open_env_episode import Room
-from rove.integrations.open_env_rest import Rest
-from rove.integrations.open_env_server import OpenEnvServer
+from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, show_fields
+from rove.integrations.open_env_server import OpenEnvServer, Rest, Room
 from rove.server.listen import base_url_of, listening
 from tests.envs.test_tool import call, calls
 

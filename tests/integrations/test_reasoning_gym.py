@@ -155,7 +155,7 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(right))
-    assert env.workers._host is None
+    assert env.workers._server is None
     assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
 
 

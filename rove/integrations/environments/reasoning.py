@@ -17,7 +17,7 @@ from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import teardown
 from rove.envs.single_turn import SingleTurnEnv
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores

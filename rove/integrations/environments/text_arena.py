@@ -18,7 +18,7 @@ from rove.core.protocols import Client
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 from rove.rubrics import Rubric
 from rove.workers import Worker, Workers
 

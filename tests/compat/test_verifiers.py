@@ -431,7 +431,7 @@ async def test_limits_of_a_run_hold() -> None:
     assert record.error is None
 
 
-async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() -> None:
+async def test_calls_of_the_environment_have_their_own_random_stream_and_role() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             asked = [vf.UserMessage(content="same")]
@@ -531,7 +531,7 @@ async def test_rubrics_with_a_scoring_of_their_own() -> None:
 async def test_a_bridged_rubric_scores_only_what_was_played() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four])).__rove_environment__()
     assert isinstance(env.rubric, RoveRubric)
-    with pytest.raises(ConfigError, match="just played"):
+    with pytest.raises(ConfigError, match="in this process"):
         await env.rubric.score_rollout(rove.State(input={}))
 
 

@@ -392,7 +392,7 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
         assert status == 422 and "expected 0 to" in told["detail"] and server.limit.active == 0
         assert (await ask("reset", data=b""))[0] == 200
         status, told = await ask("reset", {})
-        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are taken")
+        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
         for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
             assert (await ask("step", body))[0] == 422
         assert (await ask("state"))[1]["step_count"] == 0

@@ -9,8 +9,7 @@ from fault_endpoint import FaultEndpoint
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.endpoints import APIS, Address, Endpoint, known_endpoints, read_endpoints
-from rove.clients.openai import CompletionsClient, OpenAIClient
-from rove.clients.responses import ResponsesClient
+from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.core.errors import ConfigError, InfraError, MissingKeyError
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.clients.limiter import START, AdmissionLimiter, Change, Limiter
+from rove.clients.limiter import START_LIMIT, AdmissionLimiter, Change, Limiter
 
 
 async def test_never_more_than_the_limit_and_in_order():
@@ -203,7 +203,7 @@ def test_few_requests_do_not_grow_the_limit():
     for _ in range(100):
         limiter.under_way += 1
         limiter.release(limiter._clock())
-    assert limiter.limit == START
+    assert limiter.limit == START_LIMIT
 
 
 async def test_history_says_why():

@@ -99,5 +99,5 @@ async def test_errors_of_the_player_pass_through():
 @pytest.mark.parametrize("answer", [None, 7, {"content": "no role"}, UserMessage("wrong side")])
 async def test_answer_of_the_wrong_kind(answer: Any):
     client = ScriptedClient(lambda messages, state, rng: answer, name="odd")
-    with pytest.raises(InvalidModelResponseError, match=r"the player of 'odd' returned .*; expected a text or"):
+    with pytest.raises(InvalidModelResponseError, match=r"the scripted policy .odd. returned .*; expected a text or"):
         await client.respond(Request([]))

@@ -433,7 +433,7 @@ async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
     [
         ({"agent": talker, "command": "true"}, "both agent and command"),
         ({"agent": talker, "agent_sampling": ["temprature"]}, "did you mean 'temperature'"),
-        ({"agent": talker, "message_type": "completion"}, "agents hold conversations"),
+        ({"agent": talker, "message_type": "completion"}, "agents cannot be used with message_type"),
         ({"agent": talker, "grace_seconds": 0}, "grace_seconds"),
         ({"agent": talker, "max_turn": 3}, "max_turns"),
     ],

@@ -84,7 +84,7 @@ def test_message_type_is_chat_or_completion():
 @pytest.mark.parametrize("given", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
 def test_a_raw_text_has_no_place_for_instructions(given):
     with pytest.raises(
-        ConfigError, match=f"{next(iter(given))} has no place in a raw text .*write it into the prompts"
+        ConfigError, match=f"{next(iter(given))} cannot be used with message_type 'completion'.*write it into the prompts"
     ):
         Quiz(message_type="completion", **given)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.envs.exploration import (
+from rove.envs.rlm import (
     ROLE,
-    Calls,
+    SubCalls,
     Exploration,
     as_text,
     context_file,
@@ -30,11 +30,11 @@ async def never(*args: Any, **options: Any) -> vf.Message:
     raise AssertionError
 
 
-def calls_of(**roles: Any) -> Calls:
-    return Calls(never, asyncio.Semaphore(1), roles, [said("own")])
+def calls_of(**roles: Any) -> SubCalls:
+    return SubCalls(never, asyncio.Semaphore(1), roles, [said("own")])
 
 
-def conversation(calls: Calls, *words: str, branches: Any = ()) -> vf.State:
+def conversation(calls: SubCalls, *words: str, branches: Any = ()) -> vf.State:
     return vf.State(trajectory=said(*words), rlm=Exploration(calls, branches=list(branches)))
 
 

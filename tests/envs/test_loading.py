@@ -310,7 +310,7 @@ def test_two_packages_that_bring_one_environment_are_told(workplace):
     for package in ("toys", "games"):
         install(workplace / package, f"{package}_inside", package)
         claim(workplace / package, package, "toy", f"{package}_inside")
-    with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both bring an environment 'toy'; uninstall one"):
+    with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both provide an environment 'toy'; uninstall one"):
         load_environment("toy")
 
 

@@ -184,7 +184,7 @@ def test_an_answer_that_is_none_is_told(code: str):
 
 def test_code_cannot_answer_but_by_the_variable():
     record = play(
-        env_of(), "_keep('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
+        env_of(), "_set_answer('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
     )
     assert "NameError" in told(record)[0] and "cannot be read" in told(record)[1] and record.reward == 0.0
     endless = "class A:\n  def __str__(self):\n    while True: pass\nanswer['content'] = A()"
@@ -325,7 +325,7 @@ def test_another_model_may_answer_sub_calls():
     assert (told(record), seen) == (["'I am another.'"], [("small", 0.25, True)])
     assert len(record.model_roles["sub_model"]) == 1
     for given in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
-        with pytest.raises(vf.ConfigError, match="train_sub_calls is set beside"):
+        with pytest.raises(vf.ConfigError, match="train_sub_calls is combined with"):
             env_of(train_sub_calls=True, **given)
 
 

@@ -14,7 +14,7 @@ import pytest
 from toys import roll, rows, says
 
 import rove as vf
-from rove.envs.sandbox import NOT_HERE
+from rove.envs.sandbox import UNSUPPORTED_ARGUMENTS
 from rove.sandbox import Description, LocalBackend, SandboxLimits, Session
 from tests.envs.test_tool import call, calls, in_turn, play, told
 
@@ -148,12 +148,12 @@ def test_keywords_are_limits():
             "packages has 'nonesuch', which is not installed here; pip install none",
         ),
         ({"pip_install_packages": ["numpy==1.0"]}, "has 'numpy==1.0'; expected names without versions"),
-        ({"unsafe": True, "backend": Counting()}, "unsafe is given beside backend"),
-        ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages is given beside backend"),
-        ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars is given beside backend"),
+        ({"unsafe": True, "backend": Counting()}, "unsafe and backend are both given"),
+        ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages and backend are both given"),
+        ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars and backend are both given"),
         ({"max_sandboxes": 0}, "max_sessions is 0"),
         ({"memry_gb": 1}, "SandboxEnv has no argument 'memry_gb'; did you mean 'memory_gb'"),
-        *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in NOT_HERE],
+        *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in UNSUPPORTED_ARGUMENTS],
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_be_right(options: dict[str, Any], complaint: str):
@@ -192,7 +192,7 @@ def test_a_session_that_dies_under_a_call_is_told_and_made_anew_with_what_it_nee
             running = asyncio.ensure_future(session.bash("sleep 60"))
             await asyncio.sleep(0.2)
             session._backend._parent.kill(session._number)
-            return self.told(await running, state)
+            return self.format_result(await running, state)
 
     env = Dying(dataset=rows(1), backend=Counting(), start_command="echo ready > started")
     first, last = told(play(env, calls(call("die")), calls(bash("cat started"))))

@@ -89,7 +89,7 @@ def test_lines_come_whole_however_they_arrive(lines: list[bytes], size: int) -> 
 
 
 async def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MESSAGE_BYTES", 100)
+    monkeypatch.setattr(process, "MAX_MESSAGE_BYTES", 100)
     stream = asyncio.StreamReader()
     stream.feed_data(b"x" * 101)
     with pytest.raises(ValueError, match="a line of more than"):

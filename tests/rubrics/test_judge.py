@@ -14,9 +14,7 @@ import rove as vf
 from rove.core.errors import ConfigError, InvalidModelResponseError, MissingKeyError, ModelError
 from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
 from rove.core.protocols import Request, Response
-from rove.rubrics import panel
-from rove.rubrics.judge import question_of
-from rove.rubrics.panel import make_judges
+from rove.rubrics.judge import make_judges, question_of
 from tests.rubrics.test_rubrics import make_state, score
 
 
@@ -187,12 +185,12 @@ def test_one_refusal_that_is_not_of_the_form_does_not_change_how_the_others_are_
     assert in_form == [True, False, True, True]
 
 
-def test_a_judge_that_is_cut_off_has_not_judged() -> None:
+def test_a_judge_whose_reply_is_truncated_has_not_judged() -> None:
     judge = Asked("There is\nno")
     judge.finish_reason = "length"
     [record] = roll(Quiz(1, rubric=judging(judge)), says("0"))
     assert record.scores is None and record.error is not None
-    assert record.error.type == "InvalidModelResponseError" and "cut off at max_tokens" in record.error.message
+    assert record.error.type == "InvalidModelResponseError" and "truncated at max_tokens" in record.error.message
 
 
 def test_a_form_of_ones_own_is_left_alone() -> None:
@@ -252,7 +250,7 @@ def test_equal_questions_share_one_call_and_its_tokens_count_once() -> None:
 
 
 async def test_only_the_latest_judgments_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panel, "REMEMBERED", 2)
+    monkeypatch.setattr("rove.rubrics.judge.MAX_REMEMBERED_JUDGMENTS", 2)
     judge = Asked("yes")
     rubric = judging(judge)
     for said in ("a", "b", "a", "c", "a"):  # the oldest goes, however often it is asked for
@@ -295,7 +293,7 @@ def test_several_judges_give_one_word() -> None:
 
     judges = [Asked("No.", "a"), Asked("no", "b"), Asked("yes", "c")]
     assert score(vf.JudgeRubric(judge_client=judges, funcs=[word])).reward == 1.0
-    with pytest.raises(InvalidModelResponseError, match="divided"):
+    with pytest.raises(InvalidModelResponseError, match="disagree"):
         score(vf.JudgeRubric(judge_client=judges[1:], funcs=[word]))
 
 
@@ -413,7 +411,7 @@ def test_judges_pair_up() -> None:
         ({"judge_prompt": "{question} {criteria}"}, "KeyError: 'criteria'"),
         ({"judge_prompt": 'as {"verdict": …}: {response}'}, "any other brace doubled"),
         ({"judge_prompt": "{question}"}, "expected {response}"),
-        ({"choices": {}}, "a choice or more"),
+        ({"choices": {}}, "at least one choice"),
         ({"combine": "median"}, "'majority' or 'mean'"),
     ],
 )

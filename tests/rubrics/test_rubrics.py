@@ -309,7 +309,7 @@ def test_signatures_are_read_once(monkeypatch):
 
 def test_names_must_differ():
     rubric = Rubric([correct])
-    with pytest.raises(ConfigError, match="named 'correct' is here already; pass name="):
+    with pytest.raises(ConfigError, match="named 'correct' exists already; pass name="):
         rubric.add_metric(correct)
     rubric.add_metric(correct, name="again")
     assert rubric.names == ["correct", "again"]
@@ -586,7 +586,7 @@ def test_rubric_group_refuses_emptiness_and_equal_names():
     with pytest.raises(ConfigError, match=r"\['correct'\] are in more than one rubric"):
         RubricGroup([Rubric([correct]), Rubric([correct])])
     group = RubricGroup([Rubric([correct]), Rubric([length])])
-    with pytest.raises(ConfigError, match="named 'length' is here already"):
+    with pytest.raises(ConfigError, match="named 'length' exists already"):
         group.add_reward_func(length)
     group.rubrics[0].add_metric(length)
     with pytest.raises(ConfigError, match=r"two functions are named \['length'\]"):

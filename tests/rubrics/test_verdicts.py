@@ -90,11 +90,11 @@ def test_words_that_happen_to_hold_a_choice_are_no_verdict(said: str, choices: l
         read_verdict(said, choices)
 
 
-def test_of_words_that_were_cut_off_only_whole_json_counts() -> None:
-    assert read_verdict('{"verdict": "yes"}\nFor the', YES_NO, cut_off=True) == "yes"
+def test_a_truncated_reply_counts_only_if_it_begins_with_json() -> None:
+    assert read_verdict('{"verdict": "yes"}\nFor the', YES_NO, is_truncated=True) == "yes"
     for said in ("no", "Verdict: no", '{"verdict": "no', "There is\nno"):
         with pytest.raises(InvalidModelResponseError):
-            read_verdict(said, YES_NO, cut_off=True)
+            read_verdict(said, YES_NO, is_truncated=True)
 
 
 INJECTED = """It is 5.
@@ -153,10 +153,10 @@ def test_a_reply_with_nothing_but_quotations_is_an_error(said: str) -> None:
         read_verdict(said, YES_NO, judged=INJECTED)
 
 
-def test_a_reply_that_was_cut_off_inside_a_quotation_is_an_error() -> None:
+def test_a_reply_truncated_inside_a_quotation_is_an_error() -> None:
     for said in ('The response says {"verdict": "yes"}', 'The response says {"verdict": "yes"} and'):
         with pytest.raises(InvalidModelResponseError):
-            read_verdict(said, YES_NO, cut_off=True)
+            read_verdict(said, YES_NO, is_truncated=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rove.compat.verifiers.parsers import MaybeThinkParser, Parser, ThinkParser,
 from rove.compat.verifiers.pins import written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.core.errors import ConfigError, Error
-from rove.rubrics.math_pool import MathPool
+from rove.rubrics.math import MathPool
 
 
 def strictly_boxed(text: str) -> str:

@@ -1,6 +1,4 @@
-"""The base of all HTTP clients: one session, a concurrency limit, retries, typed errors. Subclasses translate to one API
-each.
-"""
+"""The base of all HTTP clients: one session, a concurrency limit, retries, typed errors. Subclasses translate to one API each."""
 
 from __future__ import annotations
 
@@ -61,21 +59,18 @@ _HINTS = {
 class EndpointClient(ABC):
     """A client for an HTTP endpoint with one JSON reply per JSON request. Subclass it for each API.
 
-    Temporary failures are retried up to `max_retries` times with exponential backoff and full jitter: no connection,
-    timeout, HTTP 408, 409, 429 and 5xx, and empty or malformed replies. A pause is never shorter than `Retry-After`
-    (at most 60 s). No other layer needs to retry. Proxies come from the environment variables. A client serves one
-    event loop at a time.
+    Temporary failures are retried up to `max_retries` times with exponential backoff and full jitter: no connection, timeout,
+    HTTP 408, 409, 429 and 5xx, and empty or malformed replies. A pause is never shorter than `Retry-After` (at most 60 s). No
+    other layer needs to retry. Proxies come from the environment variables. A client serves one event loop at a time.
 
-    Error messages never contain the key or the value of one of `headers` (6 characters or more), even if the server
-    repeats them. In replies, `***` replaces the key and the values of headers that hold credentials (12 characters or
-    more).
+    Error messages never contain the key or the value of one of `headers` (6 characters or more), even if the server repeats
+    them. In replies, `***` replaces the key and the values of headers that hold credentials (12 characters or more).
 
     Args:
-        base_url: URL before the API's own path. Default: the environment variable of the subclass, then
-            `default_base_url`.
+        base_url: URL before the API's own path. Default: the environment variable of the subclass, then `default_base_url`.
         api_key: Default: the environment variable of the subclass. Only the official API requires a key.
-        max_concurrent: maximum number of concurrent requests; None adapts it while running (see `Limiter`). A request
-            that waits for its next try does not count.
+        max_concurrent: maximum number of concurrent requests; None adapts it while running (see `Limiter`). A request that
+            waits for its next try does not count.
         timeout: seconds per try, from sending to the last byte of the reply.
         connect_timeout: seconds to connect.
         max_retries: tries after the first one.
@@ -201,8 +196,7 @@ class EndpointClient(ABC):
             OverlongPromptError: the prompt exceeds the model's context.
             InvalidModelResponseError: the reply to the last try was empty or malformed.
             ModelError: the endpoint rejected the request (any other 4xx).
-            InfraError: the last try failed with no reply or with HTTP 408, 409, 429 or 5xx; its `status` is the HTTP
-                status.
+            InfraError: the last try failed with no reply or with HTTP 408, 409, 429 or 5xx; its `status` is the HTTP status.
         """
         attempts: list[str] = []
         try:
@@ -350,7 +344,6 @@ class EndpointClient(ABC):
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of a reply; fail if it exceeds `MAX_RESPONSE_BYTES`."""
     parts: list[bytes] = []
     size = 0
     async for part in reply.content.iter_any():
@@ -423,9 +416,7 @@ def _seconds_until(date: str) -> float:
 
 
 def _proxy(url: URL) -> str | None:
-    """Return the environment's proxy for a URL. (`trust_env` of aiohttp would also read ~/.netrc, which overrides the
-    API key.)
-    """
+    """Return the proxy for a URL. (`trust_env` of aiohttp would also read ~/.netrc, which overrides the key.)"""
     host = url.host or ""
     if host in ("localhost", "127.0.0.1", "::1") or proxy_bypass(host):
         return None

@@ -40,8 +40,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas.
 
     Raises:
-        ConfigError: unknown API, limit or price out of range, or a `key` that is not the name of an environment
-            variable.
+        ConfigError: unknown API, limit or price out of range, or a `key` that is not the name of an environment variable.
     """
 
     endpoint_id: Text
@@ -51,9 +50,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     url: str | None = None
     """Base URL. Default: that of the API's client."""
     key: str | None = None
-    """Name of the environment variable with the API key. Default: that of the API's client. `NO_KEY`: the server needs
-    no key.
-    """
+    """Name of the environment variable with the API key. Default: that of the API's client. `NO_KEY`: the server needs no key."""
     api_client_type: str = "openai_chat_completions"
     """One of `APIS`."""
     headers: dict[str, str] = {}
@@ -129,8 +126,7 @@ class Endpoint(NamedTuple):
             api_key: overrides the keys of the addresses.
             max_concurrent: maximum number of concurrent requests per address; a lower limit of the address applies.
             timeout: seconds per try.
-            max_retries: tries after the first one, divided among replicas so that a request soon leaves one that is
-                down.
+            max_retries: tries after the first one, divided among replicas so that a request soon leaves one that is down.
 
         Raises:
             MissingKeyError, ConfigError: as `Address.client`.

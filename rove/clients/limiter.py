@@ -35,8 +35,8 @@ class Change(NamedTuple):
     """Seconds since the limiter was created."""
     limit: int
     reason: str
-    """"start", "grown", "refused" (HTTP 429 and similar), "unanswered" (timeout), "slower", or "restored" (a cut that
-    did not help).
+    """Why: "start", "grown", "refused" (HTTP 429 etc.), "unanswered" (timeout), "slower", or "restored" (a cut that did
+    not help).
     """
 
 
@@ -59,17 +59,15 @@ class AdmissionLimiter(Protocol):
 class Limiter:
     """Admits requests in order of arrival, at most `limit` concurrently.
 
-    With `adaptive=True` the limit starts low and adapts. It grows by one per response until the first cut (slow
-    start), then by one in the next round, two in the round after it, and so on; a round is as many responses as the
-    limit at its start. It grows only while requests are waiting for it. Three events cut it:
+    With `adaptive=True` the limit starts low and adapts. It grows by one per response until the first cut (slow start), then
+    by one in the next round, two in the round after it, and so on; a round is as many responses as the limit at its start. It
+    grows only while requests are waiting for it. Three events cut it:
 
-    - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again.
-      If a whole round is refused, no request is admitted until the longest requested pause is over.
-    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they say nothing about the
-      load.
-    - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as
-      many requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is
-      restored.
+    - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
+      whole round is refused, no request is admitted until the longest requested pause is over.
+    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they say nothing about the load.
+    - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as many
+      requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is restored.
 
     Args:
         limit: concurrent requests; for an adaptive limiter, the start.

@@ -24,9 +24,7 @@ MASK = "***"
 MIN_SECRET_CHARS = 6
 """Shorter secrets are not masked, nor are shorter beginnings of a truncated secret."""
 MIN_RESPONSE_SECRET_CHARS = 12
-"""Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server
-expects.
-"""
+"""Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server expects."""
 _CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 """Names of headers that hold credentials. Values of other headers, such as a team name, may be ordinary words."""
 _URL_SAFE = str.maketrans("+/", "-_")
@@ -121,9 +119,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
-    """Return the index after the part of `rest` that follows at `end`, and whether all of `rest` does. Skips
-    backslashes.
-    """
+    """Return the index after the part of `rest` that follows at `end`, and whether all of `rest` does. Skips backslashes."""
     for character in rest:
         following = end
         while text[following : following + 1] == "\\":

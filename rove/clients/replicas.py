@@ -23,14 +23,13 @@ MAX_REMEMBERED_ROLLOUTS = 100_000
 class Replicas:
     """A client that balances requests over replicas and keeps the turns of a rollout on one replica.
 
-    The server of the last turn has the conversation in its prefix cache. A request that fails at one replica, after
-    the retries of its client, goes to the next one, until all have failed. A replica that does not respond is avoided
-    for a while; an overloaded one is not.
+    The server of the last turn has the conversation in its prefix cache. A request that fails at one replica, after the
+    retries of its client, goes to the next one, until all have failed. A replica that does not respond is avoided for a
+    while; an overloaded one is not.
 
     Args:
         replicas: a client and the name of its model, per replica.
-        name: common name; it identifies the replicas in run folders, so that a run can resume after the servers
-            moved.
+        name: common name; it identifies the replicas in run folders, so that a run can resume after the servers moved.
         clock: a monotonic clock in seconds.
 
     Raises:
@@ -89,8 +88,7 @@ class Replicas:
         """Send one request; the model name of the replica overrides that of the request.
 
         Raises:
-            ModelError, InfraError: as `EndpointClient.respond` of the last replica, with the attempts at all
-                replicas.
+            ModelError, InfraError: as `EndpointClient.respond` of the last replica, with the attempts at all replicas.
         """
         tried: list[_Replica] = []
         attempts: list[str] = []

@@ -34,34 +34,32 @@ CANCEL_TIMEOUT_S = 2.0
 
 
 class AgentEnv(Environment):
-    """A foreign agent carries out each rollout. It speaks OpenAI's chat completions or Responses, or Anthropic's
-    Messages.
+    """A foreign agent carries out each rollout. It speaks OpenAI's chat completions or Responses, or Anthropic's Messages.
 
-    The agent connects to a server in this process with a key of its rollout. Each request is a step of the rollout,
-    with the messages and tools that the agent sent, and with exact tokens if the run's client knows them. A request
-    that continues an earlier one reuses its tokens; any other starts a new branch. Requests of a rollout may be
-    concurrent.
+    The agent connects to a server in this process with a key of its rollout. Each request is a step of the rollout, with the
+    messages and tools that the agent sent, and with exact tokens if the run's client knows them. A request that continues an
+    earlier one reuses its tokens; any other starts a new branch. Requests of a rollout may be concurrent.
 
-    The agent is `agent`, `command`, or an override of `run_agent`. Its return value (of a command: its stdout)
-    becomes `state["agent_result"]` and the last message of `state["completion"]`, after the conversation with the
-    most steps. A rollout ends when its agent does ("agent_finished"), when a stop condition holds after a step, or at
-    a limit. Then the model rejects further requests, and after `grace_seconds` a coroutine is canceled, a process
-    group killed, and a thread left to fail at its next request.
+    The agent is `agent`, `command`, or an override of `run_agent`. Its return value (of a command: its stdout) becomes
+    `state["agent_result"]` and the last message of `state["completion"]`, after the conversation with the most steps. A
+    rollout ends when its agent does ("agent_finished"), when a stop condition holds after a step, or at a limit. Then the
+    model rejects further requests, and after `grace_seconds` a coroutine is canceled, a process group killed, and a thread
+    left to fail at its next request.
 
-    An exception of the agent fails the rollout with an `AgentError` in the phase "agent". An exception of the model's
-    client fails it in the phase "model", no matter how the agent handles it.
+    An exception of the agent fails the rollout with an `AgentError` in the phase "agent". An exception of the model's client
+    fails it in the phase "model", no matter how the agent handles it.
 
-    The run's sampling parameters apply. Of the agent's own only those in `agent_sampling` are used: the smaller
-    `max_tokens`, and the `stop` texts of both.
+    The run's sampling parameters apply. Of the agent's own only those in `agent_sampling` are used: the smaller `max_tokens`,
+    and the `stop` texts of both.
 
     Args:
         agent: called with (access, state) for every rollout; sync functions run in threads.
-        command: shell command line, or a program with arguments, run for every rollout with `Access.environment` and
-            the task in `ROVE_TASK` and on stdin.
+        command: shell command line, or a program with arguments, run for every rollout with `Access.environment` and the task
+            in `ROVE_TASK` and on stdin.
         max_turns: maximum number of model replies; -1 = no limit.
         timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds it is scored as it is.
-        agent_sampling: sampling arguments that the agent may set. In RL, an agent that changes the token distribution
-            (e.g. temperature) fails its rollout.
+        agent_sampling: sampling arguments that the agent may set. In RL, an agent that changes the token distribution (e.g.
+            temperature) fails its rollout.
         grace_seconds: seconds for the agent to end after the model's last reply.
         cwd: working directory of the command.
         environment_vars: additional variables of the command.
@@ -70,8 +68,7 @@ class AgentEnv(Environment):
         **kwargs: see `Environment`.
 
     Raises:
-        ConfigError: agent and command are both given, a name in `agent_sampling` is unknown, or message_type is
-            "completion".
+        ConfigError: agent and command are both given, a name in `agent_sampling` is unknown, or message_type is "completion".
 
     Example:
         async def agent(access, state):

@@ -173,8 +173,7 @@ class MultiTurnEnv(Environment):
 class MultiTurnCompletionEnv(MultiTurnEnv):
     """A `MultiTurnEnv` in completion mode: model and environment alternately extend one raw text.
 
-    `state["prompt"]` is the row's text, `state["completion"]` everything added to it. See `MultiTurnEnv` for
-    arguments.
+    `state["prompt"]` is the row's text, `state["completion"]` everything added to it. See `MultiTurnEnv` for arguments.
     """
 
     def __init__(self, **kwargs: Any):

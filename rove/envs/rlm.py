@@ -181,40 +181,39 @@ class RLMEnv(PythonEnv):
     """A recursive language model: it explores a long input with Python and queries sub-models about parts of it.
 
     The input is the variable `context`; the prompt shows only its length and beginning. Code calls `llm(prompt)` and
-    `llm_batch(prompts)`; a call beyond the limits raises in the code and does not end the rollout. The model answers
-    with `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if none) and
+    `llm_batch(prompts)`; a call beyond the limits raises in the code and does not end the rollout. The model answers with
+    `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if none) and
     `state["rlm"].ready` tells whether it was final. A turn without code also ends the rollout.
 
-    The duration of sub-calls does not count for `timeout_per_command_seconds`. It is limited by the client's timeout,
-    the number of calls, and `timeout_seconds` of the rollout.
+    The duration of sub-calls does not count for `timeout_per_command_seconds`. It is limited by the client's timeout, the
+    number of calls, and `timeout_seconds` of the rollout.
 
     Args:
-        context: key of the input in the row's `info` (or the row); or a sync or async function of the state that
-            returns it, which keeps it out of records. A text or a JSON value.
+        context: key of the input in the row's `info` (or the row); or a sync or async function of the state that returns it,
+            which keeps it out of records. A text or a JSON value.
         system_prompt: default: explains the above. "" = none.
         sub_client: client of sub-models. Default: the client of the rollout.
         sub_model: model name for sub-calls. Default: the model of the rollout.
-        sub_sampling_args: sampling arguments for sub-calls, in OpenAI's names. Default: those of the rollout; none
-            for `sub_client`.
+        sub_sampling_args: sampling arguments for sub-calls, in OpenAI's names. Default: those of the rollout; none for
+            `sub_client`.
         max_sub_calls: maximum number of sub-calls in a rollout.
         max_sub_tokens: no further sub-call after this many tokens read and generated; -1 = no limit.
         max_parallel_calls: concurrent sub-calls in a rollout.
-        max_depth: 1 = sub-models only answer; 2 = a sub-model that is given a `context` has its own Python session
-            and sub-models; and so on. At the last level the context is put into the prompt.
+        max_depth: 1 = sub-models only answer; 2 = a sub-model that is given a `context` has its own Python session and
+            sub-models; and so on. At the last level the context is put into the prompt.
         sub_max_turns: maximum number of turns of a sub-model with a Python session.
-        train_sub_calls: add sub-calls to the trajectory and train on them with the rollout's advantage. Otherwise
-            they are recorded in the model role "sub_model". The trajectory of a running rollout has only the main
-            model's turns.
-        code_in: "tool": code is an argument of the tool `python`; "fence": code is between ```python and ```, for
-            models without tool calls.
+        train_sub_calls: add sub-calls to the trajectory and train on them with the rollout's advantage. Otherwise they are
+            recorded in the model role "sub_model". The trajectory of a running rollout has only the main model's turns.
+        code_in: "tool": code is an argument of the tool `python`; "fence": code is between ```python and ```, for models
+            without tool calls.
         preview_chars: characters of the input shown in the prompt.
-        sub_backends: one sandbox backend per depth from 1 on; with a single one for all, rollouts could deadlock.
-            Required with `backend` and max_depth > 1.
+        sub_backends: one sandbox backend per depth from 1 on; with a single one for all, rollouts could deadlock. Required
+            with `backend` and max_depth > 1.
         **kwargs: see `SandboxEnv`.
 
     Raises:
-        ConfigError: a number is out of range, an argument has another name here, train_sub_calls is combined with
-            another model, or there are too few `sub_backends`.
+        ConfigError: a number is out of range, an argument has another name here, train_sub_calls is combined with another
+            model, or there are too few `sub_backends`.
 
     Example:
         dataset = [{"question": "Who is the murderer?", "answer": "Norman", "info": {"context": novel}}]

@@ -85,17 +85,17 @@ def sandbox_timeouts(state: State) -> int:
 class SandboxEnv(StatefulToolEnv):
     """The model has a sandbox with bash (tool `bash`); files persist between calls.
 
-    The first call of a rollout opens its sandbox; the end of the rollout closes it. Failures inside the sandbox,
-    including timeouts, are reported to the model; a sandbox that cannot be started ends the rollout with a
-    `SandboxError`. To add tools that use the sandbox, add methods with `add_tool(…, args_to_skip=["state"])`: they
-    receive the state, and `await self.sandbox(state)` returns the session.
+    The first call of a rollout opens its sandbox; the end of the rollout closes it. Failures inside the sandbox, including
+    timeouts, are reported to the model; a sandbox that cannot be started ends the rollout with a `SandboxError`. To add tools
+    that use the sandbox, add methods with `add_tool(…, args_to_skip=["state"])`: they receive the state, and `await
+    self.sandbox(state)` returns the session.
 
     Args:
         backend: where sandboxes come from; closed when the run ends, and reusable. Default: a `LocalBackend`.
         limits: limits of a sandbox. Default: those of `backend`, else of `SandboxLimits` with 30 s per call.
         timeout_per_command_seconds, memory_gb, disk_size_gb: override these limits. The disk counts as memory.
-        pip_install_packages: installed packages that the code may import, without versions, as a list or separated by
-            spaces. Nothing is installed. Default: the standard library only.
+        pip_install_packages: installed packages that the code may import, without versions, as a list or separated by spaces.
+            Nothing is installed. Default: the standard library only.
         environment_vars: additional environment variables; the code can read them.
         start_command: bash command that must succeed in every new sandbox before the first call.
         unsafe: continue if this machine cannot enforce isolation (see `LocalBackend`); only for trusted code.
@@ -104,8 +104,7 @@ class SandboxEnv(StatefulToolEnv):
         **kwargs: see `ToolEnv`.
 
     Raises:
-        ConfigError: a package is not installed, a limit is not above 0, or an argument must be given to `backend`
-            instead.
+        ConfigError: a package is not installed, a limit is not above 0, or an argument must be given to `backend` instead.
 
     Example:
         env = rove.SandboxEnv(dataset=[{"question": "Count the primes below 1000 with bash."}], rubric=rubric, memory_gb=1)

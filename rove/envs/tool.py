@@ -223,9 +223,8 @@ class ToolEnv(MultiTurnEnv):
     async def clean_up(self, state: State) -> None:
         """Run the cleanup methods once no sync tool of the rollout is running.
 
-        A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which
-        runs when the tool returns, unless the event loop has ended. Override this method to interrupt what a tool
-        waits for.
+        A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
+        the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
         calls: UnderWay = state.get("sync_calls") or UnderWay()
         is_late = bool(calls)
@@ -349,7 +348,6 @@ class ToolEnv(MultiTurnEnv):
                 return self._error_message(_as_exception(error), error, ToolCallError, id)
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
-        """Return the arguments for the call."""
         return arguments
 
     def _tool(self, name: str | None, state: Mapping[str, Any] | None = None) -> Tool:

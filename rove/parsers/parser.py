@@ -166,11 +166,10 @@ class XMLParser(Parser):
         return None if answer is None else self.extract_fn(answer)
 
     def format_score(self, text: str) -> float:
-        """Return 0.4 times the share of fields present, plus 0.2 each for: tidy, starts with the first tag, ends with
-        the last.
+        """Return 0.4 times the share of fields present, plus 0.2 each for: tidy, starts with the first tag, ends with the last.
 
-        Present means opened and closed. Tidy means that at least one field is present and that fields have at most
-        one line break between tag and text, as `format` writes them. Text without tags scores 0.
+        Present means opened and closed. Tidy means that at least one field is present and that fields have at most one line
+        break between tag and text, as `format` writes them. Text without tags scores 0.
         """
         text = text.strip()
         found = [[_between(text, name, last=True) for name in names] for names in self._fields]

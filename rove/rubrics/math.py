@@ -103,8 +103,7 @@ class MathPool:
         """Return whether a response is equal to the right answer.
 
         Raises:
-            InfraError: math-verify cannot be imported; or (WorkerError) the comparison timed out or killed its
-                worker.
+            InfraError: math-verify cannot be imported; or (WorkerError) the comparison timed out or killed its worker.
             Error: the right answer cannot be parsed; or (RemoteError) math-verify failed.
         """
         try:

@@ -396,5 +396,4 @@ def _is_part(part: Mapping[Any, Any]) -> bool:
 
 
 def _cut(text: str) -> str:
-    """Shorten model output for an error message."""
     return text if len(text) <= QUOTED else text[:QUOTED] + "…"

@@ -245,7 +245,7 @@ async def test_empty_answer_keeps_its_own_error():
         assert server.requests == 1
 
 
-async def test_nobody_listens():
+async def test_no_server_listens():
     async with FaultEndpoint() as server:
         base_url = server.base_url
     client = OpenAIClient(base_url, backoff=0.0, max_retries=1)
@@ -308,7 +308,7 @@ async def test_prompt_that_does_not_fit(fault: Fault):
     "said",
     ["Invalid 'stop': array too long. Expected at most 4.", "Invalid 'tools[0].function.name': string too long."],
 )
-async def test_other_things_may_be_too_long_too(said: str):
+async def test_other_too_long_errors_are_not_overlong_prompts(said: str):
     async with FaultEndpoint(Answer(400, said)) as server:
         with pytest.raises(ModelError) as caught:
             await answer(server)

@@ -83,7 +83,7 @@ def test_none_is_not_enough():
 # Who gets a request
 
 
-async def test_requests_go_where_there_is_most_room():
+async def test_requests_go_to_the_replica_with_the_lowest_load():
     async with FaultEndpoint(together=2) as small, FaultEndpoint(together=4) as large:
         clients = [OpenAIClient(small.base_url, max_concurrent=2), OpenAIClient(large.base_url, max_concurrent=4)]
         replicas = Replicas([(client, "m") for client in clients], "tiny")
@@ -159,7 +159,7 @@ async def test_only_so_many_rollouts_are_remembered(monkeypatch: pytest.MonkeyPa
     assert list(replicas._assigned) == [1, 4, 5]
 
 
-async def test_an_evaluation_uses_all_of_them_and_keeps_its_rollouts_together():
+async def test_an_evaluation_uses_all_replicas_and_one_per_rollout():
     async with FaultEndpoint(together=2) as one, FaultEndpoint(together=2) as other:
         async with replicas_of(one, other) as client:
             async with asyncio.timeout(60):
@@ -240,7 +240,7 @@ async def test_its_rollouts_move_and_stay_where_they_moved():
     assert (one.asked, other.asked) == ([7], [7, 7, 7])
 
 
-async def test_when_all_fail_each_is_asked_once_more_and_all_attempts_are_kept():
+async def test_when_all_fail_each_gets_one_request_and_all_attempts_are_listed():
     gone = await nobody()
     async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, gone, max_retries=1) as client:
         for _ in range(2):  # avoided or not: there is nobody better
@@ -251,7 +251,7 @@ async def test_when_all_fail_each_is_asked_once_more_and_all_attempts_are_kept()
         assert one.requests == 4
 
 
-async def test_an_answer_that_is_none_is_asked_for_elsewhere_but_its_replica_not_avoided():
+async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_first():
     async with FaultEndpoint(["garbage"]) as one, FaultEndpoint(["empty"]) as other:
         async with replicas_of(one, other) as client:
             with pytest.raises(InvalidModelResponseError, match="neither text") as caught:
@@ -311,7 +311,7 @@ async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
 # Room for new rollouts
 
 
-async def test_rollouts_reserve_where_there_is_room_and_wait_when_there_is_none():
+async def test_rollouts_reserve_free_capacity_or_wait():
     clients = [OpenAIClient("http://a/v1", max_concurrent=1), OpenAIClient("http://b/v1")]
     replicas = Replicas([(client, "m") for client in clients], "tiny")
     limiter = replicas.limiter
@@ -337,7 +337,7 @@ def test_it_finds_its_own_limit_if_a_replica_does():
     assert Replicas([(fixed, "m"), (free, "m")], "tiny").limiter_now.adaptive
 
 
-def test_changes_of_a_limit_are_told_as_the_limit_of_all():
+def test_changes_report_the_sum_of_the_limits():
     clients = [OpenAIClient("http://a/v1"), OpenAIClient("http://b/v1", max_concurrent=3)]
     limiter = Replicas([(client, "m") for client in clients], "tiny").limiter_now
     assert limiter.on_change is None
@@ -351,7 +351,7 @@ def test_changes_of_a_limit_are_told_as_the_limit_of_all():
     assert clients[0].limiter_now.on_change is None
 
 
-async def test_a_room_that_a_restart_has_forgotten_is_not_given_back_twice():
+async def test_a_reservation_cleared_by_restart_is_not_released_twice():
     replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
     await replicas.limiter.reserve()
     replicas.limiter.restart()

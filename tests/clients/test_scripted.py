@@ -72,7 +72,7 @@ async def test_player_cannot_change_the_past():
 
 
 @given(seed=st.integers(0, 2**63), others=st.lists(st.integers(0, 2**63), max_size=3))
-async def test_same_request_same_answer_whatever_else_goes_on(seed: int, others: list[int]):
+async def test_same_request_same_response_under_concurrency(seed: int, others: list[int]):
     client = ScriptedClient(lambda messages, state, rng: f"{rng.random()} {rng.randrange(10**9)}")
     first = await client.respond(Request([UserMessage("roll")], seed=seed))
     for other in others:

@@ -10,8 +10,8 @@ import pytest
 import rove as vf
 from rove.envs.rlm import (
     ROLE,
-    SubCalls,
     Exploration,
+    SubCalls,
     as_text,
     context_file,
     instructions,
@@ -57,7 +57,7 @@ def test_sub_calls_are_counted_wherever_they_are_kept():
     assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
 
 
-def test_what_is_told_of_a_context():
+def test_the_preview_of_a_context():
     def end(context: Any, content: Any = "q", count: int = 5) -> Any:
         return with_preview([{"role": "user", "content": content}], context, count)[-1]["content"]
 

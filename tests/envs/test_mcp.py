@@ -233,12 +233,12 @@ def test_tools_to_include_must_exist() -> None:
         ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "give a function that makes it"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], said: str) -> None:
     with pytest.raises(vf.ConfigError, match=said.replace("(", r"\(")):
         env_of(**options)
 
 
-async def test_tools_can_be_asked_for_beforehand(any_server: dict[str, Any]) -> None:
+async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> None:
     env = env_of(any_server)
     before = env.identity
     await env.connect()
@@ -285,7 +285,7 @@ ADD = calls(call("add", {"a": 1, "b": 2}))
 # Servers that fail
 
 
-def test_a_slow_call_is_told(any_server: dict[str, Any]) -> None:
+def test_a_slow_call_is_reported_to_the_model(any_server: dict[str, Any]) -> None:
     env = env_of(any_server, call_timeout=0.3)
     slow, quick = told(play(env, calls(call("wait", {"seconds": 60}, "1"), call("add", {"a": 1, "b": 1}, "2"))))
     assert (slow, quick) == ("wait has not returned within 0.3 s", "2")

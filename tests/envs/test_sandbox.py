@@ -106,7 +106,7 @@ def test_files_stay_between_turns_and_calls_and_not_between_rollouts():
     assert len(env.backend.opened) == 6 and env.backend.is_clean
 
 
-def test_the_model_is_told_of_the_command_alone():
+def test_the_model_sees_only_the_command_argument():
     [tool] = env_of().tool_defs
     assert tool["function"]["name"] == "bash"
     assert list(tool["function"]["parameters"]["properties"]) == ["command"]
@@ -120,7 +120,7 @@ def test_a_rollout_that_calls_nothing_opens_nothing():
     assert env.backend.opened == [] and env.backend.is_clean
 
 
-def test_a_command_that_takes_too_long_is_told():
+def test_a_command_timeout_is_reported_to_the_model():
     env = env_of(timeout_per_command_seconds=0.3)
     record = play(env, calls(bash("echo 1 > a; echo so far; sleep 60", "1"), bash("cat a", "2")))
     assert told(record) == ["so far\nstopped after 0.3 s\n[the sandbox was restarted: variables are gone]", "1"]
@@ -180,7 +180,7 @@ def test_a_sandbox_is_set_up_before_its_first_call():
     assert env.backend.is_clean
 
 
-def test_a_session_that_dies_under_a_call_is_told_and_made_anew_with_what_it_needs():
+def test_a_session_that_dies_during_a_call_is_reported_and_set_up_again():
     class Dying(vf.SandboxEnv):
         def __init__(self, **options: Any):
             super().__init__(**options)
@@ -211,7 +211,7 @@ def test_a_start_command_that_fails_is_an_error_of_the_rollout():
 
 
 @pytest.mark.parametrize("error", [vf.SandboxError("no processes left"), vf.ConfigError("cannot contain code")])
-def test_a_sandbox_that_cannot_be_opened_is_an_error_of_the_rollout_and_not_told(error: Exception):
+def test_a_sandbox_that_cannot_be_opened_fails_the_rollout(error: Exception):
     record = play(env_of(backend=Counting(fail=error)), calls(bash("ls")))
     assert record.error is not None
     assert (record.error.type, record.error.message) == (type(error).__name__, str(error))

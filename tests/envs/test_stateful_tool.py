@@ -54,7 +54,7 @@ class Database(vf.StatefulToolEnv):
 SELECT = call("query", {"sql": "SELECT x FROM t"})
 
 
-def test_hidden_arguments_are_injected_and_not_told():
+def test_hidden_arguments_are_injected_and_not_shown():
     env = Database()
     assert list(env.tool_defs[0]["function"]["parameters"]["properties"]) == ["sql", "limit"]
     record = play(env, calls(SELECT), calls(call("query", {"sql": "SELECT x FROM t", "db": "mine"})))
@@ -117,7 +117,11 @@ def give_up(tool_args: dict[str, Any]) -> Any:
         (leave, "SystemExit", "2"),
         (give_up, "CancelledError", ""),
         (lambda tool_args: None, "ConfigError", "update_tool_args returned NoneType for 'query'; expected a dict"),
-        (lambda tool_args: tool_args, "ConfigError", "tool 'query' needs the argument 'db'; expected it from update_tool_args"),
+        (
+            lambda tool_args: tool_args,
+            "ConfigError",
+            "tool 'query' needs the argument 'db'; expected it from update_tool_args",
+        ),
         (lambda tool_args: {**tool_args, "db": 1, "x": 1}, "ConfigError", "tool 'query' has no argument 'x'"),
     ],
 )

@@ -275,7 +275,7 @@ def test_class_objects_cannot_hide_the_rollout(name):
         Rubric().add_class_object(name, 1)
 
 
-def test_a_required_name_nobody_has_is_an_error_that_lists_names():
+def test_an_unknown_required_name_is_an_error_that_lists_names():
     def func(dificulty):
         return 1
 
@@ -289,7 +289,7 @@ def test_a_required_name_nobody_has_is_an_error_that_lists_names():
     assert str(raised.value).count("example_id") == 1
 
 
-def test_an_unmarked_group_function_is_told_about_the_mark():
+def test_the_error_for_an_unmarked_group_function_names_the_mark():
     with pytest.raises(ConfigError, match=r"needs 'completions'.*@group_reward"):
         score(Rubric([lambda completions: [1.0]]))
 

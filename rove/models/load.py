@@ -174,7 +174,7 @@ def load_adapter(
     folder = Path(path).expanduser()
     base = adapter_base(folder)
     if base is None:
-        raise ConfigError(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
+        raise ConfigError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
     try:
         loaded = load_model(base, device, dtype, trust_remote_code)
     except ConfigError as error:

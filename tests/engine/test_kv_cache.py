@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 SHAPE = CacheShape(
     layers=3, kv_heads=2, head_size=4, dtype=torch.float32, device=CPU, conv_layers=frozenset({1}), conv_width=6
 )
-BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(block=16)], ids=["whole rows", "blocks of 16"])
+BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(key_block=16)], ids=["whole rows", "blocks of 16"])
 
 
 def rows(count: int, length: int = 64) -> int:

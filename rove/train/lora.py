@@ -1,4 +1,4 @@
-"""LoRA in training: an adapter's weights are trained instead of the model's own (Hu et al., arXiv 2106.09685)."""
+"""LoRA in training: train an adapter's weights instead of the model's (Hu et al. 2021, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def check_lora(config: RLConfig | SFTConfig) -> None:
-    """Refuse impossible settings of an adapter, and those that would change nothing.
+    """Check the adapter settings.
 
     Raises:
-        ConfigError: with the setting's name, or PEFT is not installed.
+        ConfigError: A setting is out of range or without effect, or PEFT is not installed.
     """
     if config.lora_rank < 0:
         raise ConfigError(f"lora_rank is {config.lora_rank}; expected 1 or more, or 0 to train the whole model")
@@ -38,10 +38,10 @@ def check_lora(config: RLConfig | SFTConfig) -> None:
 
 
 def add_lora(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
-    """The model with a new adapter in it, if the settings ask for one, whose weights alone are then trained and saved.
+    """Return the model with a new adapter if the settings ask for one; its weights alone are then trained and saved.
 
     Raises:
-        ConfigError: the model has no layers of the names in `lora_targets`.
+        ConfigError: The model has no layers with the names in `lora_targets`.
     """
     if not config.lora_rank:
         return loaded
@@ -62,7 +62,7 @@ def add_lora(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
 
 @contextmanager
 def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
-    """Context in which an adapter's dropout is at work, by a random stream of its own."""
+    """Return a context in which the adapter's dropout is active, with its own random stream."""
     layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield

@@ -224,7 +224,7 @@ def install_replacement() -> None:
 def in_workers() -> str:
     """Name of the function that does in a worker process what was done here: `offer`, or `replace`."""
     mine = _mine()
-    return f"rove.compat:{'offer' if mine is None or mine is sys.meta_path[-1] else 'replace'}"
+    return f"rove.compat:{'install_fallback' if mine is None or mine is sys.meta_path[-1] else 'install_replacement'}"
 
 
 def missing_reason(path: str) -> str:

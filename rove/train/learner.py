@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
 from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
+from rove.train.config import TrainingConfig
 from rove.train.lora import adapter_dropout
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
@@ -27,10 +28,6 @@ from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather_weights
 from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
 
 DIGITS = 6
 """After the point; a ratio is then right to a millionth."""
@@ -124,7 +121,7 @@ class Learner:
 
     def __init__(
         self,
-        config: RLConfig | SFTConfig,
+        config: TrainingConfig,
         objective: Objective,
         loaded: LoadedModel,
         ranks: Ranks = SINGLE_PROCESS,

@@ -87,7 +87,7 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: list[str] = []
     """GPUs of each server, like "1" or "2,3" (CUDA_VISIBLE_DEVICES). Default: all."""
     start_seconds: float = 600.0
-    """Maximum seconds deadline a server is ready."""
+    """Maximum seconds until a server is ready."""
     hang_seconds: float = 120.0
     """Restart a server whose engine does not respond for this many seconds while requests wait. Requests themselves may take
     any time: the check polls the weight version, which the engine reports between two tokens."""

@@ -38,7 +38,8 @@ def test_a_library_that_is_missing_is_told(
 
 
 def test_a_library_that_is_there_is_not_imported() -> None:
-    program = "import sys\nfrom rove.integrations.environments.libraries import needs\nneeds('wave', 'x', 'it')\n"
+    imports = "import sys\nfrom rove.integrations.environments.libraries import require_library\n"
+    program = f"{imports}require_library('wave', 'x', 'it')\n"
     subprocess.run([sys.executable, "-c", f"{program}assert 'wave' not in sys.modules"], check=True)
     with pytest.raises(ConfigError, match="it needs 'no_such_library'"):
         require_library("no_such_library", "x", "it")

@@ -157,7 +157,7 @@ def test_a_server_without_room_is_waited_for() -> None:
 
 
 def test_a_server_that_never_has_room_is_an_infra_error() -> None:
-    [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, room_seconds=0.2)
+    [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
     assert record.error.type == "InfraError" and "no room for another session in 0.2 s" in record.error.message
 

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "sampler_idle": (
         history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
         history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
-        "90% of the places for rollouts are empty: the trainer is slower",
+        "90% of the slots for rollouts are empty: the trainer is slower",
         {"idle": 0.95},
     ),
 }

@@ -23,8 +23,9 @@ from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.train.batch import micro_batches
 from rove.train.checkpoint import STATE, check_weights, recover, restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.config import RLConfig
 from rove.train.losses import cross_entropy
-from rove.train.rl import RLConfig, train_rl
+from rove.train.rl import train_rl
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import check_shards, read_shards, write_shards
 from rove.train.trainer import Trainer

@@ -12,6 +12,7 @@ import msgspec
 
 from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.models import Model
+from rove.core.config import merge, nested
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 
@@ -28,9 +29,9 @@ _RENAMED = {
     "temperature": "temperature",
     "max_grad_norm": "max_grad_norm",
     "weight_decay": "weight_decay",
-    "beta": "kl_penalty",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
+    "beta": "loss.kl_penalty",
+    "epsilon": "loss.clip_low",
+    "epsilon_high": "loss.clip_high",
     "num_batches_ahead": "max_off_policy_steps",
     "gradient_checkpointing": "activation_checkpointing",
     "save_steps": "checkpoint_every",
@@ -96,7 +97,7 @@ class LoraConfig(Model):
 
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
     """The adapter that 0.1.0 began with."""
-    outdated("lora_defaults", "write settings for `rove rl`: lora_rank, lora_alpha, lora_targets")
+    outdated("lora_defaults", "write settings for `rove rl`: lora.rank, lora.alpha, lora.targets")
     return LoraConfig(r=r, lora_alpha=alpha, target_modules=["q_proj", "v_proj", "k_proj", "o_proj"])
 
 
@@ -106,8 +107,8 @@ def _lora(adapter: Any) -> dict[str, Any]:
         return {}
     targets = adapter.target_modules or []
     targets = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets)
-    named = {"lora_alpha": float(adapter.lora_alpha), "lora_dropout": float(adapter.lora_dropout or 0.0)}
-    return {"lora_rank": adapter.r, "lora_targets": targets, **named}
+    named = {"lora.alpha": float(adapter.lora_alpha), "lora.dropout": float(adapter.lora_dropout or 0.0)}
+    return {"lora.rank": adapter.r, "lora.targets": targets, **named}
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
@@ -121,26 +122,28 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     Raises:
         ConfigError: a loss that is not known.
     """
-    kind = importlib.import_module("rove.train.rl").RLConfig
+    kind = importlib.import_module("rove.train.config").RLConfig
     ours = {_RENAMED[name]: value for name, value in args.items() if name in _RENAMED and value is not None}
     loss = args.get("loss_type", "bnpo")
     if loss not in _LOSSES:
         raise ConfigError(f"loss_type is {loss!r}; expected one of {', '.join(_LOSSES)}")
     if "batch_size" not in args:
         ours["batch_size"] = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-    ours["loss"] = _LOSSES[loss]
+    ours["loss.kind"] = _LOSSES[loss]
     ours["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
     ours["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
     ours["max_off_policy_steps"] = min(1, ours.get("max_off_policy_steps", 0))
     ours["learning_rate"] = float(ours["learning_rate"])
     if str(args.get("lr_scheduler_type", "")).startswith("constant"):
         ours["final_lr_fraction"] = 1.0
-    if args.get("sync_ref_model") and ours.get("kl_penalty"):
-        ours["sync_reference_every"] = args["ref_model_sync_steps"]
+    if args.get("sync_ref_model") and ours.get("loss.kl_penalty"):
+        ours["loss.sync_reference_every"] = args["ref_model_sync_steps"]
     if ours.get("run_dir") is None:
         ours.pop("run_dir", None)
-    ours |= _lora(adapter)
-    return msgspec.convert({**ours, "env": env_id or "env", "model": ""}, kind)
+    values: dict[str, Any] = {"env": env_id or "env", "model": ""}
+    for name, value in {**ours, **_lora(adapter)}.items():
+        merge(values, nested(name, value))
+    return msgspec.convert(values, kind)
 
 
 class GRPOTrainer:

@@ -62,7 +62,7 @@ class OpenEnvEnv(MultiTurnEnv):
         reset_args: further arguments of every reset.
         headers: of every request.
         call_seconds: for an answer of the server.
-        room_seconds: how long to wait for a server that has no room for another session (they are made for one unless told
+        capacity_seconds: how long to wait for a server that has no room for another session (they are made for one unless told
             otherwise).
         Everything else: see `MultiTurnEnv`. `max_turns` is 50 unless given.
 
@@ -88,7 +88,7 @@ class OpenEnvEnv(MultiTurnEnv):
     ):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.call_seconds, self.capacity_seconds = call_seconds, capacity_seconds
-        check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "room_seconds")
+        check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "capacity_seconds")
         if as_tool and action_parser is not None:
             raise ConfigError("action_parser reads texts, and as_tool has actions that are none; expected one of them")
         self.base_url, self.as_tool = base_url.rstrip("/"), as_tool

@@ -91,7 +91,7 @@ class TextArenaEnv(MultiTurnEnv):
         for metric in (raw_reward, finished, invalid_move):
             rubric.add_metric(metric)
         defaults = {"max_turns": 100, "rubric": rubric, "system_prompt": SYSTEM_PROMPT}
-        defaults |= {"players": {"random": random_bracket}}
+        defaults |= {"policies": {"random": random_bracket}}
         evaluated = (lambda: self._rows(num_eval_examples, f"{seed}:eval")) if num_eval_examples else None
         super().__init__(
             dataset=lambda: self._rows(num_train_examples, f"{seed}:train"),

@@ -194,7 +194,7 @@ class Server:
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
     def start(self, model: Path, shape: LoRAShape | None = None) -> None:
-        """Start the server with the model in a folder, and wait deadline it is ready.
+        """Start the server with the model in a folder, and wait until it is ready.
 
         Args:
             model: Model folder.

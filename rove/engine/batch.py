@@ -66,11 +66,11 @@ class DecodeBatch:
             ):
                 shown[slot.prefix_group] = slot
         slots, firsts, sizes = zip(*pieces, strict=True)
-        sources = [shown[slot.family].index if slot.family else slot.index for slot in slots]
+        sources = [shown[slot.prefix_group].index if slot.prefix_group else slot.index for slot in slots]
         ends = list(accumulate(sizes))
         starts = [end - size for end, size in zip(ends, sizes, strict=True)]
         columns = torch.tensor(
-            ([slot.index for slot in slots], firsts, sources, [slot.common for slot in slots]), dtype=torch.long
+            ([slot.index for slot in slots], firsts, sources, [slot.shared_prefix for slot in slots]), dtype=torch.long
         )
         if ends[-1] > len(pieces):
             repeats = torch.tensor(sizes)

@@ -111,9 +111,7 @@ class EngineClient(Generic[AnEngine]):
             return sampling
         given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
         if given:
-            raise ConfigError(
-                f"tool_choice forces a tool call, and {given[0]} is given too; expected one of them: leave the other out"
-            )
+            raise ConfigError(f"tool_choice forces a tool call, and {given[0]} is given too; expected only one of them")
         grammar = tool_call_grammar(how, request.tools or [], request.tool_choice, self.renderer.special_token)
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 

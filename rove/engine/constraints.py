@@ -1,6 +1,8 @@
-"""Structured output: which tokens may come next, so that the answer has the form that was asked for.
+"""Structured output: grammars (by llguidance) that restrict the next token of a completion.
 
-The grammars are llguidance's, which knows JSON schemas, regular expressions and Lark.
+They come from JSON schemas, regular expressions, choices, Lark, or a forced tool call. Grammars of tool calls accept calls of
+the allowed tools in the model's own format, with arguments that match the tool's JSON schema. `rove.rendering.tool_calls` parses
+every text that they accept, except numbers beyond the range of a float (1e999) and strings that contain the end mark of a call.
 """
 
 from __future__ import annotations
@@ -21,52 +23,56 @@ from rove.core.protocols import SamplingParams, ToolChoice
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
-"""Between the parts of a JSON text there may be one space. With any whitespace, as JSON has it, small models (and large ones
-now and then) write line breaks until their tokens run out."""
+"""Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
+occasionally large ones) write line breaks until they run out of tokens."""
 
 
 class Constraint:
-    """How far one answer has come in its grammar.
+    """The state of one completion in its grammar.
 
     Args:
-        matcher: of llguidance, at the beginning of the grammar.
+        matcher: llguidance matcher at the start of the grammar.
     """
 
     def __init__(self, matcher: LLMatcher):
         self._matcher = matcher
 
     def mask(self, vocab: int) -> torch.Tensor:
-        """Which of the model's `vocab` tokens may come next [V], bool, on the CPU. Without an error there always is one."""
+        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one may, unless `error`
+        is set.
+        """
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        return torch.nn.functional.pad(allowed, (0, vocab - len(allowed)))  # cuts where the model has fewer tokens
+        return torch.nn.functional.pad(
+            allowed, (0, vocab - len(allowed))
+        )  # a negative pad truncates, if the model has fewer tokens than the tokenizer
 
     def advance(self, token: int) -> None:
-        """Take a token that was sampled; see `error` for one that must not come."""
+        """Consume a sampled token; `error` is set if it is not allowed."""
         self._matcher.consume_token(token)
 
     @property
     def done(self) -> bool:
-        """Whether nothing more can come: the form is complete, or there was an error."""
+        """Whether no token can follow: the form is complete, or there was an error."""
         return self._matcher.is_stopped()
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot go on, such as by a limit on its complexity; "" = it can."""
+        """Why the grammar failed, such as a limit on its complexity; "" if it did not."""
         return self._matcher.get_error().partition("\n")[0]
 
 
 def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
-    """The constraint at the beginning of an answer; None where none is asked for.
+    """Return the constraint of a new completion; None if no structured output is requested.
 
-    The grammar of a form is compiled once; the first use of a tokenizer takes up to a second.
+    A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
-        sampling: its `response_format` or `structured_outputs` count.
-        tokenizer: a `transformers` fast tokenizer.
-        stop_ids: tokens that may come where the form is complete but could go on. Default: the tokenizer's end.
+        sampling: Its `response_format` or `structured_outputs` is used.
+        tokenizer: A `transformers` fast tokenizer.
+        stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
 
     Raises:
-        ConfigError: the form is not one that the engine knows, or there is something wrong with it.
+        ConfigError: The form is unknown or invalid.
     """
     grammar = _grammar_of(sampling)
     if grammar is None:
@@ -74,8 +80,10 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
     matcher = _matcher(tokenizer, tuple(sorted(stop_ids)), grammar)
     if matcher.is_error():
         why = " ".join(matcher.get_error().partition("<state>")[0].split())
-        why = why.replace("NoExtensionBias", "there is nothing that fits it")
-        raise ConfigError(f"the structured output asked for is not possible: {why}; expected a form that can be met")
+        why = why.replace("NoExtensionBias", "no text matches it")
+        raise ConfigError(
+            f"the requested structured output is not possible: {why}; expected a form that some text matches"
+        )
     return Constraint(matcher.deep_copy())
 
 
@@ -84,7 +92,7 @@ def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatch
     matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0)
     probe = matcher.deep_copy()
     if not probe.is_error():
-        probe.compute_logit_bias()  # only now is it seen that nothing fits the form, or that it is too complex to begin
+        probe.compute_logit_bias()  # only this finds forms that nothing matches, or that are too complex
     return probe if probe.is_error() else matcher
 
 
@@ -94,8 +102,8 @@ def _tokenizer(tokenizer: Any, stop_ids: tuple[int, ...]) -> LLTokenizer:
 
 
 def _grammar_of(sampling: SamplingParams) -> str | None:
-    asked = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
-    if len(asked) > 1:
+    given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
+    if len(given) > 1:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")
     if sampling.response_format is not None:
         return _of_response_format(sampling.response_format)
@@ -120,8 +128,8 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> str:
-    told = [(kind, value) for kind, value in given.items() if value is not None]
-    match told:
+    options = [(kind, value) for kind, value in given.items() if value is not None]
+    match options:
         case [("json", str() as schema)]:
             return _json(schema)
         case [("json", dict() as schema)]:
@@ -131,7 +139,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
         case [("regex", str() as regex)]:
             return LLMatcher.grammar_from_regex(regex)
         case [("choice", [str(), *_] as texts)] if all(isinstance(text, str) for text in texts):
-            # By their code points, so that no character has a meaning.
+            # Escaped as code points, so that no character is special in the regular expression.
             literal = ["".join(f"\\x{{{ord(character):x}}}" for character in text) for text in texts]
             return LLMatcher.grammar_from_regex("|".join(literal))
         case [("grammar", str() as lark)]:
@@ -155,11 +163,11 @@ FindSpecialToken = Callable[[str], int | None]
 """Return the id of the special token with this text; None for ordinary text."""
 
 MAX_CALLS = 8
-"""Calls in one response; small models tend to repeat themselves until their tokens run out."""
+"""Maximum calls in one response; small models tend to repeat themselves until they run out of tokens."""
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MISTRAL_NAME = re.compile(r"[\w.-]+")
 _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
-"""Parts of a schema that may describe arguments beside its `properties`."""
+"""Parts of a schema that may describe arguments not in its `properties`."""
 
 
 def tool_call_grammar(
@@ -168,13 +176,13 @@ def tool_call_grammar(
     """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
 
     Args:
-        how: the format in which the model writes calls.
-        tools: all tools of the request, in chat form.
-        choice: the tools that may be called, and whether there may be several calls.
-        special_token: finds special tokens, which grammars name by id.
+        how: Tool call format of the model.
+        tools: All tools of the request, in chat form.
+        choice: The tools that may be called, and whether several calls are allowed.
+        special_token: Finds special tokens, which grammars name by id.
 
     Raises:
-        ConfigError: the format cannot write a tool's name or its arguments.
+        ConfigError: The format cannot express a tool's name or arguments.
     """
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
@@ -213,7 +221,7 @@ class _Lark:
 
 
 CallRules = tuple[str, str, str, list[str]]
-"""Expressions for the beginning, for what separates calls, for the end, and for a call of each function."""
+"""Expressions for the beginning, the separator of calls, the end, and a call of each function."""
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +278,7 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
 
 
 def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
-    """A call with named arguments in the schema's order; their values are JSON, which the reader takes among Python's."""
+    """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
     name, schema = _python_function(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
@@ -282,7 +290,7 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
             "expected properties only: list all arguments there"
         )
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    first, more = "", ""  # what may follow when no argument was written yet, and after one
+    first, more = "", ""  # rules before and after the first argument
     for key, value in reversed(properties.items()):
         if value is False:
             if key in required:
@@ -303,7 +311,7 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
 
 def _python_function(name: str) -> str:
     fits = _PYTHON_NAME.fullmatch(name) is not None and all(map(_is_identifier, name.split(".")))
-    return _checked(name, fits and not name.endswith(".call"))  # the reader takes "f.call" for a call of f
+    return _checked(name, fits and not name.endswith(".call"))  # the parser reads "f.call" as a call of f
 
 
 def _python_argument(name: str) -> str:
@@ -311,7 +319,7 @@ def _python_argument(name: str) -> str:
 
 
 def _is_identifier(name: str) -> bool:
-    """Whether Python's parser reads this name, and reads it unchanged; the reader allows keywords too."""
+    """Return whether Python's parser reads this name unchanged; the tool call parser also allows keywords."""
     return name.isidentifier() and unicodedata.normalize("NFKC", name) == name
 
 

@@ -48,11 +48,11 @@ class GenerationRequest:
 
     def close_version_span(self, version: int) -> None:
         """Attribute the tokens sampled since the last weight update to `version`."""
-        said = len(self.ids) - sum(count for _, count in self.version_spans)
-        if said and self.version_spans and self.version_spans[-1][0] == version:
-            said += self.version_spans.pop()[1]
-        if said:
-            self.version_spans.append((version, said))
+        new_tokens = len(self.ids) - sum(count for _, count in self.version_spans)
+        if new_tokens and self.version_spans and self.version_spans[-1][0] == version:
+            new_tokens += self.version_spans.pop()[1]
+        if new_tokens:
+            self.version_spans.append((version, new_tokens))
 
     def generation(self, version: int) -> Generation:
         """Return the result after the last token, which was sampled with weights of this version."""
@@ -176,8 +176,8 @@ class Engine:
             ModelError: The model's probabilities are not finite, or the grammar of a structured output failed.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
-        room = room_after(prompt_ids, self.vocab, self.context, least=0 if sampling.max_tokens == 0 else 1)
-        request, max_tokens = self._new_request(sampling, seed, on_token, room)
+        max_new_tokens = room_after(prompt_ids, self.vocab, self.context, least=0 if sampling.max_tokens == 0 else 1)
+        request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, lora_adapter)
         if max_tokens == 0:
             version = self.policy_version if lora_adapter is None else lora_adapter.version
@@ -189,11 +189,11 @@ class Engine:
         return _with_prompt_logprobs(await request.future, scored, sampling)
 
     def _new_request(
-        self, sampling: SamplingParams, seed: int, on_token: OnToken | None, room: int
+        self, sampling: SamplingParams, seed: int, on_token: OnToken | None, max_new_tokens: int
     ) -> tuple[GenerationRequest, int]:
         """Return a request and its maximum number of sampled tokens."""
         _check_sampling(sampling, self.vocab, self.renderer is not None)
-        max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, room)
+        max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, max_new_tokens)
         constraint = decode = None
         if self.renderer is not None:
             constraint = constraint_for(sampling, self.renderer.tokenizer, sorted(self.stop_ids))

@@ -195,11 +195,11 @@ class SlowRunner:
 
     def _admit(self) -> None:
         active = [seq for group in self.groups for seq in group.seqs]
-        used, room = sum(map(self._bytes, active)), self.max_batch - len(active)
+        used, free_rows = sum(map(self._bytes, active)), self.max_batch - len(active)
         by_length: dict[int, list[SequenceState]] = {}
-        while self.waiting and room and used + self._bytes(self.waiting[0]) <= self.budget:
+        while self.waiting and free_rows and used + self._bytes(self.waiting[0]) <= self.budget:
             seq = self.waiting.pop(0)
-            used, room = used + self._bytes(seq), room - 1
+            used, free_rows = used + self._bytes(seq), free_rows - 1
             by_length.setdefault(len(seq.tokens), []).append(seq)
         self.groups += [_Group(seqs) for seqs in by_length.values()]
 

@@ -109,8 +109,8 @@ def filter_unlikely(
     """Return the distributions [F, V] without unlikely tokens, renormalized.
 
     In vLLM's order: first tokens less likely than `min_p` times the most likely one are dropped, then those outside of the
-    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a kept one are kept, so
-    that the result does not depend on token ids. The most likely token is always kept.
+    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a likely one are likely, so
+    that the result does not depend on token ids. The most likely token is always likely.
 
     Args:
         probabilities: [F, V].
@@ -127,8 +127,8 @@ def filter_unlikely(
     unneeded = gone + (mass[:, -1:] - gone) * (1 - top_p[:, None])
     first = torch.searchsorted(mass, unneeded, right=True).clamp_max_(vocab - 1)
     least = ordered.gather(1, first)
-    kept = probabilities * (probabilities >= least)
-    return kept / kept.sum(-1, keepdim=True)
+    likely = probabilities * (probabilities >= least)
+    return likely / likely.sum(-1, keepdim=True)
 
 
 def _ascending(values: torch.Tensor) -> torch.Tensor:
@@ -191,8 +191,8 @@ class Penalties:
         counts = self._counts.new_zeros(len(rows), self._counts.shape[1])
         had = self._seen.new_zeros(counts.shape)
         for i, (_, prompt, answer) in enumerate(rows):
-            said = torch.tensor([*answer], dtype=torch.long, device=counts.device)
-            counts[i].index_add_(0, said, torch.ones_like(said, dtype=counts.dtype))
+            tokens = torch.tensor([*answer], dtype=torch.long, device=counts.device)
+            counts[i].index_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
             had[i, torch.tensor([*prompt, *answer], dtype=torch.long, device=counts.device)] = True
         weights = [
             (
@@ -397,17 +397,17 @@ class _RowOptions(NamedTuple):
     @classmethod
     def of(cls, row: SamplerRow, vocab: int, stop_ids: frozenset[int]) -> _RowOptions | None:
         """Return the options of a row; None if it has none."""
-        asked = row.sampling
-        top_k = min(asked.top_k or 0, vocab)
-        filters = (top_k if top_k > 0 else vocab, 1.0 if asked.top_p is None else asked.top_p, asked.min_p or 0.0)
-        least = asked.min_tokens or 0
-        ends = sorted(end_token_ids(asked, stop_ids)) if least > len(row.answer) else []
+        params = row.sampling
+        top_k = min(params.top_k or 0, vocab)
+        filters = (top_k if top_k > 0 else vocab, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0)
+        least = params.min_tokens or 0
+        ends = sorted(end_token_ids(params, stop_ids)) if least > len(row.answer) else []
         needs = cls(
-            filters=None if filters == (vocab, 1, 0) or asked.temperature == 0 else filters,
-            penalties=has_penalty(asked),
+            filters=None if filters == (vocab, 1, 0) or params.temperature == 0 else filters,
+            penalties=has_penalty(params),
             min_tokens=[(token, least) for token in ends if token < vocab],
-            biases=list((asked.logit_bias or {}).items()),
-            top=min(asked.logprobs or 0, vocab),
+            biases=list((params.logit_bias or {}).items()),
+            top=min(params.logprobs or 0, vocab),
             constraint=row.constraint,
         )
         return needs if any(needs) or needs.constraint is not None else None
@@ -418,8 +418,8 @@ class _Plan:
 
     def __init__(self, needs: Sequence[_RowOptions | None], greedy: Sequence[bool], device: torch.device):
         def long(values: Sequence[object], width: int = 0) -> torch.Tensor:
-            made = torch.tensor(values, dtype=torch.long, device=device)
-            return made.reshape(-1, width) if width else made
+            tensor = torch.tensor(values, dtype=torch.long, device=device)
+            return tensor.reshape(-1, width) if width else tensor
 
         def real(values: Sequence[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)

@@ -1,6 +1,6 @@
-"""One attention function for sampling and training, registered with transformers as "rove".
+"""Attention for sampling and training, registered with transformers as "rove", also over packed batches with shared prefixes.
 
-Axes: B rows, H query heads, K key/value heads, n queries, T keys, d head size.
+Axes: B rows or sequences, N tokens of a packed batch, H query heads, K key/value heads, n queries, T keys, d head size.
 """
 
 from __future__ import annotations
@@ -20,39 +20,42 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from rove import kernels
 
 MAX_LENGTH_RATIO = 2
-"""Sequences of one call of PyTorch's attention differ in length by at most this factor; the rest is padding."""
+"""Maximum ratio of sequence lengths in one call of PyTorch's attention; shorter sequences are padded."""
 MAX_SCORES = 1 << 22
-"""Most attention scores per head of one call."""
+"""Maximum attention scores per head and call."""
 
 
 class PaddedRows(NamedTuple):
-    """Sequences that are attended to together by PyTorch, B of them, padded to the longest."""
+    """B sequences for one call of PyTorch attention, padded to the longest."""
 
     queries: torch.Tensor
-    """[B, n] tokens of the batch; padded with any."""
+    """[B, n] token indices; padding is arbitrary."""
     keys: torch.Tensor
-    """[B, T] likewise: the queries and what comes before them, wherever it is."""
+    """[B, T] token indices of the queries and the tokens before them; padding is arbitrary."""
     real_indices: torch.Tensor
-    """Places of the flattened queries that are no padding."""
+    """Indices of the flattened queries without padding."""
     bias: torch.Tensor | None
-    """[B, 1, n, T] −∞ on what a query does not see, else 0; None: queries and keys are the same, and it is causal."""
+    """[B, 1, n, T] −∞ on keys that a query does not attend to, else 0; None: queries and keys are the same, with a causal
+    mask."""
 
 
 @dataclass(eq=False)
 class Packing:
-    """Who sees whom. A sequence's first tokens may be another's too, where they are queries; each token is the query of
-    exactly one sequence, and sees what comes before it there.
+    """Which tokens of a packed batch attend to which.
+
+    Sequences that start with the same tokens share them: a shared prefix belongs to an earlier sequence, where its tokens are
+    queries. Every token is the query of exactly one sequence and attends to the tokens before it there.
     """
 
     paths: Sequence[np.ndarray]
-    """The tokens of each sequence, as places in the batch."""
+    """Tokens of each sequence, as indices of the batch."""
     shared_lengths: np.ndarray
-    """[B] how many of the first ones are another's."""
+    """[B] length of the prefix that belongs to another sequence."""
     device: torch.device
 
     @cached_property
     def flat_paths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The paths behind one another; [B + 1] where each begins; [B] shared."""
+        """Concatenated paths; [B + 1] their offsets; [B] shared lengths."""
         offsets = np.cumsum([0, *map(len, self.paths)])
         return (
             torch.from_numpy(np.concatenate(self.paths)),
@@ -62,12 +65,12 @@ class Packing:
 
     @cached_property
     def padded_rows(self) -> list[PaddedRows]:
-        """For PyTorch: sequences of similar length together."""
+        """Groups of sequences of similar length, for PyTorch."""
         return [self._padded(some) for some in self._alike()]
 
     @cached_property
     def token_order(self) -> torch.Tensor:
-        """[N] where each token is among the rows' real queries, one after another."""
+        """[N] index of each token among the queries of all groups."""
         order = np.concatenate([self.paths[i][self.shared_lengths[i] :] for some in self._alike() for i in some])
         return torch.from_numpy(np.argsort(order)).to(self.device)
 
@@ -126,7 +129,7 @@ def _in_torch(
     seen = []
     for rows in packing.padded_rows:
         mine, keys, values = (
-            # index_select: twenty times as fast as indexing where gradients are wanted
+            # index_select is twenty times as fast as indexing when gradients are needed
             x.reshape(len(x), -1).index_select(0, places.flatten()).view(*places.shape, -1, x.shape[-1]).transpose(1, 2)
             for x, places in ((query, rows.queries), (key, rows.keys), (value, rows.keys))
         )
@@ -139,7 +142,7 @@ def _in_torch(
 
 
 class _NativeAttention(torch.autograd.Function):
-    """query [N, H, d], key and value [N, K, d], contiguous, fp32, on the CPU → [N, H, d]."""
+    """query [N, H, d], key and value [N, K, d], contiguous fp32 on the CPU → [N, H, d]."""
 
     @staticmethod
     def forward(
@@ -173,7 +176,7 @@ def _run(
     packing: Packing,
     wanted: tuple[torch.Tensor, ...],
 ) -> None:
-    """Call a kernel, its key heads shared out among as many threads as PyTorch would use."""
+    """Call a kernel with its key heads split over as many threads as PyTorch would use."""
     heads = given[1].shape[1]
     parts = min(torch.get_num_threads(), heads)
     edges = [heads * i // parts for i in range(parts + 1)]
@@ -189,17 +192,17 @@ def _run(
         with ThreadPoolExecutor(parts) as pool:
             failed = any(list(pool.map(some, edges[:-1], edges[1:])))
     if failed:
-        raise MemoryError("no memory for attention; use a smaller micro_batch_tokens")
+        raise MemoryError("out of memory in attention; lower micro_batch_tokens")
 
 
 NAME = "rove"
 
 PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
-"""Model types whose attention is nothing but softmax(q·k)·v over everything before."""
+"""Model types whose attention is softmax(q·k)·v over all earlier tokens."""
 
 
 def is_plain(config: Any) -> bool:
-    """Whether our attention is what the model means: no sliding windows, soft caps or attention sinks."""
+    """Return whether this attention computes what the model defines: no sliding window, soft cap or attention sink."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None
     return config.model_type in PLAIN_MODEL_TYPES and kinds <= {"full_attention", "conv"} and not windowed
@@ -216,11 +219,11 @@ def grouped_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over query [B, H, n, d] and key, value [B, K, T, d] → [B, n, H, d].
+    """Compute attention of query [B, H, n, d] over key and value [B, K, T, d] → [B, n, H, d].
 
-    Without a mask it is causal, the last query standing on the last key. A boolean mask [B, 1, n, T] says which keys each
-    query sees; then query heads that share a key head go through one matrix product, which at n = 1 on a CPU is several
-    times faster than PyTorch's fused attention and needs no copy of the keys per head. With `packing` see `packed_attention`.
+    Without a mask it is causal, with the last query at the last key. A boolean mask [B, 1, n, T] marks the visible keys; query
+    heads that share a key head then go through one matrix product, which at n = 1 on a CPU is several times faster than
+    PyTorch's fused attention and does not copy keys per head. With `packing` see `packed_attention`.
     """
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
@@ -249,10 +252,10 @@ def grouped_attention(
 def attend_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """One new token per sequence: query [B, H, d], already scaled, over keys [B, K, d, T] and values [B, K, T, d] → [B, H, d].
+    """Compute attention of one token per sequence: query [B, H, d] (scaled), keys [B, K, d, T], values [B, K, T, d] → [B, H, d].
 
-    `bias` [B, T] is −∞ on the keys that a sequence does not see, else 0. Query heads that share a key head are the rows of one
-    matrix product, and keys that are stored transposed are read in order.
+    `bias` [B, T] is −∞ on hidden keys, else 0. Query heads that share a key head are the rows of one matrix product, and keys
+    stored transposed are read sequentially.
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -266,10 +269,10 @@ def attend_decode(
 def attend_chunk(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Several new tokens per sequence: query [B, n, H, d], already scaled → [B, n, H, d].
+    """Compute attention of several tokens per sequence: query [B, n, H, d] (scaled) → [B, n, H, d].
 
-    Without `starts` the keys and values [B, n, K, d] are those of the very same tokens. With it they are all of the sequence
-    so far, [B, K, T, d], and the queries of row b stand at positions starts[b] and following.
+    Without `starts`, keys and values [B, n, K, d] are those of the same tokens. With `starts`, they cover the whole sequence,
+    [B, K, T, d], and the queries of row b are at positions starts[b] and following.
     """
     rows, queries, heads, size = query.shape
     if starts is None:
@@ -289,7 +292,7 @@ def attend_chunk(
 
 
 def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
-    """transformers asks for a mask per attention function; ours is causal without one."""
+    """Return no mask: transformers asks for one per attention function, and ours is causal without it."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "rove's attention takes no padding mask: pad on the right, or pass a boolean mask [B, 1, n, T]"

@@ -1,6 +1,7 @@
-"""A training checkpoint: an ordinary Hugging Face folder, or an adapter's, with the trainer's state beside the weights.
+"""Training checkpoints: save, restore, and find the last intact one of a damaged run.
 
-That of several processes has the parts of each instead, and can be gone on from by any other number of them, as can the former.
+A checkpoint is a Hugging Face model folder (or an adapter folder) with the trainer's state. With several processes it contains
+each process's shard instead. Either kind can be resumed by any number of processes.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
 ERROR_CHARACTERS = 200
-"""Length limit of what another library says of a file that it cannot read."""
+"""Maximum characters of another library's error message."""
 
 
 def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Write model, tokenizer and optimizer state into `path`, and the weights of a `reference` model if there is one.
+    """Write model, tokenizer and optimizer state to `path`, and the weights of a `reference` model if there is one.
 
-    Of a model in parts every process writes its own, all into the same folder.
+    With a sharded model, every process writes its shard to the same folder.
     """
     if is_sharded(trainer.model):
         write_shards(path, trainer.model, trainer.optimizer, reference)
@@ -51,10 +52,10 @@ def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference
 
 
 def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Put weights and optimizer state back, exactly as they were saved; those of the `reference` too if it is given.
+    """Restore weights and optimizer state exactly as saved, and the `reference` model if given.
 
     Raises:
-        RunError: the checkpoint has no trainer state, or is of another model.
+        RunError: The checkpoint has no trainer state, or belongs to another model.
     """
     if (path / SHARDS_FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
@@ -76,15 +77,15 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
 
 
 def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
-    """Read what a checkpoint has beside the weights; code in the file is never run.
+    """Read the trainer state of a checkpoint, without executing pickled code.
 
     Args:
-        path: of the checkpoint.
-        device: where its tensors are put.
-        mmap: map the tensors into memory instead of reading them; for "cpu".
+        path: Checkpoint folder.
+        device: Device of the tensors.
+        mmap: Map the file into memory instead of reading it; for "cpu".
 
     Raises:
-        RunError: it is missing, damaged, or holds something other than tensors and plain values.
+        RunError: The file is missing, damaged, or contains something other than tensors and plain values.
     """
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
@@ -103,10 +104,10 @@ def _copy(weights: Mapping[str, torch.Tensor], model: Any) -> None:
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
-    """Copy a checkpoint's weights into the model in place.
+    """Copy the weights of a checkpoint into the model in place.
 
     Raises:
-        RunError: they are another model's, or a file is damaged.
+        RunError: They belong to another model, or a file is damaged.
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
@@ -126,21 +127,21 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
 
 
 DAMAGED = ".damaged"
-"""Suffix of a checkpoint that was set aside."""
+"""Suffix of a damaged checkpoint that was renamed."""
 WEIGHT_INDEX = "model.safetensors.index.json"
 
 
 def recover(run: Run) -> list[str]:
-    """Rename the damaged checkpoints that are newer than the last intact one, so that training resumes from that.
+    """Rename damaged checkpoints that are newer than the last intact one, so that training resumes from that.
 
     Args:
-        run: a started run.
+        run: A started run.
 
     Returns:
-        a sentence for every checkpoint that was renamed: which, why, and where training resumes.
+        A sentence for every renamed checkpoint: which, why, and where training resumes.
 
     Raises:
-        RunError: the run has checkpoints and none is intact, or the best weights, which are its result, are damaged.
+        RunError: The run has checkpoints but none is intact, or the best weights, which are its result, are damaged.
     """
     damaged: dict[Path, str] = {}
     intact = None
@@ -182,10 +183,10 @@ def _set_aside(path: Path) -> Path:
 
 
 def check_checkpoint(run: Run, path: Path) -> None:
-    """Refuse a checkpoint from which training cannot resume. Tensors are not read, only their place in the files.
+    """Check that training can resume from a checkpoint. Tensors are not read, only their offsets in the files.
 
     Raises:
-        RunError: a file of the checkpoint, or the part of metrics.jsonl that belongs to it, is damaged or missing.
+        RunError: A file of the checkpoint, or its part of metrics.jsonl, is damaged or missing.
     """
     progress = run.progress_of(path)
     if (path / SHARDS_FOLDER).exists():
@@ -197,10 +198,10 @@ def check_checkpoint(run: Run, path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse a model folder whose safetensors files are missing or cut off.
+    """Check that the safetensors files of a model folder are complete.
 
     Raises:
-        RunError: which file, and why.
+        RunError: A file is missing or damaged.
     """
     names = {file.name for file in path.glob("*.safetensors")}
     index = path / WEIGHT_INDEX

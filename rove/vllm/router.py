@@ -1,4 +1,4 @@
-"""Which of several servers is asked."""
+"""Choose the server of each request, and detect servers that stop responding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rove.core.errors import InfraError
 from rove.vllm.server import HEALTH_PATH, Server
 
 MAX_REMEMBERED = 100_000
-"""Answers whose server is remembered, for the turn that comes after."""
+"""Responses whose server is remembered, for the next turn."""
 
 
 class Router:
-    """Requests over servers: a rollout's next turn goes where the last one was answered, everything else to the least busy.
+    """Load balancing: the next turn of a rollout goes to the server of the previous turn (whose prefix cache has it), everything
+    else to the least busy server.
 
     Args:
-        servers: one or more. `under_way` and `is_failing` of each say what is to be had of it.
+        servers: At least one; their `active_requests` and `is_failing` are used.
     """
 
     def __init__(self, servers: Sequence[Server]):
@@ -29,21 +30,23 @@ class Router:
         self._servers_by_prefix: OrderedDict[int, Server] = OrderedDict()
 
     def least_busy(self) -> Server:
-        """One that answers, with least to do."""
+        """Return the responding server with the fewest active requests."""
         return min(self.servers, key=lambda server: (server.is_failing, server.active_requests))
 
     def choose(self, ids: Sequence[int]) -> tuple[Server, int]:
-        """The server for a prompt, that which has answered the longest beginning of it or else the best; and the prompt's key."""
+        """Return the server for a prompt (the one that has computed its longest prefix, else the least busy) and the key of
+        the prompt.
+        """
         if len(self.servers) == 1:
             return self.servers[0], 0
-        key, home = 0, None
+        key, server = 0, None
         for token in ids:
             key = hash((key, token))
-            home = self._servers_by_prefix.get(key, home)
-        return self.least_busy() if home is None or home.is_failing else home, key
+            server = self._servers_by_prefix.get(key, server)
+        return self.least_busy() if server is None or server.is_failing else server, key
 
     def remember(self, key: int, ids: Sequence[int], server: Server) -> None:
-        """What a server has answered to the prompt with a key."""
+        """Record that a server generated `ids` after the prompt with this key."""
         for token in ids:
             key = hash((key, token))
         self._servers_by_prefix[key] = server
@@ -53,34 +56,34 @@ class Router:
 
 Answer = TypeVar("Answer")
 CHECKS_PER_LIMIT = 8
-"""How often a server is asked in the time after which it is taken for hung."""
+"""Health checks within `hang_seconds`."""
 MAX_CHECK_INTERVAL_S = 10.0
-"""Between two times at most."""
+"""Maximum seconds between two health checks."""
 
 
 class HealthMonitor:
-    """Gives up the requests that wait for a server which hangs.
+    """Cancels the requests that wait for a server that hangs.
 
-    No request has a limit, since an answer takes as long as it takes. But as long as any waits, the server is asked again and
-    again for something that its engine answers between two steps; what its HTTP process alone says would not tell.
+    Requests have no time limit, since a long completion takes long. While requests wait, the monitor polls a route that the
+    engine itself answers between two steps; the HTTP process alone would respond even if the engine hangs.
 
     Args:
-        server: to be watched.
-        is_excused: whether it may be silent now, because it takes new weights.
+        server: The server.
+        is_busy: Returns whether the server may be silent because it is loading weights.
     """
 
-    def __init__(self, server: Server, is_excused: Callable[[], bool]):
+    def __init__(self, server: Server, is_busy: Callable[[], bool]):
         self.server = server
-        self.is_busy = is_excused
+        self.is_busy = is_busy
         self._waiting: set[asyncio.Future[Any]] = set()
-        self._given_up: set[asyncio.Future[Any]] = set()
+        self._cancelled: set[asyncio.Future[Any]] = set()
         self._monitor: asyncio.Task[None] | None = None
 
     async def run(self, session: aiohttp.ClientSession, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """The result of a request to the server.
+        """Return the result of a request to the server.
 
         Raises:
-            InfraError: it hangs.
+            InfraError: The server hangs.
         """
         task = asyncio.ensure_future(request)
         if not self._waiting or self._monitor is None or self._monitor.done():
@@ -89,27 +92,27 @@ class HealthMonitor:
         try:
             return await task
         except asyncio.CancelledError:
-            if task not in self._given_up:
+            if task not in self._cancelled:
                 raise
             raise InfraError(
-                f"it hangs: its engine has said nothing for {self.server.config.hang_seconds:g} seconds (vllm.hang_seconds)"
+                f"it hangs: its engine has not responded for {self.server.config.hang_seconds:g} seconds (vllm.hang_seconds)"
             ) from None
         finally:
             self._waiting.discard(task)
-            self._given_up.discard(task)
+            self._cancelled.discard(task)
             if not self._waiting and self._monitor is not None:
                 self._monitor.cancel()
 
     async def _check_until_hung(self, session: aiohttp.ClientSession) -> None:
-        """Until the server hangs."""
+        """Poll the server until it hangs; then cancel the waiting requests."""
         limit = self.server.config.hang_seconds
-        heard = time.monotonic()
-        while time.monotonic() - heard < limit:
+        last_response = time.monotonic()
+        while time.monotonic() - last_response < limit:
             await asyncio.sleep(min(MAX_CHECK_INTERVAL_S, limit / CHECKS_PER_LIMIT))
-            if await self._responds(session, heard + limit - time.monotonic()) or self.is_busy():
-                heard = time.monotonic()
+            if await self._responds(session, last_response + limit - time.monotonic()) or self.is_busy():
+                last_response = time.monotonic()
         self.server.is_hung = True
-        self._given_up |= self._waiting
+        self._cancelled |= self._waiting
         for task in self._waiting:
             task.cancel()
 
@@ -118,6 +121,6 @@ class HealthMonitor:
         try:
             async with session.get(self.server.url + HEALTH_PATH, timeout=timeout) as answer:
                 await answer.read()
-        except (aiohttp.ClientError, OSError):  # TimeoutError is one of these
+        except (aiohttp.ClientError, OSError):  # includes TimeoutError
             return False
         return True

@@ -200,7 +200,7 @@ def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: Sampling
         (as_json({"type": "objekt"}), "not possible: .*objekt"),
         (as_outputs(regex="a(b"), "not possible: .*unclosed group"),
         (as_outputs(grammar="start: nowhere"), "not possible: .*nowhere"),
-        (as_outputs(regex=r"[^\s\S]"), "not possible: there is nothing that fits it; expected"),
+        (as_outputs(regex=r"[^\s\S]"), "not possible: no text matches it; expected"),
         (as_json({"$ref": "#"}), "not possible: there is nothing"),
         (as_outputs(json="{"), "JSON schema .* is not valid"),
         (as_outputs(regex="a", choice=["b"]), "expected exactly one of"),

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 SHAPE = CacheShape(
     layers=3, kv_heads=2, head_size=4, dtype=torch.float32, device=CPU, conv_layers=frozenset({1}), conv_width=6
 )
-BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(block=16)], ids=["whole rows", "blocks of 16"])
+BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(key_block=16)], ids=["whole rows", "blocks of 16"])
 
 
 def rows(count: int, length: int = 64) -> int:
@@ -188,7 +188,7 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     st.sampled_from([0, 8, 16]),
 )
 def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int, block: int):
-    cache = KVCache(SHAPE._replace(block=block), rows(size), 99)
+    cache = KVCache(SHAPE._replace(key_block=block), rows(size), 99)
     living: dict[Slot, list[int]] = {}
     kept: dict[Slot, list[int]] = {}
     for action, number in actions:

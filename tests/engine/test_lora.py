@@ -360,7 +360,7 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         ({"r": None}, {}, "required field `r`"),
         ({"r": 0}, {}, "1 or more"),
         ({"r": 4}, {}, r"shapes \(3, 32\) and \(64, 3\); expected \(4, 32\) and \(64, 4\)"),
-        ({"alpha_pattern": {"(": 1}}, {}, "no regular expression"),
+        ({"alpha_pattern": {"(": 1}}, {}, "invalid pattern"),
         ({"target_modules": ["q_proj"]}, {}, "k_proj', which target_modules"),
         ({"target_modules": r".*q_proj"}, {}, "k_proj', which target_modules"),
         ({"target_modules": ["_proj", "qkv_proj"]}, {}, "which target_modules"),
@@ -401,7 +401,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
     loaded, _, _ = three("qwen3")
     engine = Engine(loaded.model, [])
     folder = save(adapter_of(loaded, 1), tmp_path / "a")
-    with pytest.raises(ConfigError, match="nothing is no adapter: it has no adapter_config.json"):
+    with pytest.raises(ConfigError, match="nothing is not an adapter: it has no adapter_config.json"):
         engine.load_adapter("a", folder / "nothing")
     with pytest.raises(ConfigError, match="the adapter's name is empty"):
         engine.load_adapter("", folder)

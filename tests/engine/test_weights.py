@@ -154,7 +154,7 @@ async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept
     weights = perturbed(loaded)
     new = tiny_model(arch, seed=7, kv_heads=2)
     new.model.load_state_dict(weights, strict=False)
-    engine = engine_of(loaded, in_flight=True)
+    engine = engine_of(loaded, in_flight_updates=True)
     prompts = [list(range(20, 40)), [*range(20, 36), 9], [5, 6]]  # two share a beginning, and so keys and values
     for seed, prompt in enumerate(
         prompts
@@ -175,7 +175,7 @@ async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept
 async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_computed(arch: str):
     loaded, new = tiny_model(arch, seed=7), tiny_model(arch, seed=7)
     new.model.load_state_dict(perturbed(loaded), strict=False)
-    engine = engine_of(loaded, in_flight=True)
+    engine = engine_of(loaded, in_flight_updates=True)
     prompt, heard = list(range(20, 60)), []
     kept = await engine.generate([*prompt, 3], SamplingParams(max_tokens=3), seed=9)  # leaves its keys and values
     running = asyncio.create_task(engine.generate(prompt, LONG, 1, lambda token: heard.append(token.id)))

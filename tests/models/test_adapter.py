@@ -357,7 +357,7 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path, what: str, said: str):
 
 def test_where_there_is_none_it_is_told_where_one_is(tmp_path: Path):
     written(tmp_path, tiny_model())
-    with pytest.raises(ConfigError, match="is no adapter: it has no adapter_config.json"):
+    with pytest.raises(ConfigError, match="is not an adapter: it has no adapter_config.json"):
         load_adapter(tmp_path / "base")
     (tmp_path / "adapter").rename(tmp_path / "final")
     with pytest.raises(ConfigError, match="did you mean .*final"):

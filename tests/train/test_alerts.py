@@ -67,13 +67,13 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "zero_advantage_groups": (
         history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
         history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
-        "85% of the groups have no spread",
+        "85% of the groups have equal rewards",
         {"zero_advantage_groups": 0.9},
     ),
     "policy_collapse": (
         history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
         history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
-        "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
+        "since step 3 all groups have zero advantage, and the reward is 0; it was 0.3 or more before",
         {},
     ),
     "loss_growth": (
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "sampler_idle": (
         history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
         history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
-        "90% of the places for rollouts are empty: the trainer is slower",
+        "90% of the slots for rollouts are empty: the trainer is slower",
         {"idle": 0.95},
     ),
 }
@@ -222,10 +222,10 @@ def test_a_learning_rate_far_too_high_is_named_first():
     )
     [(step, name, text)] = told(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
-    assert "The learning rate (up to 2 so far) is too high" in text
+    assert "The learning rate (up to 2 so far) is probably too high" in text
 
 
-def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+def test_zero_advantage_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = told(rows)
     assert name == "zero_advantage_groups"

@@ -57,7 +57,7 @@ def test_an_answer_may_take_longer_than_the_limit(fake: FakeVLLM):
 
 def test_whose_engine_says_nothing_hangs(fake: FakeVLLM):
     fake.faults.append("hangs")
-    assert watched(fake, 0.5, waits=60).startswith("it hangs: its engine has said nothing for 0.5 seconds")
+    assert watched(fake, 0.5, waits=60).startswith("it hangs: its engine has not responded for 0.5 seconds")
 
 
 def test_one_that_cannot_be_reached_hangs(fake: FakeVLLM):
@@ -91,7 +91,7 @@ def test_others_are_asked_for_what_one_that_hangs_was_asked(
         engine = synced(tmp_path, fake.url, other.url, hang_seconds=1.0)
         fake.faults.append("hangs")
         assert all(made.ids for made in ask(engine, *[[*PROMPT, n] for n in range(10, 20)]))
-        with pytest.raises(RunError, match=r"weights of version 2 were not taken: .* does not answer POST /pause"):
+        with pytest.raises(RunError, match=r"weights of version 2 were not loaded: .* does not answer POST /pause"):
             publish(engine, LOADED, 2)
         fake.faults.clear()
         publish(engine, LOADED, 3)

@@ -191,7 +191,7 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path, program: str):
 
 
 def test_errors_have_its_last_lines(tmp_path: Path):
-    for said, told in {"boom": "$", "No module named vllm": "install vLLM in an environment of its own"}.items():
+    for said, told in {"boom": "$", "No module named vllm": "install vLLM in a separate environment"}.items():
         command = f"{sys.executable} -S -c \"print('{said}'); raise SystemExit(3)\""
         server = Server(None, VLLMConfig(command=command), 0, tmp_path / said)
         with pytest.raises(InfraError, match=rf"(?s)ended with exit code 3; the end of its log:\n{said}.*{told}"):

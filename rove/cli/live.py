@@ -34,7 +34,7 @@ class StepProgress:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Note that `done` of `total` are done (0 = the total is unknown); see `rove.train.progress.OnProgress`."""
+        """Note that `done` of `total` are done (0 = the total is unknown); see `rove.train.callbacks.OnProgress`."""
         self._counts = {**self._counts, what: (done, total)}
 
     def text(self) -> str:

@@ -29,7 +29,7 @@ FOLDER = "vllm"
 PROBE_TOKENS = 64
 
 
-class Sampler(Protocol):
+class SamplingBackend(Protocol):
     """Who plays."""
 
     client: EngineClient
@@ -43,7 +43,7 @@ class Sampler(Protocol):
         """
         ...
 
-    async def beside(self, update: Callable[[], None]) -> None:
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
         """Run an update (a `publish`) while requests are under way."""
         ...
 
@@ -57,7 +57,7 @@ class Sampler(Protocol):
         ...
 
 
-def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bool) -> Sampler:
+def make_backend(config: RLConfig, loaded: LoadedModel, folder: Path, separate_weights: bool) -> SamplingBackend:
     """The sampler that the settings ask for.
 
     Args:
@@ -67,11 +67,11 @@ def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bo
         copies: the sampler needs weights of its own, because it plays while others are trained.
     """
     if config.backend == "vllm":
-        return Served(config, loaded, folder / FOLDER)
-    return Embedded(config, loaded, copies)
+        return VLLMBackend(config, loaded, folder / FOLDER)
+    return EmbeddedBackend(config, loaded, separate_weights)
 
 
-class Embedded:
+class EmbeddedBackend:
     """The embedded engine, with the trainer's own weights or a copy of them; of a model with an adapter, copies have only the
     adapter to themselves (but the one in bf16), and only its weights travel.
 
@@ -83,9 +83,9 @@ class Embedded:
 
     metrics: dict[str, float] = {}  # noqa: RUF012  nothing to say
 
-    def __init__(self, config: RLConfig, loaded: LoadedModel, copies: bool):
+    def __init__(self, config: RLConfig, loaded: LoadedModel, separate_weights: bool):
         self.loaded = loaded
-        self.copies = copies or config.bf16_sampling
+        self.copies = separate_weights or config.bf16_sampling
         sampler = loaded
         if self.copies:
             copied = copy.deepcopy(loaded.model) if config.bf16_sampling else clone_model(loaded.model)
@@ -102,7 +102,7 @@ class Embedded:
         newest = trainable_parameters(self.loaded.model) if self.copies else None
         self.client.engine.update_weights(version, newest)
 
-    async def beside(self, update: Callable[[], None]) -> None:
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
         """See `Sampler`; between two tokens, on the thread that computes them."""
         update()
 
@@ -110,7 +110,7 @@ class Embedded:
         """Nothing was started."""
 
 
-class Served:
+class VLLMBackend:
     """Servers of vLLM. They get the weights as model folders below `folder`; of a model with an adapter, its base once, and the
     adapter alone in every update, unless one of them does not take adapters.
 
@@ -146,7 +146,7 @@ class Served:
         """See `Sampler`."""
         started = time.perf_counter()
         count = self._send(version)
-        self.engine.check_parity(probe_of(self.loaded.model, self._probe))
+        self.engine.check_parity(parity_check(self.loaded.model, self._probe))
         self.metrics = {
             "sampler/probe_difference": self.engine.fleet.parity_error,
             "sampler/restarts": float(self.engine.fleet.restarts),
@@ -182,7 +182,7 @@ class Served:
     def _new_folder(self, version: int) -> Path:
         return self.folder / f"weights-{version}-{time.time_ns()}"
 
-    async def beside(self, update: Callable[[], None]) -> None:
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
         """See `Sampler`; environments go on meanwhile, and what they ask waits for the new weights."""
         self.engine.pause_requests()
         try:
@@ -195,7 +195,7 @@ class Served:
         await self.engine.close()
 
 
-def probe_of(model: Any, ids: list[int]) -> ParityCheck:
+def parity_check(model: Any, ids: list[int]) -> ParityCheck:
     """What a model says of a sequence of tokens."""
     tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():

@@ -25,8 +25,8 @@ from rove.rollouts.evaluate import evaluate
 from rove.rollouts.evaluation_kinds import EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.runs.run import Run
+from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import EvaluationConfig, Goal
-from rove.train.progress import OnProgress, ignore
 
 FOLDER = "evaluations"
 

@@ -1,6 +1,6 @@
 """What learns: a model's trainer and its reference, whole in one process or in parts in several.
 
-Where several train it, each has a learner of its own, and all are told the same (`rove.train.worker_group.Team`).
+Where several train it, each has a learner of its own, and all are told the same (`rove.train.worker_group.WorkerGroup`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rove.models.load import LoadedModel, clone_model, copy_weights, disable_ada
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
+from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
 from rove.train.config import TrainingConfig
 from rove.train.lora import dropping
 from rove.train.losses import Loss
-from rove.train.progress import OnProgress, counted, ignore
 from rove.train.recovery import recover
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Learner:
         return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)
 
 
-def resume(team: Team, run: Run) -> int:
+def resume(group: WorkerGroup[Learner], run: Run) -> int:
     """Put everything back to where the run's last intact checkpoint was; how many steps that is, 0 where there is none.
 
     Raises:
@@ -168,6 +168,6 @@ def resume(team: Team, run: Run) -> int:
         logger.warning(line)
     last = run.last_checkpoint()
     if last is not None:
-        team.do("restore", last[0])
+        group.call_all(Learner.restore, last[0])
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

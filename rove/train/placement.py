@@ -15,7 +15,7 @@ from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
-from rove.train.progress import OnProgress, ignore
+from rove.train.callbacks import OnProgress, ignore
 
 FORMAT_LEARNED = 0.9
 """Mean of the format functions from which on a model has learned the format."""

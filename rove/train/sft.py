@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.callbacks import OnAlert, Watcher
+from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, counted, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.config import Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
@@ -25,10 +24,9 @@ from rove.train.learner import Learner, Objective, resume
 from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
 from rove.train.non_finite import step_unless_non_finite
-from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.trainer import lr_scale
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 OBJECTIVE = Objective(cross_entropy)
 
@@ -156,28 +154,28 @@ def train_sft(
     """
     config.check()
     loaded = add_lora(config, loaded)
-    team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
+    group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     training, held_out = split(loaded.renderer, conversations(records, config), config, on_progress)
     client = EngineClient.from_model(loaded) if config.evaluation else None
     evaluations = HeldOutEvaluations(
         config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
     )
-    step = resume(team, run)
+    step = resume(group, run)
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
+    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         while step < total and stopped is None:
-            metrics = _one_step(config, step, total, training, team, run, history)
+            metrics = _one_step(config, step, total, training, group, run, history)
             step += 1
             measured = step % config.validate_every == 0 or step == total
             row = {"step": step, **metrics}
             if measured:
-                row["validation_loss"] = team.do("mean_loss", held_out)
+                row["validation_loss"] = group.call_all(Learner.mean_loss, held_out)
             if measured or evaluations.due(step):
-                team.do("gather")
+                group.call_all(Learner.gather)
             if config.evaluation:
                 row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
             history.append(row)
@@ -185,14 +183,14 @@ def train_sft(
                 keep_best(run, loaded, history, goal)
                 stopped = stop_reason(history, goal)
             run.append_metrics(row)
-            watcher.step(history)
+            callbacks.after_step(history)
             if measured:
-                _checkpoint(step, team, run)
+                _checkpoint(step, group, run)
             if on_step is not None:
                 on_step(step, total, row)
     finally:
-        team.close()
-        watcher.close()
+        group.close()
+        callbacks.close()
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
     return _final(run, loaded, {**counts, **_best(history, goal)})
 
@@ -207,11 +205,11 @@ def _final(run: Run, loaded: LoadedModel, summary: Mapping[str, object]) -> Path
 
 def follow_sft(config: SFTConfig, loaded: LoadedModel, ranks: Ranks) -> None:
     """Be one of the other processes of an SFT run, until its first one has ended it; see `rove.train.rl.follow_rl`."""
-    Team(ranks, Learner(config, OBJECTIVE, add_lora(config, loaded), ranks)).follow()
+    WorkerGroup(ranks, Learner(config, OBJECTIVE, add_lora(config, loaded), ranks)).serve()
 
 
-def _checkpoint(step: int, team: Team, run: Run) -> None:
-    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, {}))
+def _checkpoint(step: int, group: WorkerGroup[Learner], run: Run) -> None:
+    run.save_checkpoint(str(step), lambda path: group.call_all(Learner.save, path), run.progress(step, {}))
     run.prune_checkpoints(1)
 
 
@@ -228,7 +226,7 @@ def _one_step(
     step: int,
     total: int,
     training: Sequence[Sequence[TrainingSequence]],
-    team: Team,
+    group: WorkerGroup[Learner],
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
@@ -236,7 +234,7 @@ def _one_step(
     samples = [sample for talk in _batch(config, step, training) for sample in talk]
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
     seen = step_unless_non_finite(
-        lambda: team.do("update", step, samples, scale), samples, run, history, config.max_non_finite_steps
+        lambda: group.call_all(Learner.update, step, samples, scale), samples, run, history, config.max_non_finite_steps
     )
     keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
     return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}

@@ -1,4 +1,4 @@
-"""The environment that settings name: in this process, or in one of its own."""
+"""Load the environment of a run in this process, in a worker process, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Whether an environment has a process of its own, and what holds for it then."""
+    """Whether an environment runs in processes of its own, and their limits."""
 
     on: bool = False
     python: str | None = None
-    """Interpreter of its virtual environment. Default: of one that is made, where it declares dependencies."""
+    """Interpreter of its virtual environment. Default: rove makes one if the package declares dependencies."""
     start_seconds: float = 60.0
     hang_seconds: float = 120.0
     ray: str | None = None
-    """Address of the Ray cluster on whose machines it is; "local" = one that is started here. Default: on this machine."""
+    """Address of the Ray cluster that runs the environment; "local" starts one here. Default: no cluster."""
     ray_actors: int | None = None
-    """Ray actors that have it. Default: as many as the cluster has CPUs that are free."""
+    """Number of Ray actors. Default: the number of free CPUs of the cluster."""
     ray_rollouts: int = 128
-    """Rollouts of one actor at a time."""
+    """Concurrent rollouts per actor."""
 
     @staticmethod
     def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
@@ -97,12 +97,12 @@ def open_environment(
     env_args: Mapping[str, Any] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
-    """The environment, loaded here, in a worker, or in workers on the machines of a Ray cluster.
+    """Load an environment here, in a worker process, or in workers on a Ray cluster.
 
     Raises:
-        ConfigError: it cannot be loaded, what it needs cannot be installed, or the cluster cannot be used.
+        ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
     """
-    prepare, stand_ins = _answered_for()
+    prepare, stand_ins = _library_stand_ins()
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
@@ -110,7 +110,7 @@ def open_environment(
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
-    if not isolation.on or is_question_file(env_id):  # a file of questions has no code to isolate
+    if not isolation.on or is_question_file(env_id):  # a file of questions has no code
         return load_environment(env_id, env_dir, **(env_args or {}))
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
@@ -119,19 +119,19 @@ def open_environment(
 async def open_beside(
     env_id: str, env_dir: str | Path | None, env_args: Mapping[str, Any], isolation: Isolation
 ) -> Environment:
-    """As `open_environment`, beside what else goes on in the event loop: processes and machines take seconds to come.
+    """Call `open_environment` without blocking the event loop: starting processes and nodes takes seconds.
 
-    What is loaded in this process is loaded in this thread: some packages want the main one.
+    Without isolation the environment loads in this thread, because some packages must be imported in the main thread.
     """
     if not isolation.on:
         return open_environment(env_id, env_dir, env_args, isolation)
     return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
 
 
-def _answered_for() -> tuple[str, StandIns]:
-    """What makes a worker answer for the libraries that rove stands for in this process, and the versions it stands for.
+def _library_stand_ins() -> tuple[str, StandIns]:
+    """Return the `prepare` function of workers and the versions of the libraries that rove replaces in this process.
 
-    An import finder says so (see `rove.compat.install`), since what is imported by which name is this process's alone.
+    The import finder of `rove.compat.install` has both, because import names are local to a process.
     """
     finder: Any = next((finder for finder in sys.meta_path if hasattr(finder, "in_workers")), None)
     return ("", {}) if finder is None else (finder.in_workers(), finder.stand_ins)
@@ -144,7 +144,7 @@ def looking_at(
     env_args: Mapping[str, Any] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Iterator[Environment]:
-    """As `open_environment`, for a look at it that starts no run; its process ends afterwards."""
+    """Open an environment that runs no rollouts, with a single actor; close it at the end of the `with` block."""
     env = open_environment(env_id, env_dir, env_args, msgspec.structs.replace(isolation, ray_actors=1))
     try:
         yield env
@@ -154,6 +154,6 @@ def looking_at(
 
 
 def without_isolation(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run as data, those left out that say where environments are: a run may go on with isolation or without."""
+    """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
     tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -159,7 +159,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         ("chat/completions", b"{", "not JSON"),
         ("chat/completions", {"messages": []}, "length >= 1"),
         ("chat/completions", {"messages": HI, "temperature": -1}, "temperature"),
-        ("chat/completions", {"messages": HI, "logprobs": True}, "ask for text alone"),
+        ("chat/completions", {"messages": HI, "logprobs": True}, "request text only"),
         ("responses", {"input": "a", "previous_response_id": "r"}, "nothing is stored"),
         ("messages", {"messages": HI}, "max_tokens"),
     ],

@@ -146,7 +146,7 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """The curves, whether anything came of it, and what to do next."""
-    from rove.train.plateau import plateau_warning
+    from rove.train.evaluation import plateau_warning
 
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))

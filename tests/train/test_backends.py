@@ -178,7 +178,7 @@ def test_an_adapter_that_is_not_taken_is_merged(
     assert_on_policy(run)
     warned = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
     assert said in warned
-    assert ("gets whole weights with the adapter merged" in warned) == bool(fault)
+    assert ("receives full weights with the adapter merged" in warned) == bool(fault)
     assert calls_of(fake).count("reload_weights") == (4 if fault else 3)
     assert not list((run / "vllm").glob("weights-*"))
 
@@ -196,7 +196,7 @@ def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
     sampler = make_backend(served("http://x", lora_rank=513), adapted, tmp_path, separate_weights=False)
     assert isinstance(sampler, VLLMBackend)
-    assert not sampler._goes_alone
+    assert not sampler._sends_adapter
 
 
 def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):

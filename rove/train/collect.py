@@ -153,7 +153,7 @@ class RolloutCollector:
         return SamplingParams(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside the weights."""
+        """Return what a checkpoint needs in addition to the weights."""
         return {}
 
     async def close(self) -> None:

@@ -187,10 +187,10 @@ def test_the_weights_of_the_best_measurement_are_the_final_ones(uninterrupted: P
 def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
     """Let evaluations measure these rewards, by step."""
 
-    async def one(self: Any, step: int, config: EvaluationConfig, client: Any) -> dict[str, float]:
+    async def one(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOutEvaluations, "_one", one)
+    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", one)
 
 
 def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):

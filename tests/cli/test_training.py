@@ -410,7 +410,7 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     out = io.StringIO()
     config = convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
-    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+    assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 
 
 def test_what_to_do_next_is_said_so_that_it_works(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from fakes import tiny_model
@@ -288,4 +287,4 @@ def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.Mon
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
     with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
-        msgspec.structs.replace(settings(), lora_rank=2).check()
+        settings(lora_rank=2).check()

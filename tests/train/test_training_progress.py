@@ -12,7 +12,7 @@ from fakes import tiny_model
 import tests.train.test_rl as rl
 import tests.train.test_sft as sft
 from rove.runs.run import Run
-from rove.train.progress import counted
+from rove.train.callbacks import counted
 from rove.train.rl import train_rl
 from rove.train.sft import train_sft
 

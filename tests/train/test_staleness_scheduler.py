@@ -8,11 +8,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.train.staleness import Places
+from rove.train.async_collect import StalenessScheduler
 
 
 def test_the_drawing():
-    places = Places(width=2, most=1, steps=9)
+    places = StalenessScheduler(groups=2, max_staleness=1, steps=9)
     due = {name: places.start() for name in "abcd"}
     assert set(due.values()) == {1}
     assert not places.may_start()  # a fifth might be trained in step 2 only
@@ -32,7 +32,7 @@ def test_the_drawing():
 
 def test_places_are_kept_for_all_that_may_need_them_not_only_for_the_next_step():
     """With one place a step, two that are due by step 2 need steps 1 and 2: a later group may have neither."""
-    places = Places(width=1, most=2, steps=9)
+    places = StalenessScheduler(groups=1, max_staleness=2, steps=9)
     a, _, c = (places.start() for _ in range(3))
     assert places.finish(a) == 0
     places.hand_out()
@@ -42,19 +42,19 @@ def test_places_are_kept_for_all_that_may_need_them_not_only_for_the_next_step()
 
 
 def test_nothing_is_started_that_no_step_trains():
-    places = Places(width=2, most=5, steps=2)
+    places = StalenessScheduler(groups=2, max_staleness=5, steps=2)
     for _ in range(4):
         assert places.may_start()
         places.start()
     assert not places.may_start()
-    places = Places(width=1, most=2, steps=1)
+    places = StalenessScheduler(groups=1, max_staleness=2, steps=1)
     places.finish(places.start())
     places.hand_out()
     assert not places.may_start()
 
 
 def test_what_teaches_nothing_needs_no_place_until_there_is_too_much_of_it():
-    places = Places(width=1, most=2, steps=9, spare=2)
+    places = StalenessScheduler(groups=1, max_staleness=2, steps=9, extra=2)
     assert [places.finish(places.start(), needs_place=False) for _ in range(3)] == [0, 0, 0]
     assert places.is_full
     assert places.finish(places.start()) == 1
@@ -74,7 +74,7 @@ def test_every_group_is_trained_in_time_whatever_ends_when(
 ):
     """A world in which something happens at random: a group starts or ends, a step is taken, its training ends."""
     rng = random.Random(seed)
-    places = Places(width, most, steps, spare=spare)
+    places = StalenessScheduler(width, most, steps, extra=spare)
     under_way: list[tuple[int, int]] = []  # version, due
     living: Counter[int] = Counter()
     extra: Counter[int] = Counter()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiers import first_quick
 
 from rove.core.errors import ConfigError
-from rove.train import pipeline
+from rove.train import rl
 from rove.train.collect import RolloutCollector
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns, weights_of
@@ -69,7 +69,7 @@ def test_without_it_everything_is_on_policy(tmp_path: Path):
 @pytest.mark.broad
 def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Step 2 begins before step 1 is trained, and ends only when this waits for it: both are under way at once."""
-    learn, run = pipeline.learn, RolloutCollector._run
+    learn, run = rl.learn, RolloutCollector._run_groups
     played = [threading.Event() for _ in range(8)]
 
     async def watched_run(self: RolloutCollector, step: int, groups: Any) -> Any:
@@ -85,8 +85,8 @@ def test_a_step_is_played_while_another_is_trained(tmp_path: Path, monkeypatch: 
             assert not played[min(step + 1, 7)].wait(timeout=0.1)
         return learn(config, step, *rest)
 
-    monkeypatch.setattr(RolloutCollector, "_run", watched_run)
-    monkeypatch.setattr(pipeline, "learn", watched_learn)
+    monkeypatch.setattr(RolloutCollector, "_run_groups", watched_run)
+    monkeypatch.setattr(rl, "learn", watched_learn)
     train(tmp_path, overlapping(), two_turns())
 
 
@@ -133,16 +133,16 @@ def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path:
     config = overlapping(bf16_sampling=True, max_off_policy_steps=ahead)
     pair = []
     with pytest.MonkeyPatch.context() as patch:
-        plain = pipeline.Pipeline._publish
+        plain = rl._Loop.publish
 
-        def publish(self: pipeline.Pipeline, version: int) -> None:
+        def publish(self: rl._Loop, version: int) -> None:
             plain(self, version)
             trained, sampled = (
-                dict(model.named_parameters()) for model in (self.loaded.model, self.client.engine.model)
+                dict(model.named_parameters()) for model in (self.loaded.model, self.backend.client.engine.model)
             )
             pair.append(all(sampled[name].equal(value.bfloat16()) for name, value in trained.items()))
 
-        patch.setattr(pipeline.Pipeline, "_publish", publish)
+        patch.setattr(rl._Loop, "publish", publish)
         train(tmp_path / "whole", config, two_turns())
     assert pair and all(pair)
     assert any(1e-4 < m["logprob_diff/max"] < 1 for m in metrics_of(tmp_path / "whole"))

@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings, trust_option
+from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.options import SETTINGS, settings, trust_option
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
@@ -138,7 +139,7 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
 def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
     """Write the base of ADAPTER, with it merged into the weights, as an ordinary Hugging Face model folder.
 
-    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora_rank; its base is the model that is named there.
+    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora.rank; its base is the model that is named there.
     """
     console = console_for(as_json)
     parameters = run_model_merge(adapter, output, bool(trust_remote_code))

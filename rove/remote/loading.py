@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,19 +18,43 @@ from rove.envs.loading import elsewhere, environment_file, load_environment
 from rove.envs.questions import is_question_file
 from rove.remote.environment import AwayEnv, IsolatedEnv
 from rove.remote.venv import StandIns, python_for
+from rove.workers.import_alias import active_import_alias
 
-SETTINGS = frozenset(
-    {
-        "isolated",
-        "isolated_python",
-        "isolated_start_seconds",
-        "isolated_hang_seconds",
-        "ray",
-        "ray_actors",
-        "ray_rollouts",
-    }
-)
-"""Names of settings that choose where an environment runs and do not change its results."""
+SETTINGS = ("isolation", "ray")
+"""Tables of settings that say where an environment runs, and change nothing of what it does."""
+
+
+class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[isolation]` table: environments in worker processes."""
+
+    enabled: bool = False
+    """Run the environment in a worker process, in its own virtual environment if it declares dependencies."""
+    python: str | None = None
+    """Python interpreter of the worker process; implies `enabled`. By default that of a virtual environment that rove creates."""
+    start_seconds: float = 60.0
+    """Seconds in which an isolated environment must load (> 0)."""
+    hang_seconds: float = 120.0
+    """Kill an isolated environment that is unresponsive for this many seconds (> 0)."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether environments run in worker processes."""
+        return self.enabled or self.python is not None
+
+    def check(self) -> None:
+        """Raise a ConfigError if a setting is out of range."""
+        check_positive(self, "start_seconds", "hang_seconds")
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[ray]` table: environments on a Ray cluster."""
+
+    address: str | None = None
+    """Run environments in actors of this Ray cluster: HOST:PORT, "auto" (this machine's cluster) or "local" (start one)."""
+    actors: int | None = None
+    """Number of actors (≥ 1); by default one per free CPU of the cluster."""
+    rollouts_per_actor: int = 128
+    """Maximum concurrent rollouts of one actor (≥ 1)."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
@@ -50,25 +73,22 @@ class Isolation(msgspec.Struct, frozen=True):
     """Concurrent rollouts per actor."""
 
     @staticmethod
-    def of(settings: Any) -> Isolation:
-        """Return the isolation of settings with the names in `SETTINGS`; an interpreter or a cluster implies `on`.
+    def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
+        """Return what these tables mean together; an interpreter or a cluster implies isolation.
 
         Raises:
-            ConfigError: A setting of Ray is out of range, or set without a cluster.
+            ConfigError: a setting of Ray is out of range, or set without an address.
         """
-        check_positive(settings, "ray_actors", "ray_rollouts")
-        unused = [
-            name for name in ("ray_actors", "ray_rollouts") if getattr(settings, name) != getattr(Isolation(), name)
-        ]
-        if unused and settings.ray is None:
+        check_positive(ray, "actors", "rollouts_per_actor")
+        unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
+        if unused and ray.address is None:
             raise ConfigError(
-                f'{unused[0]} is {getattr(settings, unused[0])}, but ray is not set, so there are no actors; add ray = "local", '
-                "or the address of a cluster"
+                f"ray.{unused[0]} is {getattr(ray, unused[0])}, but ray.address is not set, so there are no actors; set "
+                'ray.address to "local" or the address of a cluster'
             )
-        enabled = settings.isolated or settings.isolated_python is not None or settings.ray is not None
-        limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
-        cluster = settings.ray, settings.ray_actors, settings.ray_rollouts
-        return Isolation(enabled, settings.isolated_python, *limits, *cluster)
+        is_on = isolation.is_on or ray.address is not None
+        limits = isolation.start_seconds, isolation.hang_seconds
+        return Isolation(is_on, isolation.python, *limits, ray.address, ray.actors, ray.rollouts_per_actor)
 
 
 def open_environment(
@@ -82,7 +102,7 @@ def open_environment(
     Raises:
         ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
     """
-    prepare, stand_ins = _library_stand_ins()
+    prepare, stand_ins = _import_alias()
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
@@ -108,13 +128,10 @@ async def open_beside(
     return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
 
 
-def _library_stand_ins() -> tuple[str, StandIns]:
-    """Return the `prepare` function of workers and the versions of the libraries that rove replaces in this process.
-
-    The import finder of `rove.compat.install` has both, because import names are local to a process.
-    """
-    finder: Any = next((finder for finder in sys.meta_path if hasattr(finder, "in_workers")), None)
-    return ("", {}) if finder is None else (finder.in_workers(), finder.stand_ins)
+def _import_alias() -> tuple[str, StandIns]:
+    """Return the function that installs this process's import alias in a worker, and the versions that the alias provides."""
+    alias = active_import_alias()
+    return ("", {}) if alias is None else (alias.setup, alias.provided_versions)
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class RayEnv(AwayEnv):
         if not there:
             free, all = (one().get("CPU", 0) for one in (ray.available_resources, ray.cluster_resources))
             raise ConfigError(
-                f"no Ray actor has started within {seconds:g} s (isolated_start_seconds): each takes a CPU, and of the "
+                f"no Ray actor has started within {seconds:g} s (isolation.start_seconds): each takes a CPU, and of the "
                 f"cluster's {all:g} CPUs {free:g} are free"
             )
         known = [description for number, description in enumerate(replies) if self._actor(number).is_up]

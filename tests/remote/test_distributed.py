@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rove as vf
-from rove.cli.eval import EvalConfig
 from rove.core.errors import ConfigError, WorkerError
 from rove.core.protocols import Request, Response
 from rove.remote import node as node_module
 from rove.remote import node_pool
 from rove.remote.environment import AwayEnv
-from rove.remote.loading import Isolation
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig
 from rove.remote.node_pool import NodePool, NodeWorkers
 from rove.remote.rollout import MAX_LOST_NODES, RemoteRollout
 from rove.remote.worker_pool import WorkerPool
@@ -383,6 +382,6 @@ def test_the_resizable_semaphore_never_exceeds_its_limit(
 
 @pytest.mark.broad
 def test_actor_settings_need_a_cluster():
-    with pytest.raises(ConfigError, match="ray_actors is 4, but ray is not set"):
-        Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray_actors=4))
-    assert Isolation.of(EvalConfig(env="lookup", model="scripted:novice", ray="local", ray_actors=4)).ray_actors == 4
+    with pytest.raises(ConfigError, match="ray.actors is 4, but ray.address is not set"):
+        Isolation.of(IsolationConfig(), RayConfig(actors=4))
+    assert Isolation.of(IsolationConfig(), RayConfig(address="local", actors=4)).ray_actors == 4

@@ -30,7 +30,7 @@ from rove.remote import ray as on_ray
 from rove.remote.loading import Isolation, looking_at, open_environment
 from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from tests.remote.test_distributed import Fateful, as_here
 from tests.remote.test_isolation import Echo, facts, package, wheel
 
@@ -240,7 +240,10 @@ def test_training_and_its_measurements_are_played_there(cluster: Any, tmp_path: 
                 "run_dir": str(tmp_path / "run"),
             },
             **{"steps": 1, "batch_size": 12, "rollouts_per_example": 2, "max_tokens": 2, "threads": 1},
-            **{"evaluation": [{"env": "talk", "every": 1, "max_tokens": 2, "num_examples": 6}], "ray": cluster.address},
+            **{
+                "evaluation": [{"env": "talk", "every": 1, "max_tokens": 2, "num_examples": 6}],
+                "ray": {"address": cluster.address},
+            },
         },
     )
     run_rl(config, Console(file=io.StringIO()))

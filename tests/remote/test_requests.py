@@ -19,7 +19,7 @@ from rove.engine.client import EngineClient
 from rove.remote import IsolatedEnv
 from rove.remote.loading import open_environment
 from rove.remote.rollout import RemoteRollout
-from rove.train.evaluation import EvaluationConfig
+from rove.train.config import EvaluationConfig
 from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture
 from tests.train.test_rl import metrics_of, rollouts_of, settings, train
 
@@ -248,7 +248,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
 
 
 def test_every_line_of_play_needs_the_environment_here() -> None:
-    tables = [EvaluationConfig(env="tictactoe", every_line=True)]
+    tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
     with pytest.raises(vf.ConfigError, match="leave out every_line, or isolated"):
         settings(isolated=True, evaluation=tables).check()
 

@@ -20,7 +20,7 @@ from tiers import some_quick
 
 from rove.cli.compare import read_run
 from rove.core.errors import Error, RunError
-from rove.envs.single_turn import SingleTurnEnv
+from rove.envs.multi_turn import SingleTurnEnv
 from rove.rollouts.export import write_rows
 from rove.rollouts.export_rows import RunRows
 from rove.rollouts.rescore import rescore, settings_of

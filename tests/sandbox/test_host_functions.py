@@ -118,7 +118,7 @@ async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Sessi
     assert "expected one of: fails" in (await session.run_python("kept(1)", None, {"fails": fails})).error
     assert (await session.run_python("same = 5\nkept(2)", None, {"same": same})).value == "2"
     assert (await session.run_python("same(3)", None, {"same": same})).value == "3"
-    with pytest.raises(ConfigError, match="functions has 'a b'; expected names"):
+    with pytest.raises(ConfigError, match="functions has 'a b'; expected a Python identifier"):
         await session.run_python("1", None, {"a b": same})
 
 

@@ -63,7 +63,7 @@ class Asked:
         """
         given = self.text(name, None if default is None else str(default))
         if not given.isascii() or not given.isdecimal() or len(given) > 15:
-            raise ConfigError(f"{name} is '{given[:40]}'; expected a integer number, 0 or more")
+            raise ConfigError(f"{name} is '{given[:40]}'; expected a whole number, 0 or more")
         return int(given)
 
 

@@ -1,4 +1,4 @@
-"""A game in the browser: a person plays one role of an environment, or watches, and may save the game."""
+"""A game in the browser: a person takes one role of an environment, or watches, and may save the game."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class RunStore:
         for index in self._indexes.values():
             index.close()
 
-    # what is message of a run
+    # summaries
 
     def run_summary(self, name: str) -> dict[str, Any]:
         """Return a row of the table of runs; `trouble` says which of its files cannot be read.

@@ -12,9 +12,9 @@ from rich.text import Text
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, card, hub_at, hub_option, plain, versions
 from rove.hub.client import known_keys
+from rove.hub.client.hub import Releases
 from rove.hub.client.installed import find
 from rove.hub.client.installing import Offer, look_up
-from rove.hub.client.listings import Releases
 from rove.hub.client.settings import needed_hub
 from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.format import interval, number

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packages import source_files, tarred, wheel_files, with_record
 
 from rove.hub.package.archives import check_source, check_wheel
-from rove.hub.package.packing import DATE, SECONDS, pack_source, pack_wheel, unpack_source
+from rove.hub.package.backend import ARCHIVE_DATE, SOURCE_DATE_EPOCH_S, pack_source, pack_wheel, unpack_source
 
 CONTENTS = st.dictionaries(
     st.from_regex(r"my_sums/data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5
@@ -42,7 +42,7 @@ def test_nothing_of_time_and_machine_is_in_a_wheel():
     with zipfile.ZipFile(io.BytesIO(pack_wheel(wheel_files(), "my-sums", "1.0"))) as archive:
         names = archive.namelist()
         assert names[-1] == "my_sums-1.0.dist-info/RECORD"
-        assert {info.date_time for info in archive.infolist()} == {DATE}
+        assert {info.date_time for info in archive.infolist()} == {ARCHIVE_DATE}
         assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}
 
 
@@ -68,7 +68,7 @@ def test_a_source_archive_is_the_same_from_any_tar(tmp_path: Path):
     assert packed[4:8] == bytes(4)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as archive:
         told = {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in archive}
-    assert told == {(SECONDS, 0, "", 0o644)}
+    assert told == {(SOURCE_DATE_EPOCH_S, 0, "", 0o644)}
 
 
 def test_another_zlib_gives_other_archives_of_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

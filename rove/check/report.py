@@ -1,4 +1,4 @@
-"""What was found of many packages, on one page and as JSON."""
+"""Reports on many packages as JSON and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from typing import Any
 
 import msgspec
 
-from rove.check.package import Report
+from rove.check.checker import Report
 from rove.check.rules import GENERATIONS, Deviation
 
-HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "told")
-COUNTED = {
+HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "notes")
+STATUS_PHRASES = {
     "runs unchanged": "run unchanged",
     "runs with deviations": "run with deviations",
-    "needs": "need something that is not here",
+    "needs": "need something that is missing",
     "cannot run": "cannot run",
 }
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """Version of rove, whether all run, and every report with its verdict."""
+    """Return the version of rove, whether all packages run, and every report with its verdict."""
     packages = [{"verdict": report.verdict, **msgspec.to_builtins(report)} for report in reports]
     return {"rove": version("rove"), "all_run": all(report.runs for report in reports), "packages": packages}
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
-    """The page: a row for each package, what the deviations are, and which names are used how often."""
+    """Return the Markdown page: one row per package, the deviations, and how often each name is used."""
     counts = Counter(report.status for report in reports)
     numbers: dict[Deviation, int] = {}
     for report in reports:
         for one in report.deviations:
             numbers.setdefault(one, len(numbers) + 1)
-    said = ", ".join(f"{counts[status]} {words}" for status, words in COUNTED.items() if counts[status])
+    summary = ", ".join(f"{counts[status]} {words}" for status, words in STATUS_PHRASES.items() if counts[status])
     lines = [
         "# Compatibility matrix",
         "",
-        f"Made by `rove check` of rove {version('rove')}. {len(reports)} packages: {said}.",
+        f"Made by `rove check` of rove {version('rove')}. {len(reports)} packages: {summary}.",
     ]
     lines += ["", *_table(HEAD, [_row(report, numbers) for report in reports])]
     used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)
-    lines += ["", "; ".join(f"{name}: {GENERATIONS[name]}" for name in sorted(used)) + "."] if used else []
+    if used:
+        lines += ["", "; ".join(f"{name}: {GENERATIONS[name]}" for name in sorted(used)) + "."]
     if numbers:
         rows = [(str(number), one.what, one.here) for one, number in numbers.items()]
         lines += ["", "## Deviations", "", *_table(("#", "what", "here"), rows)]
@@ -57,27 +58,27 @@ def as_markdown(reports: Sequence[Report]) -> str:
 
 
 def told_of(report: Report) -> list[str]:
-    """What else there is to know of a package, beside its verdict."""
-    played = report.played
-    told = [f"{one.times} × {one.phase}: {one.type}: {one.message}" for one in played.failures]
-    told += [f"raised, which counts as 0: {one}" for one in played.swallowed]
-    told += [f"not installed: {', '.join(report.missing_modules)}"] if report.missing_modules else []
-    told += [f"not answered for: {', '.join(report.lacking)}"] if report.lacking else []
+    """Return notes on a package that its verdict does not contain."""
+    rollouts = report.rollouts
+    notes = [f"{one.times} × {one.phase}: {one.type}: {one.message}" for one in rollouts.failures]
+    notes += [f"raised, counted as reward 0: {one}" for one in rollouts.swallowed]
+    notes += [f"not installed: {', '.join(report.missing_modules)}"] if report.missing_modules else []
+    notes += [f"not provided by rove: {', '.join(report.lacking)}"] if report.lacking else []
     unset = [f"{name} ({value})" for name, value in report.keys.items() if value != "set"]
-    told += [f"keys: {', '.join(unset)}"] if unset else []
-    told += [f"played with a placeholder for {', '.join(report.placeholders)}"] if report.placeholders else []
-    return told
+    notes += [f"keys: {', '.join(unset)}"] if unset else []
+    notes += [f"rollouts used placeholder values for {', '.join(report.placeholders)}"] if report.placeholders else []
+    return notes
 
 
 def _row(report: Report, numbers: dict[Deviation, int]) -> tuple[str, ...]:
-    played = report.played
-    failed = f", {played.failed} failed" if played.failed else ""
-    rewards = ", ".join(f"{name} {value:g}" for name, value in played.rewards.items())
+    rollouts = report.rollouts
+    failed = f", {rollouts.failed} failed" if rollouts.failed else ""
+    rewards = ", ".join(f"{name} {value:g}" for name, value in rollouts.rewards.items())
     return (
         report.package,
         report.generation,
         report.verdict,
-        f"{played.rollouts}{failed}",
+        f"{rollouts.rollouts}{failed}",
         rewards,
         ", ".join(str(numbers[one]) for one in report.deviations),
         "; ".join(told_of(report)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiers import first_quick
 
-from rove.hub.package.texts import active
+from rove.hub.package.manifest import find_markup
 
 LONG = 250_000
 
@@ -18,7 +18,7 @@ LONG = 250_000
     ],
 )  # fmt: skip
 def test_what_acts_is_found(text: str):
-    assert active(f"words {text} words")
+    assert find_markup(f"words {text} words")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_what_acts_is_found(text: str):
     ],
 )  # fmt: skip
 def test_what_is_text_is_left_alone(text: str):
-    assert active(text) is None
+    assert find_markup(text) is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_what_is_text_is_left_alone(text: str):
 )
 def test_no_text_takes_long(piece: str):
     """Where the time grew with the square of the length, one of these would take minutes."""
-    assert active(piece * (LONG // len(piece))) is None
-    assert active("<" + piece.strip("<") * (LONG // len(piece))) is None
-    assert active("<" + " " * LONG) is None
+    assert find_markup(piece * (LONG // len(piece))) is None
+    assert find_markup("<" + piece.strip("<") * (LONG // len(piece))) is None
+    assert find_markup("<" + " " * LONG) is None

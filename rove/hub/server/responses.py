@@ -1,4 +1,4 @@
-"""The hub's answers over HTTP, and who is let in."""
+"""HTTP responses of the hub, and its authentication middleware."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import ConfigError
-from rove.hub.server.catalogue import Found
+from rove.hub.server.catalogue import FoundFile
 from rove.hub.server.errors import Refused
-from rove.hub.server.results import LARGEST_RUN
+from rove.hub.server.results import MAX_RUN_BYTES
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, access_of
 
@@ -32,45 +32,45 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-ARCHIVE = "application/octet-stream"
-KINDS = {"wheel": ARCHIVE, "source": ARCHIVE, "readme": "text/plain; charset=utf-8"}
-"""Content types by kind of file; the others are JSON."""
-SMALL = 1 << 20
-"""A file up to so many bytes is sent in one piece."""
+ARCHIVE_TYPE = "application/octet-stream"
+CONTENT_TYPES = {"wheel": ARCHIVE_TYPE, "source": ARCHIVE_TYPE, "readme": "text/plain; charset=utf-8"}
+"""Content types by kind of file; all other kinds are JSON."""
+MAX_INLINE_BYTES = 1 << 20
+"""Files up to this size are sent in one piece."""
 
 ACCESS = web.RequestKey("access", Access)
 
 
-def decoded(decode: Callable[[], T], what: str) -> T:
-    """What a request says.
+def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
+    """Run a decoder on part of a request.
 
     Raises:
-        Refused: it cannot be read.
+        Refused: The decoder fails.
     """
     try:
         return decode()
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Refused(400, f"{what} cannot be read: {error}") from error
+        raise Refused(400, f"{what} cannot be decoded: {error}") from error
 
 
-def json_answer(told: Any, status: int = 200) -> web.Response:
-    """JSON."""
-    return web.Response(status=status, body=msgspec.json.encode(told), content_type="application/json")
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """Return a JSON response."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
 def redirect(where: str, status: int = 301) -> web.Response:
-    """It is elsewhere."""
+    """Return a redirect."""
     return web.Response(status=status, headers={"Location": where})
 
 
-def page(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
-    """What changes with every upload: asked for again each time, sent again only if it is another.
+def cached_response(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
+    """Return content that can change at any time: clients revalidate it by its ETag.
 
     Args:
-        request: what is answered.
-        body: the page.
-        kind: its content type.
-        policy: what a browser may do with it. Default: nothing.
+        request: The request.
+        body: The content.
+        kind: Content type.
+        policy: Content security policy (default: allow nothing).
     """
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
     headers = {
@@ -85,47 +85,47 @@ def page(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.
     return web.Response(body=body, headers=headers)
 
 
-async def file_answer(request: web.Request, find: Callable[[str | None], Found]) -> web.StreamResponse:
-    """A file, which never changes."""
+async def file_response(request: web.Request, find: Callable[[str | None], FoundFile]) -> web.StreamResponse:
+    """Return an immutable file."""
 
-    def look() -> tuple[Found, bytes | None]:
+    def read() -> tuple[FoundFile, bytes | None]:
         found = find(request[ACCESS].reads)
-        small = found.path.stat().st_size <= SMALL and "Range" not in request.headers
+        small = found.path.stat().st_size <= MAX_INLINE_BYTES and "Range" not in request.headers
         return found, found.path.read_bytes() if small else None
 
-    found, content = await asyncio.to_thread(look)
+    found, content = await asyncio.to_thread(read)
     lasting = "private, no-cache" if found.private else "public, max-age=31536000, immutable"
-    kind = KINDS.get(found.kind, "application/json")
+    kind = CONTENT_TYPES.get(found.kind, "application/json")
     headers = {"Content-Type": kind, "Cache-Control": lasting, "ETag": f'"{found.sha256}"'}
     if content is None:
         return web.FileResponse(found.path, headers=headers)
     return web.Response(body=content, headers=headers)
 
 
-def doorkeeper(store: Store) -> Middleware:
-    """Finds out what whoever asks may do, and turns errors into answers."""
+def auth_middleware(store: Store) -> Middleware:
+    """Return middleware that authenticates requests, converts errors to responses and sets security headers."""
 
     @web.middleware
-    async def keeper(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             token = token_of(request)
             request[ACCESS] = await asyncio.to_thread(access_of, store.database, token) if token else Access()
-            answer = await handler(request)
+            response = await handler(request)
         except Exception as error:
-            answer = refusal(request, error)
-        if not answer.prepared:
+            response = error_response(request, error)
+        if not response.prepared:
             for name, value in HEADERS.items():
-                answer.headers.setdefault(name, value)
-        return answer
+                response.headers.setdefault(name, value)
+        return response
 
-    return keeper
+    return middleware
 
 
 def token_of(request: web.Request) -> str | None:
-    """The token that a request brings: as a bearer, or where it only reads as the password of the user `__token__`.
+    """Return the token of a request: a bearer token or, for reading, the password of the user `__token__`.
 
     Raises:
-        Refused: there is something else in its place.
+        Refused: The Authorization header has another form.
     """
     header = request.headers.get("Authorization")
     if header is None:
@@ -139,40 +139,41 @@ def token_of(request: web.Request) -> str | None:
             if user == "__token__" and password:
                 return password
         raise Refused(
-            401, "the user is '__token__' and the password a token: http://__token__:rove_…@HOST/OWNER/simple/"
+            401,
+            "expected the user '__token__' with a token as the password: http://__token__:rove_…@HOST/OWNER/simple/",
         )
-    raise Refused(401, f"this hub takes 'Authorization: Bearer rove_…', not {scheme[:20]!r}")
+    raise Refused(401, f"the authorization scheme is {scheme[:20]!r}; expected 'Authorization: Bearer rove_…'")
 
 
-def refusal(request: web.Request, error: Exception) -> web.Response:
-    """An error as an answer in JSON: {"error": why}."""
-    status, message, headers = _told(error)
+def error_response(request: web.Request, error: Exception) -> web.Response:
+    """Return an error as a JSON response: {"error": message}."""
+    status, message, headers = _error_parts(error)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer" if request.path.startswith("/api/") else 'Basic realm="rove hub"'
     if status == 503:
         headers["Retry-After"] = "10"
     headers["Cache-Control"] = "no-store"
-    answer = json_answer({"error": message}, status)
-    answer.headers.update(headers)
-    return answer
+    response = json_response({"error": message}, status)
+    response.headers.update(headers)
+    return response
 
 
-def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
+def _error_parts(error: Exception) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, Refused):
         return error.status, str(error), {}
     if isinstance(error, ConnectionError):
-        return 400, "the connection broke off", {}  # nobody hears that
+        return 400, "the connection was closed", {}  # the client cannot receive this
     if isinstance(error, ConfigError):
         return 400, str(error), {}
     if isinstance(error, web.HTTPException):
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return error.status, _HTTP.get(error.status, error.reason), allowed
     logger.error("a request failed", exc_info=error)
-    return 500, "the hub failed at this request; its log says why", {}
+    return 500, "internal error; see the hub's log", {}
 
 
 _HTTP: Mapping[int, str] = {
-    404: "there is nothing at this address; /index.json lists the environments",
-    405: "this address does not take this method",
-    413: f"the body is too large; it may have {LARGEST_RUN:,} bytes",
+    404: "not found; /index.json lists the environments",
+    405: "method not allowed at this address",
+    413: f"the body is too large; expected at most {MAX_RUN_BYTES:,} bytes",
 }

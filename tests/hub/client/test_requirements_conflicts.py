@@ -10,7 +10,7 @@ import pytest
 from packages import MODULE
 
 from rove.core.errors import ConfigError
-from rove.hub.client.conflicts import check_current
+from rove.hub.client.requirements import check_no_conflict
 
 
 def installed(site: Path, name: str, files: dict[str, bytes]) -> None:
@@ -31,9 +31,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_new_package_and_another_version_pass(site: Path) -> None:
-    check_current("my-sums", "my_sums")
+    check_no_conflict("my-sums", "my_sums")
     installed(site, "my-sums", {"my_sums.py": MODULE, "pyproject.toml": b""})
-    check_current("my-sums", "my_sums")
+    check_no_conflict("my-sums", "my_sums")
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_a_new_package_and_another_version_pass(site: Path) -> None:
 def test_what_would_be_replaced_or_hidden_is_named(site: Path, name: str, files: dict[str, bytes], words: str) -> None:
     installed(site, name, files)
     with pytest.raises(ConfigError, match=f"{words}; install it without --into-current"):
-        check_current("my-sums", "my_sums")
+        check_no_conflict("my-sums", "my_sums")
 
 
 def test_modules_without_a_distribution_are_not_hidden(site: Path) -> None:
     (site / "my_sums.py").write_bytes(b"x = 1\n")
     importlib.invalidate_caches()
     with pytest.raises(ConfigError, match="is not an environment"):
-        check_current("my-sums", "my_sums")
+        check_no_conflict("my-sums", "my_sums")
     with pytest.raises(ConfigError, match="is not an environment"):
-        check_current("json", "json")
+        check_no_conflict("json", "json")
     assert "my_sums" not in sys.modules

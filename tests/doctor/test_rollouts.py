@@ -19,7 +19,7 @@ from rove.doctor.rollouts import (
     check_history,
     check_reward,
     check_samples,
-    check_spread,
+    check_advantages,
     check_tokens,
     check_truncation,
     lengths_of,
@@ -71,10 +71,10 @@ def test_base_reward(rewards: list[float], status: str):
 
 def test_spread():
     dead = [one for key in "bcd" for one in group(0, 0, key=key)]
-    assert check_spread(group(0, 1)).status == OK
-    assert check_spread(dead).status == FAIL
-    finding = check_spread([*group(0, 1), *dead])
-    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have none")
+    assert check_advantages(group(0, 1)).status == OK
+    assert check_advantages(dead).status == FAIL
+    finding = check_advantages([*group(0, 1), *dead])
+    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have zero advantage")
     assert "25%" in finding.advice
 
 

@@ -93,7 +93,7 @@ def test_adapters():
     assert found(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
     dropped = found(lora_rank=8, lora_dropout=0.1)["adapter"]
     assert dropped.status == WARN
-    assert "played without dropout" in dropped.advice
+    assert "sampled without dropout" in dropped.advice
     assert found(lora_dropout=0.1)["settings"].status == FAIL
 
 
@@ -128,7 +128,7 @@ def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, 
 
 def test_rows_made_as_they_are_read():
     [finding] = check_environment(config(steps=10), Quiz(dataset=lambda: iter(rows(500))))
-    assert finding.seen == "rows made as they are read, 320 of them played, each played 1 times"
+    assert finding.seen == "rows generated on demand, 320 of them used, each used 1 times"
 
 
 HELD_OUT = """

@@ -142,9 +142,9 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
     ("words", "said"),
     [
         ([], "give a model (-m MODEL"),
-        (["-m", "scripted:teacher"], "always answers"),
+        (["-m", "scripted:teacher"], "needs no check"),
         (["nowhere.toml"], "settings file nowhere.toml does not exist"),
-        (["tictactoe", "-m", "x", "-b", "http://localhost/v1"], "whose weights are not here"),
+        (["tictactoe", "-m", "x", "-b", "http://localhost/v1"], "whose weights cannot be trained here"),
         (["-m", "gpt-5"], "no API key"),
     ],
 )

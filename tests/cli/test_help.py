@@ -40,7 +40,7 @@ def test_commands_are_listed_in_groups():
 @pytest.mark.parametrize("path", [(), *ALL], ids=" ".join)
 def test_every_help_ends_with_examples(path: tuple[str, ...]):
     shown = CliRunner().invoke(cli, [*path, "--help"]).output
-    before, section, lines = shown.rpartition("Examples:\n")
+    _, section, lines = shown.rpartition("Examples:\n")
     assert section, shown
     assert all(line.strip().startswith(("rove ", "torchrun ")) for line in lines.splitlines() if line.strip())
 

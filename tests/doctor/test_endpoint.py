@@ -215,7 +215,7 @@ async def test_the_context_is_read_from_a_refusal():
     ("answer", "said"),
     [
         (completion("and so on", "length"), "does not end"),
-        (completion(None, reasoning_content="hm"), "without saying"),
+        (completion(None, reasoning_content="hm"), "only reasoning"),
     ],
 )
 async def test_an_answer_that_says_nothing_or_never_ends(answer: dict[str, Any], said: str):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
+from rove.cli.options import examples, json_option
 from rove.cli.tables import comparison_row, comparison_table, movers_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import Outcome
@@ -89,20 +90,28 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     return steps
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove compare runs/before runs/after",
+        "rove compare runs/before runs/after --value win",
+        "rove compare runs/before runs/after --markdown   # for a pull request",
+    )
+)
 @click.argument("run_a")
 @click.argument("run_b")
-@click.option("--value", default="reward", show_default=True, help="The reward, a reward function or a metric.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option(
+    "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
+)
+@json_option
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
 def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool) -> None:
-    """Say whether RUN_B is better than RUN_A, both run folders, example by example.
+    """Compare RUN_B with RUN_A, both run folders, example by example.
 
-    Only examples that both runs have scored count; the interval is of the difference between the runs. Of a rollout that
-    was repeated the last one counts, of one that failed none.
+    Only examples that both runs scored count; the interval is that of the difference. Of repeated rollouts the last counts;
+    failed rollouts are excluded.
     """
     if as_json and as_markdown:
-        raise ConfigError("--json and --markdown were given; choose one of them")
+        raise ConfigError("--json and --markdown exclude each other; choose one")
     console = console_for(as_json or as_markdown)
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
     (settings_a, a), (settings_b, b) = read_run(run_a), read_run(run_b)
@@ -117,7 +126,7 @@ def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool
         print_comparison(comparison, settings, console)
     kinds = {settings_a["kind"], settings_b["kind"]}
     if "rl" in kinds:
-        console.print("rollouts of RL are of a model that changes while it runs: compare evaluations instead")
+        console.print("the model of an RL run changes during the run: compare evaluations instead")
     hint(console, *next_steps(comparison, kinds, (run_a, run_b)))
 
 

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hub_options import at, card, hub_at, hub_option, listing, plain, versions, with_hub
+from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, versions, with_hub
+from rove.cli.options import examples, json_option
 from rove.hub.client import known_keys
 from rove.hub.client.installed import find
 from rove.hub.client.installing import Offer, look_up
@@ -20,33 +21,33 @@ from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.format import interval, number
 
 
-@click.command()
+@click.command(epilog=examples("rove search", "rove search chess --tag game"))
 @click.argument("words", nargs=-1)
 @hub_option
-@click.option("--tag", help="With this tag.")
-@click.option("--owner", help="Of this owner.")
-@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Written for this.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Most that are shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--tag", help="Only environments with this tag.")
+@click.option("--owner", help="Only environments of this owner.")
+@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum results.")
+@json_option
 def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
-    """Find environments that have all WORDS in their names, descriptions or tags; without words all of them."""
+    """Search for environments with all WORDS in name, description or tags; without words, list all."""
     console = console_for(as_json)
     found, total = with_hub(hub, lambda one: one.search(" ".join(words), limit=limit, **wanted))
     if as_json:
         print_json({"environments": msgspec.to_builtins(found), "total": total})
         return
     if not found:
-        told = f"nothing was found; fewer words find more, and `rove search{at(hub)}` alone lists everything"
-        console.print(told, markup=False, soft_wrap=True)
+        text = f"nothing found; try fewer words, or list everything: rove search{at(hub)}"
+        console.print(text, markup=False, soft_wrap=True)
         return
     console.print(listing(found))
     if total > len(found):
-        console.print(f"{len(found)} of {total}; --limit shows more")
+        console.print(f"{len(found)} of {total}; show more with --limit")
     first = f"{found[0].reference}{at(hub)}"
-    hint(console, f"what it is: rove info {first}", f"install it: rove install {first}")
+    hint(console, f"show details: rove info {first}", f"install it: rove install {first}")
 
 
-async def _asked(where: str, given: str | None, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
+async def _look_up(where: str, given: str | None, reference: Reference) -> tuple[Offer, Releases, list[dict[str, Any]]]:
     async with hub_at(where, given) as hub:
         offer = await look_up(hub, reference)
         return offer, await hub.releases(reference), await hub.results(offer.reference)
@@ -72,28 +73,28 @@ def _figure(value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) else "–"
 
 
-@click.command()
+@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0 --readme"))
 @click.argument("name", metavar="OWNER/NAME[@VERSION]")
 @hub_option
-@click.option("--readme", is_flag=True, help="Print its README, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+@click.option("--readme", is_flag=True, help="Also print the README.")
+@json_option
 def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
-    """Show what an environment is: what it rewards, how players score, what it needs, its versions and results."""
+    """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
     console = console_for(as_json)
     reference, where = parse_reference(name), needed_hub(hub)
-    offer, releases, results = run_async(_asked(where, hub, reference))
-    there = find(offer.reference._replace(version=None))
+    offer, releases, results = run_async(_look_up(where, hub, reference))
+    installed = find(offer.reference._replace(version=None))
     if as_json:
-        told = {
+        content = {
             "manifest": msgspec.json.decode(offer.content),
             "index": msgspec.to_builtins(releases),
             "results": results,
         }
-        print_json({**told, "hub": where, "key": offer.key, "installed": there and there.version})
+        print_json({**content, "hub": where, "key": offer.key, "installed": installed and installed.version})
         return
     more = [("hub", where), ("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no")]
-    more.append(("installed", there.version if there else "no"))
-    console.print(card(offer.manifest, str(offer.reference), more))
+    more.append(("installed", installed.version if installed else "no"))
+    console.print(details_table(offer.manifest, str(offer.reference), more))
     console.print(versions(releases.versions))
     if results:
         console.print(_results(results))
@@ -102,7 +103,7 @@ def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> Non
         console.print(Text("\n").join(map(plain, lines)), soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
     install = f"install it: rove install {short}{at(hub)}"
-    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if there else install)
+    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)
 
 
 async def _readme(where: str, given: str | None, reference: Reference) -> str:

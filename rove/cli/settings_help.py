@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +78,7 @@ def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Settin
 
 def _type_text(hint: Any) -> str:
     text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
-    return text.replace("typing.", "").rsplit(".", 1)[-1] if "[" not in text else text.replace("typing.", "")
+    return re.sub(r"\b(?:\w+\.)+", "", text)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

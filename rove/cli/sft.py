@@ -26,15 +26,7 @@ from rove.cli.common import (
     run_async,
     run_folder,
 )
-from rove.cli.options import (
-    SETTINGS,
-    examples,
-    json_object,
-    json_option,
-    overwrite_option,
-    settings,
-    trust_option,
-)
+from rove.cli.options import SETTINGS, examples, json_object, json_option, overwrite_option, settings, trust_option
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
 from rove.cli.training import begin, draw, identity_of

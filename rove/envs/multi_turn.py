@@ -33,7 +33,13 @@ class TwoPlayer(Protocol):
     opponent: Opponent | None
 
 
-GameEnv = TypeVar("GameEnv", bound=TwoPlayer)
+class HasOpponent(Protocol):
+    """An environment with the attribute `opponent`."""
+
+    opponent: Opponent | None
+
+
+GameEnv = TypeVar("GameEnv", bound=HasOpponent)
 
 
 def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:

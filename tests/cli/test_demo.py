@@ -111,10 +111,10 @@ def test_a_recipe_without_a_model_asks_for_one(rove: Rove) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_model_that_is_no_folder_is_refused_before_the_teacher_is_asked(rove: Rove) -> None:
+def test_a_missing_model_folder_is_refused_before_any_rollout(rove: Rove) -> None:
     done = rove("demo", "tictactoe", "--recipe", str(LFM2), "-m", "LFM2-2.6B")
     assert done.status == 2
-    assert "expected the folder of a model" in done.err
+    assert "expected a model folder" in done.err
     assert not Path("runs").exists()
     missing = rove("demo", "tictactoe", "--recipe", "none.toml").err
     assert "no recipe: none.toml does not exist; with rove come configs/tictactoe_lfm2.toml" in missing

@@ -48,7 +48,7 @@ def test_searching_finds_and_says_what_to_do_next(rove: Rove, hub: Path) -> None
     assert "rove info alice/doubling" in out and max(map(len, out.splitlines())) <= 100
     status, out, _ = rove("search", "doubling", "--tag", "math", "--json")
     assert [one["owner"] for one in json.loads(out)["environments"]] == ["alice"]
-    assert "nothing was found" in rove("search", "chess")[1]
+    assert "nothing found" in rove("search", "chess")[1]
 
 
 def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
     [
         (["install"], "nothing to install: name an environment"),
         (["install", "nothing.whl"], "there is no wheel nothing.whl"),
-        (["install", "./nowhere"], "no folder with a pyproject.toml"),
+        (["install", "./nowhere"], "has no pyproject.toml"),
         (["install", "doubling"], "write OWNER/NAME"),
         (["install", "Alice/doubling"], "cannot be an owner's name"),
         (["install", "alice/doubling@one"], "cannot be a version"),

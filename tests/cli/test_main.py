@@ -141,7 +141,7 @@ def test_version(rove: Rove):
             ["model", "new", "--env", "tictactoe", "--arch", "llma"],
             "unknown architecture 'llma'; did you mean 'llama'?",
         ),
-        (["play", "tictactoe", "--watch"], "--watch needs a model to watch"),
+        (["play", "tictactoe", "--watch"], "--watch needs a model"),
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
         (["init", "json"], "would hide the one that Python or rove needs"),
@@ -425,7 +425,7 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int,
     assert not trained & held_out
     again = rove("init", "my-task")
     assert again.status == 2
-    assert "exists already" in again.err
+    assert "already exists" in again.err
 
 
 @pytest.mark.broad

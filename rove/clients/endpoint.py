@@ -226,7 +226,7 @@ class EndpointClient(ABC):
                 if not retries_left:
                     message = f"no answer from {url} in {len(attempts)} tries; last error: {attempts[-1]}"
                     failure = InfraError(message, attempts)
-                    failure.status = error.status  # pyright: ignore[reportAttributeAccessIssue]
+                    failure.status = error.status
                     raise failure from error.__cause__
                 retry_after = error.retry_after
             except ModelError as error:

@@ -137,8 +137,8 @@ class Replicas:
         try:
             response = await replica.client.respond(msgspec.structs.replace(request, model=replica.model))
         except InfraError as error:
-            is_busy = getattr(error, "status", None) in OVERLOADED_STATUSES
-            replica.avoided_until = 0.0 if is_busy else self._clock() + AVOID_S
+            is_overloaded = error.status in OVERLOADED_STATUSES
+            replica.avoided_until = 0.0 if is_overloaded else self._clock() + AVOID_S
             raise
         except ModelError:
             replica.avoided_until = 0.0  # a rejection is a response, too

@@ -84,6 +84,9 @@ class AgentError(Error):
 class InfraError(Error):
     """The endpoint or the machine failed, after bounded retries: `attempts`."""
 
+    status: int | None = None
+    """HTTP status of the last try, if there was one."""
+
     def __init__(self, message: str = "", attempts: Iterable[str] = ()):
         super().__init__(message)
         self.attempts = list(attempts)

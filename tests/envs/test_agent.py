@@ -258,7 +258,7 @@ async def test_a_program_that_fails_is_an_error_of_the_agent():
     record = await one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None
     assert (record.error.phase, record.error.type) == ("agent", "AgentError")
-    assert "exit code 3; it said: about to fail" in record.error.message
+    assert "exit code 3; its output: about to fail" in record.error.message
     assert len(record.steps) == 2
     missing = (await one(env_of(command=["no-such-program"]))).error
     assert missing is not None and "cannot be started" in missing.message

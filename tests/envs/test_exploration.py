@@ -73,7 +73,7 @@ def test_a_context_is_a_file():
     assert context_file("é\r\n") == ("context.txt", b"\xc3\xa9\r\n")
     assert context_file(["é"]) == ("context.json", '["é"]'.encode())
     assert context_file("\ud800") == ("context.txt", b"?")
-    with pytest.raises(vf.ConfigError, match="expected a text, or what JSON can say"):
+    with pytest.raises(vf.ConfigError, match="expected a text or a JSON value"):
         as_text({"a": b"bytes"})
 
 

@@ -317,7 +317,7 @@ def test_two_packages_with_the_same_environment_are_reported(workplace):
 def test_an_entry_point_without_its_module_is_reported(workplace):
     install(workplace / "site", "unrelated", "-")
     claim(workplace / "site", "toys", "toy", "toys_inside")
-    with pytest.raises(ConfigError, match="names the module 'toys_inside' for 'toy', which is not there"):
+    with pytest.raises(ConfigError, match="registers the module 'toys_inside' for 'toy', but it does not exist"):
         load_environment("toy")
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         load_environment("tooy")

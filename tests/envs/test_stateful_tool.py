@@ -258,7 +258,7 @@ async def test_nothing_is_freed_while_a_tool_is_at_work_but_soon_after():
 async def test_a_cleanup_waits_for_a_tool_and_the_rollout_not_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
     env = Busy(dataset=rows(2))
-    with pytest.warns(UserWarning, match=r"a sync tool of 2 rollout\(s\) has not returned"):
+    with pytest.warns(UserWarning, match=r"sync tools of 2 rollout\(s\) have not returned"):
         records = await vf.generate(env, says(lambda messages, state, rng: WORK))
     assert [record.stop_condition for record in records] == ["timeout_reached"] * 2
     assert env.log == ["begin", "begin", "leave"]

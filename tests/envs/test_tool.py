@@ -141,20 +141,20 @@ def test_tools_come_and_go():
     env = env_of(add)
     env.add_tool(double)
     assert (env.tools, list(env.tool_map), len(env.tool_defs)) == ([add, double], ["add", "double"], 2)
-    with pytest.raises(vf.ConfigError, match="a tool named 'add' already"):
+    with pytest.raises(vf.ConfigError, match="a tool named 'add' exists already"):
         env.add_tool(add)
     env.remove_tool(add)
     env.add_tool(make_tool(add, name="plus"))
     assert [one["function"]["name"] for one in env.tool_defs] == ["double", "plus"]
     assert {"double_calls", "plus_calls"} <= set(env.rubric.names) and "add_calls" not in env.rubric.names
     env.remove_tool("plus")
-    with pytest.raises(vf.ConfigError, match="none of the tools; known: double"):
+    with pytest.raises(vf.ConfigError, match="not one of the tools; known: double"):
         env.remove_tool(add)
     assert told(play(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
 
 
 def test_what_an_environment_cannot_be_given():
-    with pytest.raises(vf.ConfigError, match="raw text"):
+    with pytest.raises(vf.ConfigError, match="message_type 'completion'"):
         env_of(add, message_type="completion")
     with pytest.raises(vf.ConfigError, match="did you mean 'max_turns'"):
         env_of(add, max_turn=3)
@@ -166,7 +166,7 @@ def test_what_an_environment_cannot_be_given():
     def add_calls() -> float:
         return 0.0
 
-    with pytest.raises(vf.ConfigError, match="counted by the metric 'add_calls'"):
+    with pytest.raises(vf.ConfigError, match="the metric 'add_calls' of tool 'add' exists already"):
         env_of(add, rubric=vf.Rubric([add_calls]))
 
 
@@ -278,7 +278,7 @@ def test_a_call_in_the_text_of_an_endpoint_is_its_servers_fault(how: Format):
     if how.bare:  # it may be any JSON
         assert (record.error, record.stop_condition) == (None, "no_tools_called")
     else:
-        assert record.error is not None and "does not read them" in record.error.message
+        assert record.error is not None and "does not parse tool calls" in record.error.message
         assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
 

@@ -27,7 +27,7 @@ from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel
 from rove.models.new import new_model
 from rove.train.backends import Served, make_sampler
-from rove.train.rl import RLConfig
+from rove.train.config import LoRAConfig, RLConfig
 from rove.vllm.server import VLLMConfig
 
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -104,7 +104,9 @@ def main() -> None:
         samplers: dict[str, Served] = {}
         for name, merged in (("whole weights", True), ("adapter alone", False)):
             vllm = VLLMConfig(command=command, args=["--enforce-eager"], merge_adapter=merged)
-            config = RLConfig(env="tictactoe", model="nowhere", lora_rank=args.rank, backend="vllm", vllm=vllm)
+            config = RLConfig(
+                env="tictactoe", model="nowhere", lora=LoRAConfig(rank=args.rank), backend="vllm", vllm=vllm
+            )
             sampler = make_sampler(config, loaded, Path(folder) / name.replace(" ", "_"), copies=False)
             assert isinstance(sampler, Served)
             samplers[name] = sampler

@@ -55,9 +55,19 @@ trust_option = click.option(
 """The option of commands that load a model folder."""
 
 
+FLAG_SETTINGS = {
+    "isolated": "isolation.enabled",
+    "isolated_python": "isolation.python",
+    "loss": "loss.kind",
+    "ray": "ray.address",
+}
+"""Flags that are shorter than the dotted name of their setting."""
+
+
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
     """A command's settings from its named flags and its remaining words; a bare word is the setting `bare`."""
     flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     return load(kind, named, _long_flags(ctx.args), bare, flags)
 
 
@@ -278,9 +288,9 @@ def environment_words(config: Any) -> str:
     words = [config.env]
     words += ["--env-dir", config.env_dir] if config.env_dir else []
     words += ["-a", in_json(config.env_args)] if config.env_args else []
-    if config.isolated_python is not None:
-        words += ["--isolated-python", config.isolated_python]
-    elif config.isolated:
+    if config.isolation.python is not None:
+        words += ["--isolated-python", config.isolation.python]
+    elif config.isolation.enabled:
         words.append("--isolated")
     return shlex.join(words)
 

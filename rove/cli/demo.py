@@ -23,8 +23,7 @@ from rove.envs.loading import environment_file
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
+    from rove.train.config import RLConfig, SFTConfig
     from rove.train.worker_group import Ranks
 
 
@@ -137,14 +136,14 @@ class Demo:
 
     def sft_config(self) -> SFTConfig:
         """Settings of SFT."""
-        from rove.train.sft import SFTConfig
+        from rove.train.config import SFTConfig
 
         given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
         """Settings of a stage of RL."""
-        from rove.train.rl import RLConfig
+        from rove.train.config import RLConfig
 
         values = {key: value for key, value in stage.items() if key != "name"}
         given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
@@ -169,7 +168,7 @@ class Demo:
     def _full_stage(self) -> dict[str, Any]:
         """The recipe's `full`, which ends as soon as what is to be proven holds."""
         assert self.recipe.proof is not None
-        lines = {"env": self.env, "every_line": True, "goals": msgspec.to_builtins(self.recipe.proof.goals)}
+        lines = {"env": self.env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.recipe.proof.goals)}
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
     def _say(self, text: str) -> None:
@@ -252,7 +251,7 @@ def _recipe_file(env: str, given: str | Path | None) -> Path:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 @click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
 @click.option("--full", is_flag=True, help="Go on to mastery, and prove it in every line of play.")
-@click.option("--prove", "policies", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
+@click.option("--prove", "players", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(

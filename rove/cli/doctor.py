@@ -200,7 +200,7 @@ def command(
         if base_url is not None:
             raise ConfigError("-b names an endpoint, whose weights are not here to train; give a model folder with -m")
         with needs_train_extra():
-            from rove.train.rl import RLConfig
+            from rove.train.config import RLConfig
         given = {
             **named,
             "model": model,

@@ -34,7 +34,7 @@ from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.questions import QuestionsEnv
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.runs.run import Run
 from rove.statistics import Price
@@ -67,21 +67,10 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_retries: int = 4
     """Retries of one request."""
     env_dir: str | None = None
-    isolated: bool = False
-    """Load the environment in a worker process, with a virtual environment of its own if it declares dependencies."""
-    isolated_python: str | None = None
-    """Interpreter of the environment's own virtual environment, instead of the one that `isolated` makes."""
-    isolated_start_seconds: float = 60.0
-    """For loading an isolated environment."""
-    isolated_hang_seconds: float = 120.0
-    """An isolated environment that does not look up for so long is killed."""
-    ray: str | None = None
-    """Play in actors of the Ray cluster at this address; "auto" is the one that this machine is in, "local" one that is started
-    here."""
-    ray_actors: int | None = None
-    """How many actors; one for each free CPU of the cluster when not given."""
-    ray_rollouts: int = 128
-    """Rollouts of one actor at a time."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run the environment in a worker process: the `[isolation]` table."""
+    ray: RayConfig = RayConfig()
+    """Run the environment on a Ray cluster: the `[ray]` table."""
     run_dir: str | None = None
     save: bool = True
     """Keep the rollouts in a run folder."""
@@ -145,7 +134,7 @@ class Watch:
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
     """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
-    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config))
+    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
     if isinstance(env, QuestionsEnv):
         console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
     config = _with_price(config)

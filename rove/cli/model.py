@@ -138,7 +138,7 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
 def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
     """Write the base of ADAPTER, with it merged into the weights, as an ordinary Hugging Face model folder.
 
-    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora_rank; its base is the model that is named there.
+    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora.rank; its base is the model that is named there.
     """
     console = console_for(as_json)
     parameters = run_model_merge(adapter, output, bool(trust_remote_code))

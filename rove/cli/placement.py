@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,14 @@ from rove.viewer.format import interval
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client
+    from rove.train.config import SFTConfig
     from rove.train.placement import PolicyResult
-    from rove.train.sft import SFTConfig
+
+
+def _isolated(settings: Mapping[str, Any]) -> bool:
+    """Whether the data of a run was made by an isolated environment."""
+    table = settings.get("isolation")
+    return isinstance(table, Mapping) and table.get("enabled") is True
 
 
 class Place(NamedTuple):
@@ -54,7 +61,7 @@ def place_of(config: SFTConfig, data: Run) -> Place:
         raise ConfigError(
             f"the environment of {data.path} is '{env}', which is loaded only if you name it: --env {env}"
         )
-    return Place(env, {**env_args, **config.env_args}, config.env_dir, Isolation(on=told.get("isolated") is True))
+    return Place(env, {**env_args, **config.env_args}, config.env_dir, Isolation(on=_isolated(told)))
 
 
 def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Console) -> None:

@@ -219,7 +219,7 @@ def tell_result(record: RolloutRecord, model: str | None, console: Console) -> N
     "given_roles",
     metavar="NAME[=MODEL]",
     multiple=True,
-    help="Sit where the environment asks the player NAME (rove.ask), or let MODEL answer there; again for more roles. "
+    help="Sit where the environment asks the player NAME (rove.query), or let MODEL answer there; again for more roles. "
     "[default: whom the environment asks]",
 )
 @click.option("-a", "--env-args", help="Environment arguments as JSON.")

@@ -1,4 +1,4 @@
-"""`rove play --model-role`: who answers in the roles that an environment asks through `rove.ask`."""
+"""`rove play --model-role`: who answers in the roles that an environment asks through `rove.query`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Roles:
 def never_asked(names: Iterable[str], asked: Iterable[str]) -> list[str]:
     """A line for each name given to `--model-role` that nobody was asked by."""
     known = list(asked)
-    told = f"those that were: {', '.join(known)}" if known else "this environment asked nobody through rove.ask"
+    told = f"those that were: {', '.join(known)}" if known else "this environment asked nobody through rove.query"
     return [
         f"nobody was asked in the role '{name}'; {told}"
         for name in names

@@ -40,7 +40,7 @@ from rove.remote.loading import open_environment
 from rove.runs.run import Run
 
 if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
+    from rove.train.config import RLConfig
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {
@@ -66,7 +66,7 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
-    env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
+    env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
@@ -124,7 +124,9 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
             f"warmup_steps {config.warmup_steps}: the run has {config.steps}, so it never learns at its full rate"
         )
     if config.evaluation:
-        shared = find_overlaps(config.evaluation, config.env_dir, set(trained_keys(config, env)), config.isolation)
+        shared = find_overlaps(
+            config.evaluation, config.env_dir, set(trained_keys(config, env)), config.environment_isolation
+        )
         found += [f"evaluation {one}" for one in shared if one.shared]
     return found
 
@@ -152,8 +154,10 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
     tell_goal(run, console)
-    told_otherwise = config.keep_best or config.curriculum  # by measurements; by nothing, where examples get harder
-    told_otherwise = told_otherwise or config.hard_threshold is not None or config.easy_threshold is not None
+    told_otherwise = (
+        config.keep_best or config.curriculum.column
+    )  # by measurements; by nothing, where examples get harder
+    told_otherwise = told_otherwise or config.filter.skips_examples
     if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
         told_otherwise = True
         words = "nothing was learnt: in no step had a group any spread of rewards. rove doctor tells what to change"
@@ -171,7 +175,7 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
 
 
 @click.command(
-    epilog=all_settings("rove.train.rl", "RLConfig"),
+    epilog=all_settings("rove.train.config", "RLConfig"),
     context_settings=SETTINGS,
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
@@ -209,7 +213,8 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.rl import RLConfig, follow_rl
+        from rove.train.config import RLConfig
+        from rove.train.rl import follow_rl
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)

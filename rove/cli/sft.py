@@ -32,7 +32,7 @@ from rove.cli.training import begin, draw, identity_of
 from rove.runs.run import Run
 
 if TYPE_CHECKING:
-    from rove.train.sft import SFTConfig
+    from rove.train.config import SFTConfig
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {
@@ -126,7 +126,7 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
 
 
 @click.command(
-    epilog=all_settings("rove.train.sft", "SFTConfig"),
+    epilog=all_settings("rove.train.config", "SFTConfig"),
     context_settings=SETTINGS,
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
@@ -157,7 +157,8 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
     """
     with needs_train_extra():
         from rove.models.load import load_model
-        from rove.train.sft import SFTConfig, follow_sft
+        from rove.train.config import SFTConfig
+        from rove.train.sft import follow_sft
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join_process_group()

@@ -222,7 +222,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
     folders: dict[Any, Evaluation] = {}
     for one in evaluations:
         config = one.config
-        isolation = Isolation.of(config)
+        isolation = Isolation.of(config.isolation, config.ray)
         with _at(one.place), looking_at(config.env, config.env_dir, config.env_args, isolation) as env:
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))

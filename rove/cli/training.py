@@ -18,8 +18,7 @@ from rove.runs.run import Run
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
+    from rove.train.config import RLConfig, SFTConfig
     from rove.train.worker_group import Ranks
 
 

@@ -12,6 +12,7 @@ import msgspec
 import msgspec.inspect
 
 from rove.core.errors import ConfigError, nearest
+from rove.core.renamed_settings import rename_hint, upgrade
 
 T = TypeVar("T")
 
@@ -26,7 +27,8 @@ def load(
 
     Args:
         kind: a msgspec struct.
-        named: values of named flags; None = not given. They win over everything else.
+        named: values of named flags, under the plain or dotted name of their setting; None = not given. They win over everything
+            else.
         extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
             `--flag` alone for true. A value is JSON where it is JSON, else text; a setting that is text takes it as it
             stands. Later words win over earlier ones; lists are replaced whole, tables are merged.
@@ -38,23 +40,25 @@ def load(
     """
     values: dict[str, Any] = {}
     alone: dict[str, Any] = {}
-    types = {field.name: field.type for field in msgspec.structs.fields(kind)}  # pyright: ignore[reportArgumentType]
     words = list(extra)
     while words:
         word = words.pop(0)
         if word.startswith("@"):
             content = read_toml(word[1:] or _next(words, "a file after @"))
-            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
+            merge(values, upgrade(content["config"]) if content.keys() >= RUN_CONFIG else content)
         elif word.startswith("--"):
-            key, value = _flag(word[2:], words, types)
+            key, value = _flag(word[2:], words, kind)
             if value is True:
                 _check_alone(kind, key, words)
-            merge(values, _nested(key.split("."), value))
+            merge(values, nested(key, value))
         elif bare and bare not in alone:
             alone[bare] = word
         else:
             raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
-    merge(values, {**alone, **{key: value for key, value in named.items() if value is not None}})
+    merge(values, alone)
+    for key, value in named.items():
+        if value is not None:
+            merge(values, nested(key, value))
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
@@ -71,6 +75,8 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
     for key in values:
         if key in names:
             continue
+        if (hint := rename_hint(key)) is not None:
+            raise ConfigError(f"unknown setting '{key}': {hint}")
         if key in flags:
             raise ConfigError(f"'{key}' is no setting but a flag of the command: give --{key.replace('_', '-')}")
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
@@ -118,7 +124,11 @@ def _explained(message: str, values: Any, kind: Any) -> str:
         advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in said else ""
         if isinstance(values, str) and _lists_texts(info):
             advice = f": write {_as_list(values)}"
+        if "`object`" in said and (hint := rename_hint(where)) is not None:
+            advice = f": {hint}"
         return f"{where} is {values!r}: {said[:1].lower()}{said[1:]}{advice}"
+    if (hint := rename_hint(unknown[1])) is not None:
+        return f"{where} has the unknown setting '{unknown[1]}': {hint}"
     known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
     return f"{where} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], known)}"
 
@@ -186,26 +196,41 @@ def _next(words: list[str], what: str) -> str:
     return words.pop(0)
 
 
-def _flag(word: str, words: list[str], types: Mapping[str, Any]) -> tuple[str, Any]:
+def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
     """The key and the value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
     if not equals:
         alone = not words or words[0].startswith(("--", "@"))
-        if name.startswith("no_") and (alone or types.get(name[3:]) is bool):
+        if name.startswith("no_") and (alone or _is_bool(_setting_type(kind, name[3:]))):
             return name[3:], False
-        if alone or (types.get(name) is bool and words[0] not in ("true", "false")):
+        if alone or (_is_bool(_setting_type(kind, name)) and words[0] not in ("true", "false")):
             return name, True
         text = words.pop(0)
-    return name, text if types.get(name) in (str, str | None) else parse_value(text)
+    return name, text if _is_text(_setting_type(kind, name)) else parse_value(text)
+
+
+def _setting_type(kind: Any, key: str) -> Any:
+    """The type of a setting by its dotted name; None if it is unknown."""
+    info = msgspec.inspect.type_info(kind)
+    for step in key.split("."):
+        info = _below(info, step)
+    return info
+
+
+def _is_bool(info: Any) -> bool:
+    return isinstance(info, msgspec.inspect.BoolType)
+
+
+def _is_text(info: Any) -> bool:
+    """Whether a setting is a text, or a text or None."""
+    types = [one for one in getattr(info, "types", (info,)) if not isinstance(one, msgspec.inspect.NoneType)]
+    return len(types) == 1 and isinstance(types[0], msgspec.inspect.StrType)
 
 
 def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
     """Refuse a list without a value; the next word, which begins like a flag, may have been meant for it."""
-    info = msgspec.inspect.type_info(kind)
-    for step in key.split("."):
-        info = _below(info, step)
-    if _lists_texts(info):
+    if _lists_texts(_setting_type(kind, key)):
         raise ConfigError(f"--{key} takes a list, in JSON: --{key} {_as_list(words[0] if words else 'a value')}")
 
 
@@ -218,5 +243,8 @@ def _as_list(text: str) -> str:
     return f"'{msgspec.json.encode([text]).decode()}'"
 
 
-def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
-    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}
+def nested(name: str, value: Any) -> dict[str, Any]:
+    """Return a setting by its dotted name as tables in each other."""
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    return value

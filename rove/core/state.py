@@ -11,7 +11,7 @@ class State(dict[str, Any]):
     """Mutable memory of one rollout: what `setup_state` and `env_response` write, what rubrics read.
 
     `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. Set by rove:
-    `trajectory` (steps so far, whose `reward` may be set), `roles` (steps of others than the model, by role; see `rove.ask`),
+    `trajectory` (steps so far, whose `reward` may be set), `roles` (steps of others than the model, by role; see `rove.query`),
     `completion` (messages after the prompt; in completion mode a text), `tools` (what the model is shown of them, in a
     `ToolEnv`), `seed` (this rollout's), `env_seed` (shared by the siblings of its group), `stop_condition`, `is_truncated`,
     `error`, `drawn_boards` (see `MultiTurnEnv.render`). Environments add any other key.

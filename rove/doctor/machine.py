@@ -18,7 +18,7 @@ from rove.engine.engine import CACHE_BYTES
 from rove.models.load import LoadedModel
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import token_logprobs
 
@@ -118,7 +118,7 @@ def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: 
     return {
         "weights": float(size),
         "sampler's copies": float(copies),
-        "reference model": float(trained) if config.kl_penalty else 0.0,
+        "reference model": float(trained) if config.loss.kl_penalty else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM * trained),
         "activations": BACKWARD * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
@@ -160,7 +160,7 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
     there = free + needed["weights"]
     seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(there)}"
-    advice = "a smaller --micro_batch_tokens, --activation_checkpointing, --lora_rank 8; else a smaller model or a larger machine"
+    advice = "a smaller --micro_batch_tokens, --activation_checkpointing, --lora.rank 8; else a smaller model or a larger machine"
     if total > UNSURE * there:
         return Finding(FAIL, "memory", seen, advice)
     if UNSURE * total > there:
@@ -189,7 +189,7 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
         folder = folder.parent
     saved = needed["gradients"]  # are as large as the weights that are trained
     one = saved + needed["AdamW"]
-    if config.sync_reference_every is not None:
+    if config.loss.sync_reference_every is not None:
         one += needed["reference model"]
     # A new one is there before the oldest goes, and at the end the final weights.
     checkpoints = one * (config.keep_checkpoints + 1) + saved

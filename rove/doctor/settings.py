@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rove.core.errors import ConfigError
 from rove.doctor.findings import FAIL, OK, WARN, Finding
 from rove.envs.environment import Environment
+from rove.train.config import RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
-from rove.train.rl import RLConfig
 
 BATCH, TINY_BATCH = 256, 64
 """Rollouts per step: below the first training is noisy, below the second it often collapses."""
@@ -45,7 +45,7 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
     yield check_groups(config)
     yield check_temperature(config)
     yield check_schedule(config)
-    if config.lora_rank:
+    if config.lora.rank:
         yield check_adapter(config)
 
 
@@ -88,9 +88,9 @@ def check_temperature(config: RLConfig) -> Finding:
 
 def check_schedule(config: RLConfig) -> Finding:
     """Whether the learning rate ever gets to its peak, and what else shapes a run."""
-    seen = f"{config.steps} steps, {config.warmup_steps} of warm-up, entropy bonus {config.entropy_bonus:g}"
-    if config.entropy_bonus >= LARGE_BONUS:
-        return Finding(WARN, "schedule", seen, "such a bonus destroyed a tiny policy: --entropy_bonus 0 to 0.03")
+    seen = f"{config.steps} steps, {config.warmup_steps} of warm-up, entropy bonus {config.loss.entropy_bonus:g}"
+    if config.loss.entropy_bonus >= LARGE_BONUS:
+        return Finding(WARN, "schedule", seen, "such a bonus destroyed a tiny policy: --loss.entropy-bonus 0 to 0.03")
     if config.warmup_steps >= config.steps:
         return Finding(
             WARN, "schedule", seen, "the learning rate never gets to its peak: more --steps, fewer --warmup_steps"
@@ -103,11 +103,11 @@ def check_schedule(config: RLConfig) -> Finding:
 def check_adapter(config: RLConfig) -> Finding:
     """What is trained instead of the model, and whether it is what plays."""
     seen = (
-        f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, {', '.join(config.lora_targets) or 'all linear layers'}"
+        f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, {', '.join(config.lora.targets) or 'all linear layers'}"
     )
-    if config.lora_dropout:
-        advice = "games are played without dropout, so ratios are off from the first step on: --lora_dropout 0"
-        return Finding(WARN, "adapter", f"{seen}, dropout {config.lora_dropout:g}", advice)
+    if config.lora.dropout:
+        advice = "games are played without dropout, so ratios are off from the first step on: --lora.dropout 0"
+        return Finding(WARN, "adapter", f"{seen}, dropout {config.lora.dropout:g}", advice)
     return Finding(OK, "adapter", seen)
 
 
@@ -116,7 +116,7 @@ def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     trained = trained_keys(config, env)
     yield check_dataset(config, env.count_examples(train=True), trained)
     yield from check_held_out(
-        find_overlaps(config.evaluation, config.env_dir, set(trained), config.isolation), len(trained)
+        find_overlaps(config.evaluation, config.env_dir, set(trained), config.environment_isolation), len(trained)
     )
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
@@ -179,7 +179,7 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         parameters: of the model.
         trained: how many of them have a gradient.
     """
-    is_adapter = trained < ADAPTER * parameters or config.lora_rank > 0
+    is_adapter = trained < ADAPTER * parameters or config.lora.rank > 0
     low, high = next(rates for most, rates in RATES if parameters < most)
     if is_adapter:
         low, high = low * LORA, high * LORA

@@ -39,8 +39,8 @@ from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
 from rove.train.collect import plan_groups
+from rove.train.config import RLConfig
 from rove.train.lora import add_lora
-from rove.train.rl import RLConfig
 from rove.train.sequences import sequences_from_record
 
 PLAYED = 8
@@ -73,7 +73,7 @@ async def check_training(
         if finding.status == FAIL:
             return
     try:
-        env = open_environment(config.env, config.env_dir, config.env_args, config.isolation)
+        env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
         for finding in check_environment(config, env):
             yield finding
         sandbox = await check_sandbox(env)

@@ -27,7 +27,7 @@ class Turn(Protocol):
     """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
 
     Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to. In another
-    `role` it is asked as by `rove.ask`: recorded apart, under that name, and there under another name of a model and with
+    `role` it is asked as by `rove.query`: recorded apart, under that name, and there under another name of a model and with
     other sampling arguments where they are given. Where a foreign agent asks, `asked` has its tools (instead of
     `state["tools"]`), its sampling (which goes over the run's), and who is told the answer as it comes.
     """

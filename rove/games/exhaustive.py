@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv
+from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
 
@@ -252,3 +254,28 @@ def summarize(env: Environment, lines: Sequence[Line]) -> Proof:
 def values_of(record: RolloutRecord) -> dict[str, float]:
     """What every reward function and metric said of a record."""
     return {} if record.scores is None else {**record.scores.rewards, **record.scores.metrics}
+
+
+async def measure_exhaustively(
+    env: Environment, client: Client, sampling_params: SamplingParams, goals: Goals, seed: int
+) -> dict[str, float]:
+    """Return the metrics of an exhaustive evaluation.
+
+    Returns:
+        `lines`, the number of games; `lines/NAME`, in how many a reward function or metric is above 0; `reward/mean`,
+        `reward/NAME` and `metrics/NAME`, exact means against a uniformly random opponent; `checks/NAME`, the fraction of
+        situations that the model recognized; and `missed`, by how much it misses the goals: games, answers and percentage
+        points, summed.
+    """
+    lines = await play_every_line(env, client, sampling_params, seed=seed)
+    summary = summarize(env, lines)
+    found = {"lines": float(summary.lines), "missed": math.fsum(one.amount for one in goals.missed(summary))}
+    found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
+    scores = lines[0].record.scores
+    for name, value in summary.expected.items():
+        found[f"{'reward' if scores and name in scores.rewards else 'metrics'}/{name}"] = value
+    found |= {f"lines/{name}": float(count) for name, count in summary.counts.items()}
+    return found | {f"checks/{name}": check.seen / check.there for name, check in summary.checks.items()}
+
+
+EVALUATION_KINDS["exhaustive"] = EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)

@@ -194,7 +194,7 @@ def check_peft() -> None:
         ConfigError: it is not.
     """
     if find_spec("peft") is None:
-        raise missing_train_package("peft", "a LoRA adapter (lora_rank, or a model folder with an adapter)")
+        raise missing_train_package("peft", "a LoRA adapter (lora.rank, or a model folder with an adapter)")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

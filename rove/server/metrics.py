@@ -1,4 +1,4 @@
-"""Counts of a server, as Prometheus reads them."""
+"""Counters of a server in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Metrics:
-    """What a server has done, and what it is doing."""
+    """Counters and gauges of a server."""
 
     def __init__(self) -> None:
         self.open = 0
-        """HTTP requests that are not answered yet."""
+        """HTTP requests without a response yet."""
         self.under_way = 0
-        """Answers the client is working on."""
+        """Model requests that the client is processing."""
         self.queued = 0
-        """Answers that wait for room at the client."""
+        """Model requests that wait for the client."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -30,10 +30,10 @@ class Metrics:
         """Count a finished request."""
         self._requests[route, status] += 1
         self._buckets.setdefault(route, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
-        self._seconds[route] += seconds  # pyright: ignore[reportArgumentType]  a Counter adds floats as well
+        self._seconds[route] += seconds  # pyright: ignore[reportArgumentType]  a Counter also adds floats
 
     def text(self) -> str:
-        """All of it in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:

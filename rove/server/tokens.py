@@ -1,4 +1,4 @@
-"""Texts and messages to token ids and back, for those who bring the ids themselves."""
+"""Tokenize, detokenize and count tokens, for clients that send token ids."""
 
 from __future__ import annotations
 
@@ -29,42 +29,44 @@ class _Detokenize(msgspec.Struct):
     model: str = ""
 
 
-async def tokenize(request: web.Request, desk: RequestQueue) -> web.Response:
-    """`{"prompt": text}` or `{"messages": […], "tools": […]}` → `{"tokens": ids, "count": how many}`.
+async def tokenize(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `{"prompt": text}` or `{"messages": […], "tools": […]}` → `{"tokens": ids, "count": number of ids}`.
 
-    They go up to where the model speaks.
+    The ids of messages end where the model's response starts, unless `add_generation_prompt` is false.
     """
     body = read_body(await read_json(request), _Tokenize)
-    desk.named(body.model)
+    queue.resolve_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         given = "neither" if body.prompt is None else "both"
-        raise ConfigError(f"{given} of prompt and messages given; expected one of them: a text, or a list of messages")
+        raise ConfigError(
+            f"{given} of prompt and messages given; expected exactly one of them: a text or a list of messages"
+        )
     if body.prompt is not None:
-        ids = desk.renderer.text_ids(body.prompt, context=desk.context)
+        ids = queue.renderer.text_ids(body.prompt, context=queue.context)
     else:
-        ids = desk.renderer.prompt_ids(
+        ids = queue.renderer.prompt_ids(
             asked_messages(body.messages or []),
             tools=body.tools,
-            context=desk.context,
+            context=queue.context,
             generation_prompt=body.add_generation_prompt,
             template_kwargs=checked_template_kwargs(body.chat_template_kwargs),
         )
     return json_response({"tokens": ids, "count": len(ids)})
 
 
-async def count_tokens(request: web.Request, desk: RequestQueue) -> web.Response:
-    """Anthropic's `POST /v1/messages/count_tokens`: a Messages body without `max_tokens` → `{"input_tokens": count}`."""
+async def count_tokens(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `POST /v1/messages/count_tokens` of Anthropic: a Messages body without `max_tokens` → `{"input_tokens": count}`."""
     body = await read_json(request)
-    asked = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
-    desk.named(asked.model)
-    one = asked.questions[0].request
-    ids = desk.renderer.prompt_ids(one.messages, tools=one.tools, context=desk.context)
+    parsed = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
+    queue.resolve_model(parsed.model)
+    one = parsed.questions[0].request
+    ids = queue.renderer.prompt_ids(one.messages, tools=one.tools, context=queue.context)
     return json_response({"input_tokens": len(ids)})
 
 
-async def detokenize(request: web.Request, desk: RequestQueue) -> web.Response:
-    """`{"tokens": ids}` → `{"prompt": text}`, special tokens written out."""
+async def detokenize(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `{"tokens": ids}` → `{"prompt": text}`; special tokens are written out."""
     body = read_body(await read_json(request), _Detokenize)
-    desk.named(body.model)
-    desk.check_ids(body.tokens)
-    return json_response({"prompt": desk.renderer.decode(body.tokens)})
+    queue.resolve_model(body.model)
+    queue.check_ids(body.tokens)
+    return json_response({"prompt": queue.renderer.decode(body.tokens)})

@@ -78,7 +78,7 @@ class Stream:
             config.max_off_policy_steps,
             config.steps,
             step,
-            config.dynamic_sampling_rounds * config.groups,
+            config.filter.dynamic_sampling_rounds * config.groups,
         )
         self.under_way: list[_Group] = []
         """Groups that were started and have not ended, in that order."""
@@ -210,7 +210,7 @@ class Stream:
     def _needs_place(self, records: list[RolloutRecord]) -> bool:
         """Whether a group takes the place of another; where those without spread are replaced, they do not."""
         config = self.player.config
-        if not config.dynamic_sampling_rounds:
+        if not config.filter.dynamic_sampling_rounds:
             return True
         counts = training_samples(records, config.truncated, "mean", config.gamma)[1]
         return not (counts["groups/zero_spread"] or counts["groups/too_few"])

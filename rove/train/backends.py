@@ -10,22 +10,19 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from rove.core.errors import ConfigError
 from rove.engine.client import EngineClient
 from rove.engine.draw import score_tokens
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
+from rove.train.config import RLConfig
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
 from rove.vllm.responses import ParityCheck
-from rove.vllm.server import DEFAULT_CONFIG, LORA_RANKS
+from rove.vllm.server import LORA_RANKS
 from rove.vllm.weights import folder_bytes, write_adapter, write_served
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
 
 logger = logging.getLogger(__name__)
 FOLDER = "vllm"
@@ -58,28 +55,6 @@ class Sampler(Protocol):
     async def close(self) -> None:
         """End what was started for it."""
         ...
-
-
-def check_sampler(config: RLConfig) -> None:
-    """Refuse impossible settings of who plays, and those that would change nothing.
-
-    Raises:
-        ConfigError: with the setting's name; or vLLM cannot be started.
-    """
-    if config.backend not in ("embedded", "vllm"):
-        raise ConfigError(f"backend is '{config.backend}'; expected embedded or vllm")
-    if config.backend == "vllm":
-        if config.bf16_sampling:
-            raise ConfigError(
-                'bf16_sampling is the embedded engine\'s; for vLLM give vllm.args = ["--dtype", "bfloat16"] and raise '
-                "vllm.tolerance"
-            )
-        config.vllm.check()
-    elif config.vllm != DEFAULT_CONFIG:
-        name = next(
-            n for n in DEFAULT_CONFIG.__struct_fields__ if getattr(config.vllm, n) != getattr(DEFAULT_CONFIG, n)
-        )
-        raise ConfigError(f"vllm.{name} is given, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
 
 
 def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bool) -> Sampler:
@@ -147,7 +122,7 @@ class Served:
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):
         self.loaded = loaded
-        fits = loaded.adapter is not None and config.lora_rank <= LORA_RANKS[-1]
+        fits = loaded.adapter is not None and config.lora.rank <= LORA_RANKS[-1]
         self._goes_alone = fits and not config.vllm.merge_adapter
         self._base: Path | None = None
         self.folder = folder.resolve()  # servers have a working directory of their own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,13 +20,11 @@ from rove.runs.run import Run
 from rove.statistics import mean
 from rove.statistics.reward_errors import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
+from rove.train.config import RLConfig
 from rove.train.curriculum import Difficulty, Draw, Order
-from rove.train.losses import choose_aggregation, token_weights
+from rove.train.losses import token_weights
 from rove.train.progress import OnProgress, ignore
 from rove.train.sequences import TrainingSequence, sequences_from_record
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
 
 DRAWN = "examples/drawn"
 """Examples that the run has drawn so far, those skipped included: where the next step goes on."""
@@ -71,8 +69,10 @@ class RolloutCollector:
         self.run = run
         self.drawn = drawn
         self.examples = _examples(config, env)
-        self.order = Order(self.examples, config.ordering, config.seed, config.steps, config.groups)
-        self.difficulty = Difficulty(config.hard_threshold, config.easy_threshold, config.difficulty_window)
+        self.order = Order(self.examples, config.curriculum, config.seed, config.steps, config.groups)
+        self.difficulty = Difficulty(
+            config.filter.hard_threshold, config.filter.easy_threshold, config.filter.difficulty_window
+        )
         if self.difficulty.is_on:
             self.difficulty.add(run.outcomes())
 
@@ -95,7 +95,7 @@ class RolloutCollector:
             check_failures(records, step + 1)
             rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
-            if wanted <= 0 or rounds == config.dynamic_sampling_rounds:
+            if wanted <= 0 or rounds == config.filter.dynamic_sampling_rounds:
                 break
         check_rewards(records, step + 1)
         self.difficulty.add(records)
@@ -136,9 +136,9 @@ class RolloutCollector:
 def rows_needed(config: RLConfig, env: Environment) -> int:
     """How many training rows a run may play: as many as its steps take in the dataset's order; for any other order all of
     them (-1), where their number is known."""
-    most = config.steps * config.groups * (1 + config.dynamic_sampling_rounds)
-    picks = config.shuffle or config.stratify or config.curriculum
-    picks = picks or config.hard_threshold is not None or config.easy_threshold is not None
+    most = config.steps * config.groups * (1 + config.filter.dynamic_sampling_rounds)
+    order = config.curriculum
+    picks = order.shuffle or order.stratify or order.column or config.filter.skips_examples
     if picks and env.count_examples(-1, train=True) is not None:
         most = -1
     return most
@@ -256,8 +256,7 @@ def weighed(
 
 
 def _weighed(config: RLConfig, rollouts: Sequence[Sequence[TrainingSequence]]) -> list[TrainingSequence]:
-    normalisation = choose_aggregation(config.loss, config.loss_aggregation)
-    return weighed(rollouts, normalisation, config.loss_constant or config.max_tokens)
+    return weighed(rollouts, config.aggregation, config.loss.constant or config.max_tokens)
 
 
 def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[TrainingSequence], dict[str, float]]:

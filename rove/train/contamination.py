@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.remote.loading import Isolation, looking_at
 from rove.train.collect import rows_needed
-from rove.train.evaluation import EvaluationConfig
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
+from rove.train.config import EvaluationConfig, RLConfig
 
 MAX_ROWS = 10_000
 """Rows that are looked at of any dataset: as many as take well under a second."""
@@ -56,9 +53,9 @@ def find_overlaps(
     """
     found: list[Overlap] = []
     for evaluation in evaluations:
-        if evaluation.every_line:
+        if evaluation.evaluation_kind is not None:
             continue
-        where = evaluation.isolation(isolation)
+        where = evaluation.environment_isolation(isolation)
         with looking_at(evaluation.env, env_dir, evaluation.env_args, where) as env:
             keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MAX_ROWS)]
         found.append(Overlap(evaluation.label, sum(key in trained for key in keys), len(keys)))

@@ -13,40 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import msgspec
-
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
+from rove.train.config import CurriculumConfig
 
 Example = Mapping[str, Any]
-
-
-class Ordering(msgspec.Struct, frozen=True):
-    """In which order examples are played."""
-
-    shuffle: bool = False
-    """Every epoch in an order of its own, a function of seed and epoch."""
-    stratify: str | None = None
-    """Column whose values (quantiles, where it has many numbers) every step has in the same shares as the dataset."""
-    stratify_bins: int = 4
-    """Quantiles of a column with more different numbers than this."""
-    curriculum: str | None = None
-    """Column of numbers that ascends over training."""
-
-    def check(self) -> None:
-        """Refuse what contradicts itself.
-
-        Raises:
-            ConfigError: stratified and ascending at once, or fewer than two quantiles.
-        """
-        if self.stratify is not None and self.curriculum is not None:
-            raise ConfigError(
-                f"stratify is '{self.stratify}' and curriculum is '{self.curriculum}'; a step cannot have the same mix as every "
-                "other and ascend too: leave one of them out"
-            )
-        if self.stratify_bins < 2:
-            raise ConfigError(f"stratify_bins is {self.stratify_bins}; expected 2 or more")
 
 
 def column(examples: Sequence[Example], name: str) -> list[Any]:
@@ -160,7 +132,7 @@ class Order:
         ConfigError: a column is not there, or does not ascend because it has something else than numbers.
     """
 
-    def __init__(self, examples: Sequence[Example], ordering: Ordering, seed: int, steps: int, width: int):
+    def __init__(self, examples: Sequence[Example], ordering: CurriculumConfig, seed: int, steps: int, width: int):
         self.size = len(examples)
         self.ordering = ordering
         self.seed = seed
@@ -176,13 +148,11 @@ class Order:
                     f"stratify column '{ordering.stratify}' has the same value in all {len(examples)} examples; expected at "
                     "least two values: choose another column or remove stratify"
                 )
-        if ordering.curriculum is not None:
-            values = column(examples, ordering.curriculum)
+        if ordering.column is not None:
+            values = column(examples, ordering.column)
             wrong = next((value for value in values if not _is_number(value)), None)
             if wrong is not None:
-                raise ConfigError(
-                    f"curriculum column '{ordering.curriculum}' has {wrong!r}; expected numbers, to ascend"
-                )
+                raise ConfigError(f"curriculum column '{ordering.column}' has {wrong!r}; expected numbers, to ascend")
             self._ascending = sorted(self._plain(0), key=lambda index: values[index])
 
     def step(self, step: int, position: int) -> Iterator[int]:
@@ -295,17 +265,3 @@ class Draw:
             else:
                 taken.append(index)
         return taken
-
-
-def check_difficulty(low: float | None, high: float | None, steps: int) -> None:
-    """Refuse a filter that lets nothing through.
-
-    Raises:
-        ConfigError: with the setting's name.
-    """
-    if low is not None and high is not None and low >= high:
-        raise ConfigError(
-            f"hard_threshold is {low} and easy_threshold is {high}; expected the first to be less, or every example is skipped"
-        )
-    if steps < 1:
-        raise ConfigError(f"difficulty_window is {steps}; expected 1 step or more")

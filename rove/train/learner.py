@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
 from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.train.config import TrainingConfig
 from rove.train.lora import dropping
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
@@ -28,10 +29,6 @@ from rove.train.sharding import gather
 from rove.train.token_stats import TokenStats
 from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ class Learner:
 
     def __init__(
         self,
-        config: RLConfig | SFTConfig,
+        config: TrainingConfig,
         objective: Objective,
         loaded: LoadedModel,
         ranks: Ranks = SINGLE_PROCESS,

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
@@ -16,14 +16,12 @@ from rove.runs.token_stats import write_tokens
 from rove.train.async_collect import Stream
 from rove.train.backends import make_sampler
 from rove.train.collect import DRAWN, Played, RolloutCollector
+from rove.train.config import RLConfig
 from rove.train.non_finite import step_unless_non_finite
 from rove.train.progress import OnProgress, ignore
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale
 from rove.train.worker_group import Team
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
 
 
 class Pipeline:
@@ -110,7 +108,7 @@ class Pipeline:
             self._stream.trained(step + 1)
         elif self._ahead is None:
             self._publish(step + 1)
-        every = self.config.sync_reference_every
+        every = self.config.loss.sync_reference_every
         if every is not None and (step + 1) % every == 0:
             self.team.do("update_reference")
         return played, {**played.metrics, **learnt, **self.sampler.metrics}

@@ -8,11 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from rove.core.config import check_positive
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord, TrajectoryStep
@@ -20,145 +17,18 @@ from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.alerts import AlertLimits
 from rove.train.callbacks import OnAlert, Watcher
 from rove.train.checkpoint import restore_weights
-from rove.train.evaluation import (
-    EvaluationConfig,
-    Goal,
-    HeldOutEvaluations,
-    check_evaluations,
-    keep_best,
-    outcome,
-    stop_reason,
-)
+from rove.train.config import Goal, SFTConfig
+from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, resume
-from rove.train.loggers import check_loggers
-from rove.train.lora import add_lora, check_lora
+from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
 from rove.train.non_finite import step_unless_non_finite
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.trainer import lr_scale
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
-
-
-class SFTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of an SFT run."""
-
-    data: str
-    """Run folder whose rollouts are learnt from."""
-    model: str
-    """Model folder to start from."""
-    trust_remote_code: bool = False
-    """Run the Python files that come with a model folder, where it needs any."""
-    min_reward: float | None = None
-    """Rollouts below this reward are left out."""
-    max_examples: int = -1
-    """At most so many rollouts; -1 = all."""
-    epochs: int = 10
-    """Most passes over the data; training stops earlier when the validation loss has stopped falling."""
-    batch_size: int = 32
-    """Conversations per optimizer step."""
-    learning_rate: float = 1e-3
-    """Its peak; AdamW's."""
-    warmup_steps: int = 20
-    """Steps over which the learning rate rises to its peak."""
-    final_lr_fraction: float = 0.05
-    """The learning rate falls linearly to this share of its peak at the last step of the last epoch."""
-    validation_fraction: float = 0.05
-    """Share of the examples whose conversations are held out for validation, at least one example."""
-    validate_every: int = 50
-    """Steps between measurements of the validation loss, each with a checkpoint."""
-    patience: int = 4
-    """Stop after so many measurements of `keep_best` without a new best."""
-    target: float | None = None
-    """Stop when `keep_best` is as good as this."""
-    evaluation: list[EvaluationConfig] = []
-    """What is measured on held-out examples of environments while training: `[[evaluation]]` tables."""
-    keep_best: str = "validation_loss"
-    """Metric that says which weights are the best: validation_loss, or one like "eval/NAME/reward/mean"."""
-    loggers: list[str] = []
-    """Where metrics go beside metrics.jsonl: "tensorboard", "wandb", "trackio"."""
-    alerts: AlertLimits = AlertLimits()
-    """From where on something is alerting: the `[alerts]` table."""
-    env: str | None = None
-    """Environment that the trained model is evaluated in; that of `data` when not given."""
-    env_args: dict[str, Any] = {}
-    """Arguments of this environment, over those of `data`."""
-    final_eval_rollouts: int = 64
-    """Rollouts of the trained model, and of each scripted policy, after training; 0 skips this evaluation."""
-    env_dir: str | None = None
-    """Where the environments of evaluations are looked for first."""
-    run_dir: str | None = None
-    """The run folder of `rove sft`; runs/ and a name made of the settings when not given."""
-    lora_rank: int = 0
-    """Of the matrices of a LoRA adapter that is trained instead of the model's own weights; 0 = none, train the model. It takes
-    two to ten times the learning rate."""
-    lora_alpha: float = 32.0
-    """What the adapter adds is multiplied by this over `lora_rank`."""
-    lora_dropout: float = 0.0
-    """Share of the adapter's inputs that are left out while it is trained."""
-    lora_targets: list[str] = []
-    """Last names of the linear layers that get one, like "q_proj"; all but the head when none is given."""
-    micro_batch_tokens: int = 8192
-    """Tokens computed in one forward pass (what samples have in common counts once); changes memory and speed, never the
-    gradient."""
-    activation_checkpointing: bool = False
-    """Compute layers again in the backward pass instead of keeping their activations: half the memory of a step or less, the
-    same gradient, up to a third more time."""
-    bf16_backward: bool = False
-    """Matrix products of the backward pass in bf16 on a CPU; everything else stays fp32.
-
-    Ignored where the CPU has no bf16 products; where it has, a step takes about a fifth less time.
-    """
-    mixed_precision: bool = False
-    """Compute in bf16 where several processes train the model together; weights, sums of gradients and losses stay fp32."""
-    threads: int | None = None
-    """CPU threads; half the cores when not given."""
-    max_grad_norm: float = 1.0
-    """Longer gradients are cut to this."""
-    max_non_finite_steps: int = 3
-    """A step whose loss or gradient is not finite is skipped; so many in a row stop training."""
-    weight_decay: float = 0.0
-    """AdamW's."""
-    seed: int = 0
-    """Of everything random; the same seed gives the same run."""
-
-    @property
-    def goal(self) -> Goal:
-        """Which weights are the best, and when they are good enough."""
-        return Goal(self.keep_best, self.patience, self.target)
-
-    def check(self) -> None:
-        """Refuse impossible settings before any work is done.
-
-        Raises:
-            ConfigError: a setting is out of range.
-        """
-        check_positive(
-            self,
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "validate_every",
-            "patience",
-            "micro_batch_tokens",
-            "max_non_finite_steps",
-            "threads",
-        )
-        if not 0 < self.validation_fraction < 1:
-            raise ConfigError(f"validation_fraction is {self.validation_fraction}; expected a share between 0 and 1")
-        if self.final_eval_rollouts < 0:
-            raise ConfigError(
-                f"final_eval_rollouts is {self.final_eval_rollouts}; expected a number of rollouts, or 0 to skip the evaluation"
-            )
-        check_lora(self)
-        check_loggers(self.loggers)
-        self.alerts.check()
-        check_evaluations(self.evaluation)
-        self.goal.check(self.evaluation, ["validation_loss"])
-
 
 OBJECTIVE = Objective(cross_entropy)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -18,14 +18,11 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, clone_model, default_threads
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch
+from rove.train.config import TrainingConfig
 from rove.train.losses import Loss, Tokens, clipped
 from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sharding import is_sharded, shard, whole
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
 
 LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
@@ -231,7 +228,7 @@ class Trainer:
 
 
 def make_trainer(
-    config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
+    config: TrainingConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
 ) -> Trainer:
     """The trainer that a run's settings ask for; threads and matrix products are set as they say.
 

@@ -22,7 +22,7 @@ from rove.viewer.rollouts import shortened
 
 OWN_ROLES = ("opponent", "model", "none")
 """Where a person may sit: against the model, in its place, or beside it. Any other role is one that the environment asks by name
-(`rove.ask`); it may be a pattern of names."""
+(`rove.query`); it may be a pattern of names."""
 MESSAGE = 20_000
 """Most characters shown of a text, and taken of a move."""
 WAIT = 20.0
@@ -50,7 +50,7 @@ class Question(NamedTuple):
     """The legal moves, where they are known."""
     board: Rendering | None
     role: str = ""
-    """The name by which the environment asks the person; "" where it is no role of `rove.ask`."""
+    """The name by which the environment asks the person; "" where it is no role of `rove.query`."""
     messages: list[dict[str, Any]] = []  # noqa: RUF012  never changed
     """The conversation as that role sees it."""
 

@@ -85,7 +85,7 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A server that says nothing for so long, while requests wait for it, hangs: others are asked, and it is started again.
     Answers may take any time: what is asked beside them is the version of the weights, which vLLM tells between two tokens."""
     merge_adapter: bool = False
-    """With `lora_rank`: let the servers have whole weights with the adapter merged into them, instead of the adapter alone.
+    """With `lora.rank`: let the servers have whole weights with the adapter merged into them, instead of the adapter alone.
     That is more to write after every step, and on a CPU half the time to answer."""
     tolerance: float = 1e-3
     """Largest difference between the trainer's and the servers' log-probabilities of a fixed probe, after every update; a larger

@@ -92,8 +92,8 @@ def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> No
     assert (sft.model, sft.max_examples, sft.batch_size) == ("LFM2-2.6B", 174, 32)
     held_out = round(sft.max_examples * sft.validation_fraction)
     assert sft.epochs * math.ceil((sft.max_examples - held_out) / sft.batch_size) == 30
-    told = ("steps", "batch_size", "rollouts_per_example", "temperature", "learning_rate", "lora_rank")
-    assert [[getattr(config, name) for name in told] for config in (first, second)] == [
+    told = ("steps", "batch_size", "rollouts_per_example", "temperature", "learning_rate")
+    assert [[*(getattr(config, name) for name in told), config.lora.rank] for config in (first, second)] == [
         [600, 256, 8, 1.0, 5e-5, 8],
         [400, 480, 8, 1.25, 3e-5, 8],
     ]

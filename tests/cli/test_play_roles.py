@@ -1,4 +1,4 @@
-"""`rove play` in environments that ask others: a person, or a model that is named, sits where `rove.ask` asks."""
+"""`rove play` in environments that ask others: a person, or a model that is named, sits where `rove.query` asks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Haggle(vf.MultiTurnEnv):
     async def ask_seller(self, state, told):
         if self.own_model:
             return await state["asked_of_the_model"](state, [vf.UserMessage(told)], role="seller")
-        return await vf.ask(state, told, vf.ScriptedClient(greedy, "greedy"), role="seller", model="greedy")
+        return await vf.query(state, told, vf.ScriptedClient(greedy, "greedy"), role="seller", model="greedy")
 
 def sold(state):
     return float("Sold." in [step.completion[0]["content"] for step in state["model_roles"]["seller"]])
@@ -144,7 +144,7 @@ def test_a_name_that_nobody_was_asked_by_is_told(rove: Rove):
     other = rove(
         "play", "reverse_text", "-m", "scripted:oracle", "--model-role", "judge=scripted:oracle", "--seed", "1"
     )
-    assert "nobody was asked in the role 'judge'; this environment asked nobody through rove.ask" in other.out
+    assert "nobody was asked in the role 'judge'; this environment asked nobody through rove.query" in other.out
 
 
 @pytest.mark.parametrize(

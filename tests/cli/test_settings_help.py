@@ -9,8 +9,7 @@ import pytest
 from commands import Rove, in_this_process
 
 from rove.cli.settings_help import all_settings, documented_fields
-from rove.train.rl import RLConfig
-from rove.train.sft import SFTConfig
+from rove.train.config import RLConfig, SFTConfig
 
 SOURCE = '''
 import nothing_there

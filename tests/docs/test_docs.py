@@ -27,7 +27,7 @@ from rove.core.errors import RunError
 from rove.envs.loading import example_environments
 from rove.hub.package.reading import declared
 from rove.models.load import load_model
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from rove.wire import chat, completions, tokens
 from tests.engine.test_lora import adapter_of, save
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from fakes import tiny_model
 
+from rove.core.config import convert
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request, SamplingParams
+from rove.core.renamed_settings import upgrade
 from rove.doctor import machine
 from rove.doctor.findings import FAIL, OK, WARN
 from rove.doctor.machine import (
@@ -27,15 +29,15 @@ from rove.doctor.machine import (
 )
 from rove.engine.client import EngineClient
 from rove.models.load import clone_model, trainable_parameters
+from rove.train.config import RLConfig
 from rove.train.lora import add_lora
-from rove.train.rl import RLConfig
 from rove.train.sequences import TrainingSequence
 
 NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "keys and values": 1e9}
 
 
 def config(**over: Any) -> RLConfig:
-    return RLConfig(**{"env": "tictactoe", "model": "models/x", **over})
+    return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])

@@ -9,15 +9,16 @@ import pytest
 from commands import environment
 from toys import Quiz, rows
 
+from rove.core.config import convert
+from rove.core.renamed_settings import upgrade
 from rove.doctor.findings import FAIL, OK, WARN, Finding, failed
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.envs.loading import load_environment
-from rove.train.evaluation import EvaluationConfig
-from rove.train.rl import RLConfig
+from rove.train.config import EvaluationConfig, RLConfig
 
 
 def config(**over: Any) -> RLConfig:
-    return RLConfig(**{"env": "tictactoe", "model": "models/x", **over})
+    return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
 
 
 def found(**over: Any) -> dict[str, Finding]:

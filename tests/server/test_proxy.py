@@ -127,7 +127,7 @@ async def test_the_runs_sampling_holds_but_for_what_is_honoured():
     for honoured in (("max_tokens", "stop"), ("temperature",)):
         async with open_rollout(honoured=honoured) as rollout, rollout.http() as session:
             assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
-            samplings.append(rollout.client.asked[0].sampling)
+            samplings.append(rollout.client.asked[0].sampling_params)
     assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]
 
 
@@ -159,7 +159,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         ("chat/completions", b"{", "not JSON"),
         ("chat/completions", {"messages": []}, "length >= 1"),
         ("chat/completions", {"messages": HI, "temperature": -1}, "temperature"),
-        ("chat/completions", {"messages": HI, "logprobs": True}, "ask for text alone"),
+        ("chat/completions", {"messages": HI, "logprobs": True}, "request text only"),
         ("responses", {"input": "a", "previous_response_id": "r"}, "nothing is stored"),
         ("messages", {"messages": HI}, "max_tokens"),
     ],

@@ -34,7 +34,7 @@ PAGES = {
     "runs": "?pick=teacher&pick=optimal",
     "rollouts": "rollouts?run=teacher&is.score.lost=1",
     "rollout": "rollout?run=rl&line=2000",
-    "siblings": "rollout?run=rl&line=2000&tab=group",
+    "group": "rollout?run=rl&line=2000&tab=group",
     "tokens": "rollout?run=rl&line={line}&tab=tokens&colour=entropy",
     "versions": "rollout?run=rl-async&line={mixed}&tab=tokens&colour=version",
     "training": "training?run=rl",

@@ -25,7 +25,8 @@ from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model
 from rove.runs.run import Run
 from rove.train.backends import Served, make_sampler, probe_of
-from rove.train.rl import RLConfig, train_rl
+from rove.train.config import RLConfig
+from rove.train.rl import train_rl
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from tests.train.test_evaluation import envs, table

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
-from rove.train.curriculum import Difficulty, Draw, Order, Ordering, check_difficulty, column, spread, strata
+from rove.train.config import CurriculumConfig, FilterConfig
+from rove.train.curriculum import Difficulty, Draw, Order, column, spread, strata
 
 NOBODY = Difficulty(None, None, 1)
 
 
 def order(examples: list[dict[str, Any]], steps: int = 4, width: int = 4, seed: int = 0, **options: Any) -> Order:
-    return Order(examples, Ordering(**options), seed, steps, width)
+    return Order(examples, CurriculumConfig(**options), seed, steps, width)
 
 
 def played(made: Order, difficulty: Difficulty = NOBODY) -> list[list[int]]:
@@ -125,7 +126,7 @@ def test_strata_of_numbers_ascend_and_keep_equals_together(values: list[int], bi
 
 def test_a_curriculum_ascends_and_plays_no_example_twice_in_a_step():
     levels = [7, 3, 5, 1, 6, 2, 4, 0]
-    steps = played(order(rows(*levels), steps=5, width=4, curriculum="level"))
+    steps = played(order(rows(*levels), steps=5, width=4, column="level"))
     means = [sum(levels[i] for i in step) / 4 for step in steps]
     assert means == sorted(means)
     assert sorted(levels[i] for i in steps[0]) == [0, 1, 2, 3]
@@ -134,18 +135,18 @@ def test_a_curriculum_ascends_and_plays_no_example_twice_in_a_step():
 
 
 def test_a_curriculum_over_one_epoch_plays_every_example_once():
-    steps = played(order(rows(*range(16))[::-1], steps=4, curriculum="level"))
+    steps = played(order(rows(*range(16))[::-1], steps=4, column="level"))
     assert [i for step in steps for i in step] == list(range(15, -1, -1))
 
 
 def test_a_curriculum_of_fewer_examples_than_a_step_plays_them_all():
-    assert played(order(rows(2, 1), steps=2, width=3, curriculum="level")) == [[1, 0, 1], [1, 0, 1]]
-    assert played(order(rows(1), steps=1, width=2, curriculum="level")) == [[0, 0]]
+    assert played(order(rows(2, 1), steps=2, width=3, column="level")) == [[1, 0, 1], [1, 0, 1]]
+    assert played(order(rows(1), steps=1, width=2, column="level")) == [[0, 0]]
 
 
 def test_columns_may_be_in_info():
     assert column(rows("a", "b"), "info.depth") == [0, -1]
-    assert played(order(rows(*"abcd"), steps=1, curriculum="info.depth"))[0] == [3, 2, 1, 0]
+    assert played(order(rows(*"abcd"), steps=1, column="info.depth"))[0] == [3, 2, 1, 0]
 
 
 def seen(rewards: dict[int, float | None], step: int = 1) -> list[Any]:
@@ -188,7 +189,7 @@ def test_more_can_be_drawn_in_the_same_step():
 
 
 def test_an_order_never_ends():
-    for options in ({}, {"shuffle": True}, {"stratify": "level"}, {"curriculum": "level"}):
+    for options in ({}, {"shuffle": True}, {"stratify": "level"}, {"column": "level"}):
         assert len(list(islice(order(rows(1, 2, 3), **options).step(0, 0), 50))) == 50
 
 
@@ -196,8 +197,8 @@ def test_an_order_never_ends():
     ("options", "message"),
     [
         ({"stratify": "levle"}, "no column 'levle'; did you mean 'level'"),
-        ({"curriculum": "info.dept"}, "no column 'info.dept'; did you mean 'info.depth'"),
-        ({"curriculum": "level"}, "curriculum column 'level' has 'a'; expected numbers"),
+        ({"column": "info.dept"}, "no column 'info.dept'; did you mean 'info.depth'"),
+        ({"column": "level"}, "curriculum column 'level' has 'a'; expected numbers"),
     ],
 )
 def test_columns_that_are_not_there_or_cannot_ascend_are_refused(options: dict[str, Any], message: str):
@@ -207,10 +208,10 @@ def test_columns_that_are_not_there_or_cannot_ascend_are_refused(options: dict[s
 
 def test_what_contradicts_itself_is_refused():
     with pytest.raises(ConfigError, match="leave one of them out"):
-        Ordering(stratify="level", curriculum="level").check()
+        CurriculumConfig(stratify="level", column="level").check()
     with pytest.raises(ConfigError, match="stratify_bins is 1"):
-        Ordering(stratify_bins=1).check()
+        CurriculumConfig(stratify_bins=1).check()
     with pytest.raises(ConfigError, match="every example is skipped"):
-        check_difficulty(0.5, 0.5, 1)
+        FilterConfig(hard_threshold=0.5, easy_threshold=0.5).check()
     with pytest.raises(ConfigError, match="difficulty_window is 0"):
-        check_difficulty(None, None, 0)
+        FilterConfig(difficulty_window=0).check()

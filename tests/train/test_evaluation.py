@@ -13,11 +13,11 @@ from tiers import first_quick
 import rove.train.evaluation as module
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
-from rove.games.exhaustive import Goals
+from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.runs.run import Run
-from rove.train.evaluation import Best, EvaluationConfig, Goal, best_of, check_evaluations, stop_reason
-from rove.train.rl import RLConfig
+from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
+from rove.train.evaluation import Best, best_of, stop_reason
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
@@ -52,7 +52,9 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def table(**fields: Any) -> EvaluationConfig:
-    return EvaluationConfig(**{"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+    return convert(
+        EvaluationConfig, upgrade({"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+    )
 
 
 def with_evaluations(envs: str, *tables: EvaluationConfig, **fields: Any) -> RLConfig:
@@ -290,8 +292,8 @@ def games(envs: str) -> str:
 
 
 def lines_table(**fields: Any) -> EvaluationConfig:
-    goals = Goals(expected={"won": 0.5}, checks={"waits": 1.0})
-    return table(**{"env": "heldout_flip", "name": "flip", "every_line": True, "goals": goals, **fields})
+    goals = {"expected": {"won": 0.5}, "checks": {"waits": 1.0}}
+    return table(**{"env": "heldout_flip", "name": "flip", "kind": "exhaustive", "goals": goals, **fields})
 
 
 MISSED = "eval/flip/missed"
@@ -315,9 +317,7 @@ def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
 
 @pytest.mark.broad
 def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
-    config = with_evaluations(
-        games, lines_table(every=3, goals=Goals(expected={"won": 0.3})), keep_best=MISSED, target=0
-    )
+    config = with_evaluations(games, lines_table(every=3, goals={"expected": {"won": 0.3}}), keep_best=MISSED, target=0)
     train(tmp_path / "whole", config, two_turns())
     assert list(measured(tmp_path / "whole", MISSED)) == [3]
     assert f"{MISSED} has reached 0" in json.loads((tmp_path / "whole" / "summary.json").read_text())["stopped"]
@@ -382,7 +382,7 @@ def test_a_metric_that_the_evaluation_does_not_have_is_told_at_the_first_measure
         ({"every": 0}, "evaluation 'let': every is 0"),
         ({"max_tokens": 0}, "evaluation 'let': max_tokens is 0"),
         ({"name": "../up"}, "letters, digits"),
-        ({"goals": Goals(never=["lost"])}, "evaluation 'let' has goals.*set every_line = true"),
+        ({"goals": {"never": ["lost"]}}, "evaluation 'let' has goals, which need a kind"),
     ],
 )
 def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):

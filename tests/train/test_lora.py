@@ -270,12 +270,12 @@ def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lora_rank": -1}, "lora_rank is -1; expected 1 or more, or 0"),
-        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha is 0.0; expected more than 0"),
-        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout is 1.0; expected a share from 0"),
-        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora_dropout is -0.1"),
-        ({"lora_dropout": 0.1}, "lora_dropout is 0.1, but lora_rank is 0"),
-        ({"lora_targets": ["q_proj"]}, r"lora_targets is \['q_proj'\], but lora_rank is 0"),
+        ({"lora_rank": -1}, "lora.rank is -1; expected 1 or more, or 0"),
+        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora.alpha is 0.0; expected more than 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora.dropout is 1.0; expected a probability from 0"),
+        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora.dropout is -0.1"),
+        ({"lora_dropout": 0.1}, "lora.dropout is 0.1, but lora.rank is 0"),
+        ({"lora_targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),
     ],
 )
 @pytest.mark.parametrize("made", [settings, sft_settings])

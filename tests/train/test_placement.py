@@ -16,8 +16,8 @@ from rove.cli.placement import place_model, place_of, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
+from rove.train.config import SFTConfig
 from rove.train.placement import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
-from rove.train.sft import SFTConfig
 from tests.train.test_progress import Seen
 
 

@@ -21,8 +21,9 @@ import rove as vf
 from rove.core.errors import RunError
 from rove.runs.run import Run
 from rove.train.checkpoint import STATE, restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.config import RLConfig
 from rove.train.recovery import check_weights, recover
-from rove.train.rl import RLConfig, train_rl
+from rove.train.rl import train_rl
 from rove.train.sharding import check_shards, read_shards, write_shards
 from rove.train.trainer import Trainer
 

@@ -11,14 +11,17 @@ from fakes import record_of, tiny_model
 from tiers import first_quick
 
 import rove as vf
+from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, StepTokens, Timing
+from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
 from rove.train.collect import plan_groups, training_samples
+from rove.train.config import RLConfig
 from rove.train.learner import Learner
-from rove.train.rl import RLConfig, train_rl
+from rove.train.rl import train_rl
 from rove.train.trainer import Trainer, lr_scale
 
 ROWS = [{"question": f"say {n}"} for n in range(4)]
@@ -68,7 +71,7 @@ def settings(**fields: Any) -> RLConfig:
         "checkpoint_every": 2,
         "threads": 1,
     }
-    return RLConfig(**{**defaults, **fields})
+    return convert(RLConfig, upgrade({**defaults, **fields}))
 
 
 class Killed(Exception):

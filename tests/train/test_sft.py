@@ -12,13 +12,16 @@ from fakes import record_of, tiny_model
 from tiers import first_quick
 
 from rove.cli.sft import warnings_of
+from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import RolloutRecord, TrajectoryStep
+from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
+from rove.train.config import SFTConfig
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import SFTConfig, Talk, conversations, split, talks_of, train_sft
+from rove.train.sft import Talk, conversations, split, talks_of, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -51,7 +54,7 @@ def settings(**fields: Any) -> SFTConfig:
         "validate_every": 4,
         "threads": 1,
     }
-    return SFTConfig(**{**defaults, **fields})
+    return convert(SFTConfig, upgrade({**defaults, **fields}))
 
 
 class Killed(Exception):

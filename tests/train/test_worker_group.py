@@ -87,7 +87,7 @@ def test_the_commands_train_with_two_processes_and_go_on_when_repeated(tmp_path:
     assert (Path(sft) / "checkpoints" / "6" / "shards").is_dir()
     assert "is complete" in rove(2, *tune[:-1])
     learn = ["rl", "tictactoe", "-m", f"{sft}/final", "--batch-size", "16", "--steps", "2", "--checkpoint-every", "1"]
-    learn += ["--max-tokens", "40", "--kl-penalty", "0.01", "--run-dir", rl, "--json"]
+    learn += ["--max-tokens", "40", "--loss.kl-penalty", "0.01", "--run-dir", rl, "--json"]
     told = json.loads(rove(2, *learn))
     assert told["last"]["step"] == 2 and told["last"]["logprob_diff/max"] < 1e-3
     (Path(rl) / "summary.json").unlink()  # as if it had been stopped right before the end

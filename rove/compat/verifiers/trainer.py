@@ -11,6 +11,7 @@ import msgspec
 
 from rove.compat.verifiers.messages import Model
 from rove.compat.verifiers.release import outdated
+from rove.core.config import merge, nested
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 
@@ -27,9 +28,9 @@ _SETTINGS = {
     "temperature": "temperature",
     "max_grad_norm": "max_grad_norm",
     "weight_decay": "weight_decay",
-    "beta": "kl_penalty",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
+    "beta": "loss.kl_penalty",
+    "epsilon": "loss.clip_low",
+    "epsilon_high": "loss.clip_high",
     "num_batches_ahead": "max_off_policy_steps",
     "gradient_checkpointing": "activation_checkpointing",
     "save_steps": "checkpoint_every",
@@ -95,7 +96,7 @@ class LoraConfig(Model):
 
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
     """Return the default adapter of 0.1.0."""
-    outdated("lora_defaults", "write settings for `rove rl`: lora_rank, lora_alpha, lora_targets")
+    outdated("lora_defaults", "write settings for `rove rl`: lora.rank, lora.alpha, lora.targets")
     return LoraConfig(r=r, lora_alpha=alpha, target_modules=["q_proj", "v_proj", "k_proj", "o_proj"])
 
 
@@ -105,8 +106,8 @@ def _lora_settings(adapter: Any) -> dict[str, Any]:
         return {}
     targets = adapter.target_modules or []
     targets = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets)
-    scaling = {"lora_alpha": float(adapter.lora_alpha), "lora_dropout": float(adapter.lora_dropout or 0.0)}
-    return {"lora_rank": adapter.r, "lora_targets": targets, **scaling}
+    scaling = {"lora.alpha": float(adapter.lora_alpha), "lora.dropout": float(adapter.lora_dropout or 0.0)}
+    return {"lora.rank": adapter.r, "lora.targets": targets, **scaling}
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
@@ -118,7 +119,7 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     Raises:
         ConfigError: the loss is unknown.
     """
-    from rove.train.rl import RLConfig as RoveRLConfig
+    from rove.train.config import RLConfig as RoveRLConfig
 
     settings = {_SETTINGS[name]: value for name, value in args.items() if name in _SETTINGS and value is not None}
     loss = args.get("loss_type", "bnpo")
@@ -126,19 +127,21 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
         raise ConfigError(f"loss_type is {loss!r}; expected one of {', '.join(_LOSSES)}")
     if "batch_size" not in args:
         settings["batch_size"] = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-    settings["loss"] = _LOSSES[loss]
+    settings["loss.kind"] = _LOSSES[loss]
     settings["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
     settings["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
     settings["max_off_policy_steps"] = min(1, settings.get("max_off_policy_steps", 0))
     settings["learning_rate"] = float(settings["learning_rate"])
     if str(args.get("lr_scheduler_type", "")).startswith("constant"):
         settings["final_lr_fraction"] = 1.0
-    if args.get("sync_ref_model") and settings.get("kl_penalty"):
-        settings["sync_reference_every"] = args["ref_model_sync_steps"]
+    if args.get("sync_ref_model") and settings.get("loss.kl_penalty"):
+        settings["loss.sync_reference_every"] = args["ref_model_sync_steps"]
     if settings.get("run_dir") is None:
         settings.pop("run_dir", None)
-    settings |= _lora_settings(adapter)
-    return msgspec.convert({**settings, "env": env_id or "env", "model": ""}, RoveRLConfig)
+    values: dict[str, Any] = {"env": env_id or "env", "model": ""}
+    for name, value in {**settings, **_lora_settings(adapter)}.items():
+        merge(values, nested(name, value))
+    return msgspec.convert(values, RoveRLConfig)
 
 
 class GRPOTrainer:

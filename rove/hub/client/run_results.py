@@ -23,7 +23,7 @@ from rove.runs.run import Run
 SCHEMA = 1
 EXAMPLES = 3
 """Rollouts that are published beside the figures."""
-KEPT_PRIVATE = ("run_dir", "env_dir", "base_url", "endpoints", "isolated_python", "api_key_var")
+KEPT_PRIVATE = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", "api_key_var")
 """Settings that say something of the machine, and nothing of the result."""
 _FIELDS = re.compile(
     r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",

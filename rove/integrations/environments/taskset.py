@@ -143,7 +143,7 @@ class TasksetEnv(AgentEnv):
             WorkerError: the worker died.
         """
         info, number = state["info"], next(self._numbers)
-        worker = await self._pool.shared()
+        worker = await self._pool.shared_worker()
         state.update(episode=(worker, number), verifiers=None)
         task = {"train": info["train"], "place": info["place"], "key": info["key"]}
         try:

@@ -23,7 +23,7 @@ from rove.check.rules import ANSWERED, OTHER_API, V1, Deviation, deviations, gen
 from rove.check.run import Limited, Played, play
 from rove.check.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
-from rove.compat.verifiers.pins import newest_allowed, project_requirements
+from rove.compat.verifiers.release import newest_allowed, project_requirements
 from rove.core.errors import ConfigError
 from rove.remote.venv import make_venv
 from rove.statistics.reward_errors import broken_reward

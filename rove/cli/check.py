@@ -17,7 +17,8 @@ from rove.check.matrix import as_json, as_markdown, told_of
 from rove.check.package import Report, check
 from rove.check.packages import Package, packages_in
 from rove.check.run import Limited
-from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
+from rove.cli.common import WIDTH, console_for, hint, print_json, progress
+from rove.cli.options import json_object
 from rove.core.errors import ConfigError
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference

@@ -15,21 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra
-from rove.cli.common import (
-    RUNS,
-    SETTINGS,
-    WIDTH,
-    Tell,
-    console_for,
-    hint,
-    json_object,
-    print_json,
-    progress,
-    run_async,
-    settings,
-    short,
-    trust_option,
-)
+from rove.cli.common import RUNS, WIDTH, ReportProgress, console_for, hint, print_json, progress, run_async, short
+from rove.cli.options import SETTINGS, json_object, settings, trust_option
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError
@@ -87,7 +74,7 @@ async def diagnose_endpoint(
     base_url: str | None,
     api_key_var: str,
     endpoints: str | None,
-    tell: Tell,
+    tell: ReportProgress,
     trust_remote_code: bool = False,
 ) -> list[Finding]:
     """All findings about `-m MODEL`; those of several replicas one after another, named by their address."""
@@ -113,7 +100,7 @@ async def diagnose_endpoint(
     return findings
 
 
-async def diagnose_training(config: Any, groups: int, tell: Tell) -> list[Finding]:
+async def diagnose_training(config: Any, groups: int, tell: ReportProgress) -> list[Finding]:
     """All findings about an RL run."""
     from rove.doctor.training import check_training
 

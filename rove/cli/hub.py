@@ -1,10 +1,11 @@
-"""`rove hub`: a hub of your own, where environments are shared as packages."""
+"""`rove hub`: run a hub, log in to one, and manage what is published there."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 import click
 from rich.table import Table
 
-from rove.cli import hub_key, hub_login, hub_owner
 from rove.cli.common import console_for, counted, hint, print_json, run_async
-from rove.cli.hub_options import at
+from rove.cli.hub_options import at, hub_option, with_hub
 from rove.core.errors import ConfigError
+from rove.hub.client.hub import Hub
+from rove.hub.client.settings import hub_of, is_url, keep, needed_server, normal
+from rove.hub.package.names import Reference, parse_reference
+from rove.hub.package.signing import key_file, load_key, make_key, public_key
 
 DATA = Path("hub")
 KEY_BYTES = 32
@@ -289,7 +293,106 @@ def _data(data: Path) -> str:
     return "" if data == DATA else f" --data {data}"
 
 
-command.add_command(hub_login.command)
-command.add_command(hub_key.command)
-command.add_command(hub_owner.yank)
-command.add_command(hub_owner.visibility)
+@command.command("login")
+@click.argument("hub", required=False, metavar="[URL_OR_FOLDER]")
+@click.option("--token", help="The token; without it you are asked, or a pipe is read.")
+@click.option(
+    "--no-token", is_flag=True, help="Keep only the address: whoever reads public environments needs no token."
+)
+def login(hub: str | None, token: str | None, no_token: bool) -> None:
+    """Keep the address of a hub, and the token that it gave you, in a file that only you can read.
+
+    Tokens are made on the hub's machine: rove hub token OWNER --scope upload:OWNER/*
+    """
+    console = console_for(False)
+    where = normal(hub) if hub else hub_of()
+    if where is None:
+        raise ConfigError("which hub? give its URL or folder: rove hub login http://localhost:8900")
+    if not is_url(where):
+        if token:
+            raise ConfigError(f"{where} is a folder, which asks for no token")
+        no_token = True
+    if not no_token and not token:
+        token = click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    token = (token or "").strip() or None
+    who = run_async(_checked(where, token))
+    file = keep(where, token)
+    console.print(f"{where} is now your hub{who}; kept in {file}", markup=False, soft_wrap=True)
+    if (
+        where.startswith("http://")
+        and token
+        and not where.removeprefix("http://").startswith(("localhost", "127.", "[::1]"))
+    ):
+        console.print("note: without https others on the network can read the token", style="yellow")
+    hint(
+        console,
+        "look around: rove search",
+        "publish: rove push FOLDER" if token else "install: rove install OWNER/NAME",
+    )
+
+
+async def _checked(where: str, token: str | None) -> str:
+    """See that there is a hub, and that it knows the token."""
+    async with Hub(where, token or "") as one:
+        await one.index()
+        if token is None:
+            return ""
+        told = await one.me()
+    return f", where you are '{told.get('owner', '?')}' ({', '.join(map(str, told.get('scopes', []))) or 'no scopes'})"
+
+
+@command.command("key")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def key(as_json: bool) -> None:
+    """Make the key that your packages are signed with, or show the public half of the one there is."""
+    file = key_file()
+    is_new = not file.exists()
+    public = make_key(file) if is_new else public_key(load_key(file))
+    if as_json:
+        print_json({"key": public, "file": str(file), "new": is_new})
+        return
+    console = console_for(False)
+    console.print(
+        f"{'made' if is_new else 'this is'} the key of {file}; its public half is", soft_wrap=True, markup=False
+    )
+    console.print(f"  {public}", markup=False)
+    if is_new:
+        hint(
+            console,
+            "keep the file: nobody can make it again, and others know your packages by it",
+            "sign: rove push --sign",
+        )
+
+
+@command.command("yank")
+@click.argument("version", metavar="OWNER/NAME@VERSION")
+@click.option("--reason", help="Why nobody should use it; shown with the version.")
+@click.option("--undo", is_flag=True, help="Take it back.")
+@hub_option
+def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
+    """Advise against a version: it is chosen by nobody who does not name it, and stays for whoever does."""
+    reference = parse_reference(version)
+    if reference.version is None:
+        raise ConfigError(f"which version of {reference}? write {reference}@VERSION; rove info {reference} lists them")
+    if undo == (reason is not None):
+        raise ConfigError("give --reason WORDS, or --undo to take one back")
+    needed_server(hub)
+    with_hub(hub, lambda one: one.yank(reference, reason))
+    console = console_for(False)
+    console.print(f"{reference} {'is offered again' if undo else 'is yanked'}", markup=False, soft_wrap=True)
+    if not undo:
+        hint(console, f"take it back: rove hub yank {reference} --undo{at(hub)}")
+
+
+@command.command("visibility")
+@click.argument("environment", metavar="OWNER/NAME")
+@click.argument("to", type=click.Choice(["public", "private"]))
+@hub_option
+def visibility(environment: str, to: str, hub: str | None) -> None:
+    """Show an environment to everybody, or only to those who have a token for it; needs a token with the scope admin."""
+    reference = parse_reference(environment)
+    if reference.version is not None:
+        raise ConfigError(f"{reference} is one version; all of an environment are shown or hidden: name OWNER/NAME")
+    needed_server(hub)
+    with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
+    console_for(False).print(f"{reference} is {to}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`rove install`: an environment from a hub, a folder, a wheel or git, into a virtual environment of its own."""
+"""`rove install`, `rove list` and `rove uninstall`: environments in virtual environments of their own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.confirm import confirmed
-from rove.cli.hub_options import card, hub_at, hub_option, show_notes
-from rove.core.errors import ConfigError
+from rove.cli.hub_options import card, hub_at, hub_option, plain, show_notes
+from rove.cli.options import confirmed
+from rove.core.errors import ConfigError, HubError
+from rove.envs.loading import example_environments
 from rove.hub.client import known_keys, sources
-from rove.hub.client.installed import Installed, find
+from rove.hub.client.installed import Installed, all_installed, find, uninstall
 from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
 from rove.hub.client.lock import LOCK, Locked, read_lock, write_lock
 from rove.hub.client.settings import needed_hub
@@ -162,7 +165,7 @@ def _told(made: Installed | Offer) -> dict[str, Any]:
 @click.option("--trust-key", help="The owner's new key, as the owner told you.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was installed as JSON.")
 @click.pass_context
-def command(
+def install_command(
     ctx: click.Context,
     targets: tuple[str, ...],
     hub: str | None,
@@ -199,3 +202,59 @@ def command(
         )
     if len(done) < len(asked):
         ctx.exit(1)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def list_command(as_json: bool) -> None:
+    """List the environments that are installed, each in a virtual environment of its own, and rove's examples."""
+    console = console_for(as_json)
+    found = all_installed()
+    if as_json:
+        rows = [
+            {**msgspec.to_builtins(one), "environment": f"{one.owner}/{one.name}", "path": str(one.path)}
+            for one in found
+        ]
+        print_json(rows)
+        return
+    if found:
+        table = Table(width=100)
+        table.add_column("environment", overflow="fold", ratio=3)
+        table.add_column("version", no_wrap=True)
+        table.add_column("written for", overflow="fold")
+        table.add_column("from", overflow="fold", ratio=4)
+        table.add_column("signed", no_wrap=True)
+        table.add_column("installed", no_wrap=True)
+        for one in found:
+            words = (f"{one.owner}/{one.name}", one.version, one.compatibility, one.origin, "yes" if one.key else "no")
+            table.add_row(*map(plain, words), one.installed[:10])
+        console.print(table)
+    else:
+        console.print("no environment is installed from a hub")
+    console.print(f"examples that come with rove: {', '.join(example_environments())}", soft_wrap=True)
+    if found:
+        one = found[0]
+        hint(
+            console,
+            f"evaluate a model: rove eval {one.owner}/{one.name} -m MODEL",
+            f"they lie in {Path(one.path).parents[2]}",
+        )
+    else:
+        hint(console, "find one: rove search WORDS", "install one: rove install OWNER/NAME")
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="OWNER/NAME...")
+@click.pass_context
+def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Take environments away, with their virtual environments; --yes answers the question. Runs stay."""
+    console = console_for(False)
+    references = [parse_reference(name) for name in names]
+    for reference in references:
+        if find(reference) is None:
+            known = ", ".join(str(one.reference) for one in all_installed()) or "none"
+            raise HubError(f"{reference} is not installed; installed: {known}")
+    if not confirmed(f"Take {', '.join(map(str, references))} away?", "give --yes to agree"):
+        ctx.exit(1)
+    for reference in references:
+        console.print(f"took away {uninstall(reference).reference}", markup=False, soft_wrap=True)

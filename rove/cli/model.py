@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings, trust_option
+from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.options import SETTINGS, settings, trust_option
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of

@@ -1,4 +1,4 @@
-"""`rove serve`: any model as an OpenAI-compatible endpoint."""
+"""`rove serve`: a model as an OpenAI-compatible endpoint, or an environment as an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, counted, hint, settings, trust_option
+from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
-from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
+from rove.cli.options import SETTINGS, settings, trust_option
 from rove.core.config import check_positive
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError
@@ -292,3 +294,51 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
         return
     if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
         ctx.exit(1)
+
+
+class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an OpenEnv server."""
+
+    openenv: str
+    """The environment."""
+    env_args: dict[str, Any] = {}
+    env_dir: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 = any that is free."""
+    max_sessions: int = 1024
+    """Connections at a time; others are refused."""
+    seed: int = 0
+    """Of episodes whose reset gives none."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_sessions")
+
+
+def run_open_env(config: OpenEnvConfig, console: Console) -> None:
+    """Serve until told to stop."""
+    from rove.integrations.open_env_server import OpenEnvServer
+    from rove.server import base_url_of, is_loopback, listening
+
+    env = load_environment(config.openenv, config.env_dir, **config.env_args)
+    server = OpenEnvServer(env, env.env_id, config.max_sessions, config.seed)
+    if not is_loopback(config.host):
+        console.print(f"warning: anybody who can reach {config.host} can play", style="yellow", soft_wrap=True)
+
+    async def go() -> None:
+        stop = asyncio.Event()
+        async with listening(server.app(), config.host, config.port) as runner:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with suppress(NotImplementedError):
+                    asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            url = base_url_of(runner).removesuffix("/v1")
+            console.print(f"serving {env.env_id} at {url} with OpenEnv's protocol (Ctrl-C stops it)", soft_wrap=True)
+            hint(
+                console,
+                f"curl {url}/schema",
+                f'GenericEnvClient(base_url="{url}") of the openenv package connects to it',
+            )
+            await stop.wait()
+
+    asyncio.run(go())
+    console.print("stopped")

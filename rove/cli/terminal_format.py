@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from rove.cli.rollout_text import said
+from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
 from rove.viewer.format import interval, number, seconds, sparkline
 from rove.viewer.queries import SCORE, TAG
@@ -198,7 +198,7 @@ def messages(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         role = str(message.get("role"))
         told = Text().append(f"{inert(role)}\n", "bold")
         reasoning = message.get("reasoning_content") or message.get("reasoning")
-        words = said(message)
+        words = message_text(message)
         thought = THINKING.match(words) if role == "assistant" else None
         if reasoning or thought:
             told.append(inert(str(reasoning or (thought and thought[1]))).strip() + "\n", "dim italic")

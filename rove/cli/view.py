@@ -1,4 +1,4 @@
-"""`rove view`: runs in the browser."""
+"""`rove view` and `rove report`: look at runs, in the browser, in the terminal or as one file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from rove.cli.common import RUNS, console_for, run_async
+from rove.cli.common import RUNS, console_for, hint, run_async
 from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.viewer.report import ROLLOUTS, markdown, write_report
 
 
 @click.command()
@@ -20,7 +22,7 @@ from rove.core.errors import ConfigError
 @click.option("--annotate", is_flag=True, help="Let those who look tag runs and rollouts, and write notes.")
 @click.option("--terminal", is_flag=True, help="Look at them in this terminal instead (extra: terminal).")
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser, too.")
-def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
+def view_command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
     """Look at runs in the browser, or in the terminal: rollouts, training as it goes, comparisons.
 
     RUNS_DIR is a folder of run folders, or one of them.  [default: runs]
@@ -65,3 +67,31 @@ def _in_the_terminal(folder: Path, annotate: bool) -> None:
         Terminal(shelf).run()
     finally:
         shelf.close()
+
+
+FILE = "report.html"
+"""The report of a run, in its folder."""
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--html", type=click.Path(path_type=Path), help=f"The file to write.  [default: RUN/{FILE}]")
+@click.option(
+    "--markdown", "as_markdown", is_flag=True, help="Print a summary for a pull request; no file unless --html."
+)
+@click.option(
+    "--rollouts", type=click.IntRange(min=0), default=ROLLOUTS, show_default=True, help="Rollouts shown at most."
+)
+def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
+    """Make a report of the run in the folder RUN, evaluation or training: one HTML file that needs no network."""
+    if html is not None and html.suffix not in (".html", ".htm"):  # a slip must not replace a file of the run
+        raise ConfigError(f"--html takes the name of an .html file, got '{html}'")
+    folder = Run(run)
+    console = console_for(as_markdown)
+    if as_markdown:
+        click.echo(markdown(folder), nl=False)
+    if html is not None or not as_markdown:
+        written = write_report(folder, html or run / FILE, rollouts)
+        console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+    if not as_markdown:
+        hint(console, f"a summary for a pull request: rove report {run} --markdown")

@@ -30,7 +30,7 @@ from rove.core.digest import ADAPTER_TENSORS as TENSORS
 from rove.core.errors import ConfigError, nearest
 from rove.engine.families import FAMILIES
 
-SAYS_NOTHING = {
+IGNORED_SETTINGS = {
     "auto_mapping",
     "base_model_name_or_path",
     "eva_config",
@@ -48,10 +48,10 @@ SAYS_NOTHING = {
     "task_type",
 }
 """Settings of PEFT that change nothing about what an adapter computes once its tensors are there."""
-HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to initialise an adapter that leave the model's own weights alone; PiSSA and its like do not."""
 
-Place = tuple[int, str]
+Projection = tuple[int, str]
 """A joined projection of the decoder: layer and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
 T = TypeVar("T")
 
@@ -90,13 +90,13 @@ class Adapter:
     """Written on the tokens sampled with it."""
     parts: Mapping[str, LowRank]
     """By the names of the model's modules."""
-    joined: Mapping[Place, LowRank]
+    joined: Mapping[Projection, LowRank]
     """By the decoder's projections."""
     scope: int = field(default_factory=partial(next, count(1)))
     """Keys and values are shared only within one scope; 0 is the model's own."""
 
 
-class Adapted(NamedTuple):
+class AdapterTokens(NamedTuple):
     """The tokens of a step that one adapter is for."""
 
     adapter: Adapter
@@ -104,7 +104,7 @@ class Adapted(NamedTuple):
     """Where they are; None = all of them."""
 
     @staticmethod
-    def of(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[Adapted]:
+    def from_owners(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[AdapterTokens]:
         """One for each adapter of a step, given whose and how many its tokens are, in their order."""
         places: dict[Adapter, list[int]] = {}
         total = 0
@@ -113,12 +113,12 @@ class Adapted(NamedTuple):
                 places.setdefault(adapter, []).extend(range(total, total + size))
             total += size
         return [
-            Adapted(adapter, None if len(own) == total else torch.tensor(own, device=device))
+            AdapterTokens(adapter, None if len(own) == total else torch.tensor(own, device=device))
             for adapter, own in places.items()
         ]
 
 
-def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[Adapted], place: Place) -> torch.Tensor:
+def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], place: Projection) -> torch.Tensor:
     """Add to y [N, out], in place, what adapters make of x [N, in] for their tokens; returns y."""
     for adapter, tokens in adapted:
         change = adapter.joined.get(place)
@@ -132,7 +132,7 @@ def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[Adapted], place: P
 
 
 @contextmanager
-def applied(model: Any, adapter: Adapter | None) -> Iterator[None]:
+def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
     """Context in which the model's own modules compute what they compute with the adapter."""
     parts = adapter.parts if adapter else {}
     hooks = [
@@ -146,7 +146,7 @@ def applied(model: Any, adapter: Adapter | None) -> Iterator[None]:
             hook.remove()
 
 
-def load(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+def load_adapter(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
     """An adapter for a model that the decoder supports, on its device and in its precision.
 
     Args:
@@ -166,7 +166,7 @@ def load(model: Any, source: Source, version: int, paired: Callable[[torch.Tenso
     return Adapter(version, parts, _joined(model, parts, paired))
 
 
-def named(adapters: Mapping[str, Adapter], name: str) -> Adapter:
+def find_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
     """The adapter of this name.
 
     Raises:
@@ -236,11 +236,11 @@ def _check_config(given: Any) -> _Config:
     except msgspec.ValidationError as error:
         raise ConfigError(f"the adapter's {CONFIG}: {error}; expected the settings that PEFT writes") from error
     more = {
-        name: told[name] for name in sorted(told.keys() - {*_Config.__struct_fields__, *SAYS_NOTHING}) if told[name]
+        name: told[name] for name in sorted(told.keys() - {*_Config.__struct_fields__, *IGNORED_SETTINGS}) if told[name]
     }
     if config.bias != "none":
         more["bias"] = config.bias
-    if config.init_lora_weights not in HARMLESS_STARTS:
+    if config.init_lora_weights not in SUPPORTED_INITS:
         more["init_lora_weights"] = config.init_lora_weights
     if more:
         told_more = ", ".join(f"{name} = {value!r}" for name, value in more.items())
@@ -253,10 +253,10 @@ def _check_config(given: Any) -> _Config:
     return config
 
 
-def projections(model: Any) -> dict[Place, list[str]]:
+def projections(model: Any) -> dict[Projection, list[str]]:
     """The decoder's joined projections, and the names of the model's modules that each is made of, in their order."""
     names = FAMILIES[model.config.model_type]
-    places: dict[Place, list[str]] = {}
+    places: dict[Projection, list[str]] = {}
     for i, layer in enumerate(model.model.layers):
         if hasattr(layer, "conv"):
             inside = {"conv_in": ["conv.in_proj"], "conv_out": ["conv.out_proj"]}
@@ -333,7 +333,7 @@ def _low_rank(weight: torch.Tensor, name: str, pair: Mapping[str, torch.Tensor],
 
 def _joined(
     model: Any, parts: Mapping[str, LowRank], paired: Callable[[torch.Tensor], torch.Tensor]
-) -> dict[Place, LowRank]:
+) -> dict[Projection, LowRank]:
     """Every joined projection's parts as one: A's on top of each other, B's in blocks."""
     made = {}
     for place, names in projections(model).items():

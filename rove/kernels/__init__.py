@@ -23,13 +23,13 @@ import torch
 logger = logging.getLogger(__name__)
 
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
-SECONDS = 60.0
+COMPILE_TIMEOUT_S = 60.0
 """Most time for the compiler, which takes half a second."""
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """Query heads of a key head; more would not fit the processor's registers."""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-ARGUMENTS: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
+SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
     "decode": {
         "attend": ([POINTER, POINTER, FLOAT, POINTER, FLOAT, *[POINTER] * 7, *[INT] * 3], None),
         "gate": ([POINTER, POINTER, INT, INT], None),
@@ -43,19 +43,19 @@ ARGUMENTS: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
 """Source → its functions' arguments and what they return."""
 
 
-def vector_of(size: int) -> int:
+def vector_floats(size: int) -> int:
     """Floats per vector for heads of this size; 0 when there are no kernels for it."""
     return 16 if size % 16 == 0 else 8 if size % 8 == 0 else 0
 
 
-def cache_folder() -> Path:
+def kernel_cache() -> Path:
     """Where compiled kernels are kept."""
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     return (Path(base) if base else Path.home() / ".cache") / "rove"
 
 
 @lru_cache(maxsize=32)
-def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
+def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
     """The kernels of a source; None, and a line in the log, where they cannot be had.
 
     Args:
@@ -64,8 +64,8 @@ def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CD
         size: of a head.
         bf16: what they read and write, instead of fp32.
     """
-    vector = vector_of(size)
-    if not vector or not 1 <= groups <= MOST_GROUPS:
+    vector = vector_floats(size)
+    if not vector or not 1 <= groups <= MAX_GROUPS:
         return None
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
@@ -74,7 +74,7 @@ def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CD
     source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
     named = "\n".join([source.read_text(), header.read_text(), *flags, compiler, _processor()])
-    path = cache_folder() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
+    path = kernel_cache() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
     try:
         if not path.exists():
             _compile([compiler, *flags, str(source)], path)
@@ -83,7 +83,7 @@ def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CD
         told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         logger.info("attention is PyTorch's alone, which is slower; its kernels could not be compiled: %s", told)
         return None
-    for function, (arguments, returned) in ARGUMENTS[name].items():
+    for function, (arguments, returned) in SIGNATURES[name].items():
         getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
     return library
 
@@ -93,7 +93,9 @@ def _compile(command: list[str], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=SECONDS)
+        subprocess.run(
+            [*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+        )
         made.replace(path)
 
 

@@ -21,9 +21,9 @@ from torch import nn
 
 from rove.core.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
 from rove.core.errors import ConfigError, nearest
-from rove.models.linear import FastLinear, fast_adapter
+from rove.models.linear import FastLinear, lora_linear
 
-NAME = "default"
+ADAPTER_NAME = "default"
 """What PEFT calls the one adapter of a model."""
 
 
@@ -47,7 +47,7 @@ class Adapter:
     def save(self, path: Path) -> None:
         """Write what PEFT's `save_pretrained` would write: its settings, with the base's place among them, and its weights."""
         path.mkdir(parents=True, exist_ok=True)
-        config: Any = copy.copy(self._wrapped.peft_config[NAME])
+        config: Any = copy.copy(self._wrapped.peft_config[ADAPTER_NAME])
         config.base_model_name_or_path = self.base
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)  # a set, whose order is another in every process
@@ -92,19 +92,19 @@ def add_adapter(
     model.eval()
     for layer in model.modules():
         if type(layer) is lora.Linear and type(layer.base_layer) is FastLinear:
-            layer.__class__ = FastLora
+            layer.__class__ = FastLoRA
     return Adapter(wrapped, base)
 
 
-class FastLora(lora.Linear):
+class FastLoRA(lora.Linear):
     """PEFT's layer around a fast one; same weights, same results within rounding, and less around them."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """x [..., in] → [..., out]."""
-        if self.disable_adapters or not isinstance(self.lora_dropout[NAME], nn.Identity):
+        if self.disable_adapters or not isinstance(self.lora_dropout[ADAPTER_NAME], nn.Identity):
             return super().forward(x, *args, **kwargs)
-        a, b = self.lora_A[NAME].weight, self.lora_B[NAME].weight
-        return fast_adapter(x, self.base_layer, a, b, self.scaling[NAME])  # pyright: ignore[reportArgumentType]
+        a, b = self.lora_A[ADAPTER_NAME].weight, self.lora_B[ADAPTER_NAME].weight
+        return lora_linear(x, self.base_layer, a, b, self.scaling[ADAPTER_NAME])  # pyright: ignore[reportArgumentType]
 
 
 def _linear_names(model: Any) -> list[str]:
@@ -114,7 +114,7 @@ def _linear_names(model: Any) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in layers})
 
 
-def merge(model: nn.Module, folder: str | Path) -> nn.Module:
+def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     """Add an adapter's change to the weights of its base, in place; returns the model, which is an ordinary one then.
 
     Raises:

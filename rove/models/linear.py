@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PACKED_FOR = 256
+PACK_ROWS = 256
 """Rows that packed weights are laid out for; they serve any other number as well."""
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ONEDNN_DTYPES = [torch.float32] if _HAS_ONEDNN else []
@@ -30,7 +30,7 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """A copy of a weight [out, in], laid out as `linear` reads it fastest; the weight itself where there is no such layout."""
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACK_ROWS)
 
 
 def effective_weight(layer: Any) -> torch.Tensor:
@@ -80,7 +80,7 @@ class FastLinear(nn.Linear):
         return _forward(input, self.weight)
 
 
-class _LowRank(torch.autograd.Function):
+class _LoRALinear(torch.autograd.Function):
     """x [..., in] times a weight that is not trained, and a change of it by a [r, in] and b [out, r] that is."""
 
     @staticmethod
@@ -90,7 +90,7 @@ class _LowRank(torch.autograd.Function):
         inner = _forward(x, a)
         ctx.save_for_backward(x.to(dtype), inner.to(dtype), weight, a, b)
         ctx.scale, ctx.dtype = scale, dtype
-        return low_rank(x, weight, inner, b, scale)
+        return add_low_rank(x, weight, inner, b, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -105,18 +105,20 @@ class _LowRank(torch.autograd.Function):
         return grad_x, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
 
 
-def low_rank(x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+def add_low_rank(
+    x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float
+) -> torch.Tensor:
     """x Wᵀ + scale · inner bᵀ, where inner [..., r] = x aᵀ."""
     y = _forward(x, weight)
     y.view(-1, y.shape[-1]).addmm_(inner.flatten(0, -2), b.t(), alpha=scale)
     return y
 
 
-def fast_adapter(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+def lora_linear(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     """What a layer says with an adapter, [..., in] → [..., out]."""
     if torch.is_grad_enabled():
-        return _LowRank.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
-    return low_rank(x, base.weight, _forward(x, a), b, scale)
+        return _LoRALinear.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
+    return add_low_rank(x, base.weight, _forward(x, a), b, scale)
 
 
 def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:

@@ -169,7 +169,7 @@ def load_adapter(
         ConfigError: there is no adapter, it is another model's, or its base is not where it says.
     """
     check_peft()
-    from rove.models.adapter import merge
+    from rove.models.adapter import merge_adapter
 
     folder = Path(path).expanduser()
     base = adapter_base(folder)
@@ -183,7 +183,7 @@ def load_adapter(
             "base_model_name_or_path"
         ) from error
     check_base(folder, base)
-    merge(loaded.model, folder)
+    merge_adapter(loaded.model, folder)
     return loaded._replace(name=digest_model(folder))
 
 
@@ -288,7 +288,7 @@ def default_threads() -> int:
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Set rove's attention and linear layers on a model where they apply, and make its renderer."""
-    if attention.fits(model.config):
+    if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
     model.eval()

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from rove.core.errors import ConfigError, nearest
 
-SPREADLESS = 1e-6
+MIN_SPREAD = 1e-6
 """Rewards closer together than this teach nothing."""
 
 ESTIMATORS = ("mean", "std", "batch_std", "leave_one_out")
@@ -58,7 +58,7 @@ def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[
         if not math.isfinite(reward):
             raise ValueError(f"a reward is {reward}; expected a finite number")
     n = len(rewards)
-    if n < 2 or max(rewards) - min(rewards) < SPREADLESS:
+    if n < 2 or max(rewards) - min(rewards) < MIN_SPREAD:
         return None
     mean = fmean(rewards)
     centred = [reward - mean for reward in rewards]

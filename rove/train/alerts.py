@@ -17,15 +17,15 @@ from rove.core.errors import ConfigError
 History = Sequence[Mapping[str, float]]
 
 
-LOST = 20.0
+MAX_PLAUSIBLE_LOSS = 20.0
 """Nats per token that no model loses which has learnt anything: a guess among 250,000 tokens loses 12.4."""
-COLLAPSED = 2
+COLLAPSE_STEPS = 2
 """Steps in a row without a living group, after ones that had some, that are no accident any more."""
-LUCK = 0.01
+MAX_CHANCE = 0.01
 """What is at least as likely as that may have happened by itself."""
-QUIET = 20
+REPEAT_AFTER_STEPS = 20
 """Steps that an alert is silent for before it is told again: some come and go around their limit."""
-RESTLESS = 0.5
+MIN_ENTROPY_CHANGE = 0.5
 """Nats per token up to which entropy may grow; a model that was almost certain may well explore more."""
 
 
@@ -127,7 +127,7 @@ def entropy_collapse(history: History, limits: AlertLimits) -> str | None:
 def entropy_growth(history: History, limits: AlertLimits) -> str | None:
     """The model says more and more at random."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] <= max(RESTLESS, limits.entropy_factor * means[0]):
+    if means is None or means[1] <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * means[0]):
         return None
     return (
         f"entropy growth: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; what the model says gets random. "
@@ -222,7 +222,7 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
     if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
         return None
     before, now = values[-2:]
-    if now >= limits.entropy_share * before or before - now <= RESTLESS:
+    if now >= limits.entropy_share * before or before - now <= MIN_ENTROPY_CHANGE:
         return None
     return f"from one trained step to the next entropy fell from {before:.3g} to {now:.3g} nats per token"
 
@@ -230,11 +230,11 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
 def _reward_crash(history: History) -> str | None:
     rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
     dead = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
-    if len(rows) <= COLLAPSED or not all(dead[-COLLAPSED:]) or all(dead):
+    if len(rows) <= COLLAPSE_STEPS or not all(dead[-COLLAPSE_STEPS:]) or all(dead):
         return None
     last = len(dead) - dead[::-1].index(False)  # steps up to the last one with a living group
     before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
-    if max(after) >= min(before) or _chance_of_dead(rows[:last], rows[-COLLAPSED:]) >= LUCK:
+    if max(after) >= min(before) or _chance_of_dead(rows[:last], rows[-COLLAPSE_STEPS:]) >= MAX_CHANCE:
         return None
     return (
         f"since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was {min(before):.3g} "
@@ -257,12 +257,12 @@ def loss_growth(history: History, limits: AlertLimits) -> str | None:
         return None
     values = _values(history, "loss")
     last, best, steps = values[-1], min(values), 1
-    if last <= LOST:
+    if last <= MAX_PLAUSIBLE_LOSS:
         means = _window_means(values, limits.window)
         if len(means) < 2:
             return None
         last, best, steps = means[-1], min(means), limits.window
-    if last <= max(limits.loss_factor * best, best + RESTLESS):
+    if last <= max(limits.loss_factor * best, best + MIN_ENTROPY_CHANGE):
         return None
     return (
         f"loss growth: {last:,.4g} nats per token{f' over {steps} steps' if steps > 1 else ''}, and it was {best:.3g} before. "
@@ -373,7 +373,7 @@ def new_alerts(history: History, limits: AlertLimits) -> list[Alert]:
     if not history:
         return []
     found: list[Alert] = []
-    before = range(len(history) - 1, max(0, len(history) - 1 - QUIET), -1)
+    before = range(len(history) - 1, max(0, len(history) - 1 - REPEAT_AFTER_STEPS), -1)
     for name, alert in ALERTS.items():
         text = alert(history, limits)
         if text is not None and all(alert(history[:end], limits) is None for end in before):

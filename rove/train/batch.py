@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from rove.models import attention
-from rove.models.packing import Packing
+from rove.models.attention import Packing
 from rove.train.sequences import TrainingSequence
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
-IDLE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
+EMPTY_SEQUENCE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """Trains nothing: for a process that has less to do than the others, which may not compute without it."""
 
 
@@ -50,13 +50,13 @@ class Batch(NamedTuple):
     """[M]"""
     weights: torch.Tensor
     """[M] what each token's loss counts."""
-    samples: torch.Tensor
+    sequence_index: torch.Tensor
     """[M] the sample that each is of, counted from 0 in this batch."""
     old: torch.Tensor | None = None
     """[M] the trainer's log-probabilities before the first of several updates."""
     reference: torch.Tensor | None = None
     """[M] the reference model's."""
-    members: tuple[TrainingSequence, ...] = ()
+    sequences: tuple[TrainingSequence, ...] = ()
     """The samples themselves."""
 
 
@@ -64,10 +64,10 @@ def can_pack(model: Any) -> bool:
     """Whether samples of this model can share tokens: nothing but our attention mixes tokens, and logits are a plain product."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or [])
-    return attention.fits(config) and "conv" not in kinds and config._attn_implementation == attention.NAME
+    return attention.is_plain(config) and "conv" not in kinds and config._attn_implementation == attention.NAME
 
 
-def trained_tokens(samples: Sequence[TrainingSequence]) -> int:
+def count_trained_tokens(samples: Sequence[TrainingSequence]) -> int:
     """Tokens of the whole step that are trained: what the loss is divided by."""
     return sum(sum(sample.mask) for sample in samples)
 
@@ -89,19 +89,19 @@ def micro_batches(
         ranks: the processes that share the batches; of several, each has as many, of about as many tokens. One that trains
             nothing fills up where there are too few.
     """
-    ways: Any = (_trees, _packed, _distinct) if pack else (_rectangles, _padded, _area)
+    ways: Any = (_cut_packed, _packed_batch, _packed_tokens) if pack else (_cut_padded, _padded_batch, _padded_tokens)
     cut, make, count = ways
     if ranks.size == 1:
         return [make(piece, device) for piece in cut(samples, micro_batch_tokens)]
     wanted = -(-len(list(cut(samples, micro_batch_tokens))) // ranks.size)  # pieces of each process
-    most = _least(lambda most: len(list(cut(samples, most))) <= wanted * ranks.size, micro_batch_tokens)
+    most = _smallest_budget(lambda most: len(list(cut(samples, most))) <= wanted * ranks.size, micro_batch_tokens)
     pieces = sorted(cut(samples, most), key=count, reverse=True)
-    mine = [piece for i, piece in enumerate(pieces) if ranks.rank == _whose(i, ranks.size)]
-    idle = list(cut([IDLE], micro_batch_tokens))
+    mine = [piece for i, piece in enumerate(pieces) if ranks.rank == _rank_of(i, ranks.size)]
+    idle = list(cut([EMPTY_SEQUENCE], micro_batch_tokens))
     return [make(piece, device) for piece in [*mine, *idle * (wanted - len(mine))]]
 
 
-def _least(is_enough: Callable[[int], bool], most: int) -> int:
+def _smallest_budget(is_enough: Callable[[int], bool], most: int) -> int:
     """The smallest number up to `most`, which is enough, that is enough, too."""
     least = 1
     while least < most:
@@ -113,13 +113,13 @@ def _least(is_enough: Callable[[int], bool], most: int) -> int:
     return most
 
 
-def _whose(place: int, size: int) -> int:
+def _rank_of(place: int, size: int) -> int:
     """Who of so many takes what stands in this place: there and back again, so that the last to choose is the next to."""
     turn, place = divmod(place, size)
     return size - 1 - place if turn % 2 else place
 
 
-def _rectangles(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[TrainingSequence]]:
+def _cut_padded(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[TrainingSequence]]:
     """Samples in order of their lengths, the longest first."""
     piece: list[TrainingSequence] = []
     for sample in sorted(samples, key=lambda s: -len(s.ids)):
@@ -131,11 +131,11 @@ def _rectangles(samples: Sequence[TrainingSequence], most: int) -> Iterator[list
         yield piece
 
 
-def _area(piece: Sequence[TrainingSequence]) -> int:
+def _padded_tokens(piece: Sequence[TrainingSequence]) -> int:
     return len(piece[0].ids) * len(piece)
 
 
-class _Path(NamedTuple):
+class _PackedSequence(NamedTuple):
     """A sample, and where its tokens are among those of its batch; the first `shared` ones are another's too."""
 
     sample: TrainingSequence
@@ -143,36 +143,36 @@ class _Path(NamedTuple):
     shared: int
 
 
-def _trees(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[_Path]]:
+def _cut_packed(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[_PackedSequence]]:
     """Samples in order of their ids, so that those that begin alike stand together."""
-    paths: list[_Path] = []
+    paths: list[_PackedSequence] = []
     count, before = 0, np.empty(0, dtype=np.int64)
     for sample in sorted(samples, key=lambda s: s.ids):
         ids = np.array(sample.ids)
-        shared = _common(before, ids)
+        shared = _shared_prefix(before, ids)
         if paths and count + len(ids) - shared > most:
             yield paths
             paths, count, shared = [], 0, 0
         known = paths[-1].places[:shared] if paths else np.empty(0, dtype=np.int64)
         new = np.arange(count, count + len(ids) - shared)
-        paths.append(_Path(sample, np.concatenate([known, new]), shared))
+        paths.append(_PackedSequence(sample, np.concatenate([known, new]), shared))
         count, before = count + len(new), ids
     if paths:
         yield paths
 
 
-def _distinct(piece: Sequence[_Path]) -> int:
+def _packed_tokens(piece: Sequence[_PackedSequence]) -> int:
     return sum(len(path.places) - path.shared for path in piece)
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
+def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """How many tokens two sequences have in common at their beginning."""
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
 
 
-def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
+def _packed_batch(paths: list[_PackedSequence], device: torch.device | str) -> Batch:
     ids = np.concatenate([np.array(path.sample.ids[path.shared :], dtype=np.int64) for path in paths])
     positions = np.concatenate([np.arange(path.shared, len(path.places)) for path in paths])
     packing = Packing([path.places for path in paths], np.array([path.shared for path in paths]), torch.device(device))
@@ -185,7 +185,7 @@ def _packed(paths: list[_Path], device: torch.device | str) -> Batch:
     )
 
 
-def _padded(samples: Sequence[TrainingSequence], device: torch.device | str) -> Batch:
+def _padded_batch(samples: Sequence[TrainingSequence], device: torch.device | str) -> Batch:
     longest = max(len(sample.ids) for sample in samples)
     ids = torch.tensor([[*sample.ids, *[0] * (longest - len(sample.ids))] for sample in samples], device=device)
     places = [np.arange(len(sample.ids)) + i * longest for i, sample in enumerate(samples)]
@@ -228,6 +228,6 @@ def _batch(
         logprobs=tensor(logprobs[order], torch.float32),
         advantages=tensor(advantages[order], torch.float32),
         weights=tensor(weights[order], torch.float32),
-        samples=tensor(number[order], torch.long),
-        members=tuple(samples),
+        sequence_index=tensor(number[order], torch.long),
+        sequences=tuple(samples),
     )

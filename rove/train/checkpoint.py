@@ -5,18 +5,29 @@ That of several processes has the parts of each instead, and can be gone on from
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from rove.core.errors import RunError
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
-from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, share_out_optimizer, write_shards
+from rove.runs.run import Progress, Run
+from rove.runs.schema import decoded, decoded_row
+from rove.train.sharding import (
+    SHARDS_FOLDER,
+    check_shards,
+    is_sharded,
+    read_shards,
+    scatter_optimizer,
+    scatter_weights,
+    write_shards,
+)
 from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
@@ -45,7 +56,7 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     Raises:
         RunError: the checkpoint has no trainer state, or is of another model.
     """
-    if (path / FOLDER).exists():
+    if (path / SHARDS_FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
         return
     state = read_state(path, loaded.model.device)
@@ -53,15 +64,15 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     if reference is not None and "reference" not in state:
         raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
     if is_sharded(trainer.model):
-        share_out(trainable_parameters(loaded.model), trainer.model)
-        share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
+        scatter_weights(trainable_parameters(loaded.model), trainer.model)
+        scatter_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
     else:
         try:
             trainer.optimizer.load_state_dict(state["optimizer"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path / STATE} is of another optimizer: {type(error).__name__}: {error}") from error
     if reference is not None:
-        (share_out if is_sharded(reference) else _copy)(state["reference"], reference)
+        (scatter_weights if is_sharded(reference) else _copy)(state["reference"], reference)
 
 
 def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
@@ -112,3 +123,111 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     with torch.no_grad():
         for name, tensor in weights.items():
             own[name].copy_(tensor)
+
+
+DAMAGED = ".damaged"
+"""Suffix of a checkpoint that was set aside."""
+WEIGHT_INDEX = "model.safetensors.index.json"
+
+
+def recover(run: Run) -> list[str]:
+    """Rename the damaged checkpoints that are newer than the last intact one, so that training resumes from that.
+
+    Args:
+        run: a started run.
+
+    Returns:
+        a sentence for every checkpoint that was renamed: which, why, and where training resumes.
+
+    Raises:
+        RunError: the run has checkpoints and none is intact, or the best weights, which are its result, are damaged.
+    """
+    damaged: dict[Path, str] = {}
+    intact = None
+    for path in run.checkpoints():
+        try:
+            check_checkpoint(run, path)
+        except RunError as error:
+            damaged[path] = str(error)
+            continue
+        intact = path
+        break
+    if damaged and intact is None:
+        reasons = "\n  ".join(f"step {path.name}: {why}" for path, why in damaged.items())
+        raise RunError(
+            f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --overwrite"
+        )
+    best = run.path / "checkpoints" / "best"
+    if best.exists():
+        try:
+            check_weights(best)
+        except RunError as error:
+            raise RunError(
+                f"{best} holds the best weights of this run and is damaged: {error}\nRestore it from a copy, or train again "
+                "with --overwrite"
+            ) from error
+    after = intact.name if intact else "0"
+    return [
+        f"checkpoint {path} is damaged: {why}. It was renamed to {_set_aside(path).name}; training resumes after step {after}"
+        for path, why in damaged.items()
+    ]
+
+
+def _set_aside(path: Path) -> Path:
+    number = 0
+    while (aside := path.with_name(f"{path.name}{DAMAGED}{number or ''}")).exists():
+        number += 1
+    os.replace(path, aside)
+    return aside
+
+
+def check_checkpoint(run: Run, path: Path) -> None:
+    """Refuse a checkpoint from which training cannot resume. Tensors are not read, only their place in the files.
+
+    Raises:
+        RunError: a file of the checkpoint, or the part of metrics.jsonl that belongs to it, is damaged or missing.
+    """
+    progress = run.progress_of(path)
+    if (path / SHARDS_FOLDER).exists():
+        check_shards(path)
+    else:
+        check_weights(path)
+        read_state(path, "cpu", mmap=True)
+    _check_metrics(run, progress)
+
+
+def check_weights(path: Path) -> None:
+    """Refuse a model folder whose safetensors files are missing or cut off.
+
+    Raises:
+        RunError: which file, and why.
+    """
+    names = {file.name for file in path.glob("*.safetensors")}
+    index = path / WEIGHT_INDEX
+    if index.exists():
+        content = decoded(index, index.read_bytes(), dict[str, dict[str, object]])
+        names |= {str(name) for name in content.get("weight_map", {}).values()}
+    if not names:
+        raise RunError(f"{path} has no .safetensors file")
+    for name in sorted(names):
+        try:
+            with safe_open(path / name, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{name} cannot be read ({error})") from error
+
+
+def _check_metrics(run: Run, progress: Progress) -> None:
+    size = 0
+    for number, line in enumerate(run.lines_of("metrics.jsonl"), start=1):
+        if size >= progress.metrics_bytes:
+            break
+        size += len(line) + 1
+        try:
+            decoded_row(line)
+        except RunError as error:
+            raise RunError(f"metrics.jsonl, line {number}: {error}") from error
+    if size != progress.metrics_bytes:
+        raise RunError(
+            f"metrics.jsonl has {size:,} bytes where the checkpoint was written after {progress.metrics_bytes:,}"
+        )

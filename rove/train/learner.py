@@ -6,6 +6,7 @@ Where several train it, each has a learner of its own, and all are told the same
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,23 +17,77 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, clone_model, copy_weights, disable_adapters, trainable_parameters
 from rove.runs.run import Run
-from rove.runs.token_stats import TrainedRollout
-from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
-from rove.train.checkpoint import restore_checkpoint, save_checkpoint
+from rove.runs.token_stats import TrainedRollout, TrainedTurn
+from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
+from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
 from rove.train.config import TrainingConfig
-from rove.train.lora import dropping
+from rove.train.lora import adapter_dropout
 from rove.train.losses import Loss
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.recovery import recover
 from rove.train.sequences import TrainingSequence
-from rove.train.sharding import gather
-from rove.train.token_stats import TokenStats
-from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
+from rove.train.sharding import gather_weights
+from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+
+DIGITS = 6
+"""After the point; a ratio is then right to a millionth."""
+
+
+class TokenStats:
+    """Collects the log-probabilities and entropies of some rollouts' trained tokens while a step is taken on them.
+
+    Args:
+        samples: of the step.
+        count: rollouts of which they are kept; the same ones for the same seed.
+        seed: of the choice.
+    """
+
+    def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
+        trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})
+        self.chosen = set(random.Random(seed).sample(trained, min(count, len(trained))))
+        """Example key and sibling of each."""
+        self.records: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
+
+    def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Take what is wanted of a batch, whose trained tokens these are of, [M]."""
+        for place, sample in enumerate(batch.sequences):
+            origin = sample.origin
+            if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
+                mine = batch.sequence_index == place  # in the order of the sample's own tokens: batches keep it
+                self.records.append((sample, logprobs[mine], entropies[mine]))
+
+    def rollouts(self) -> list[TrainedRollout]:
+        """What was collected."""
+        found: dict[tuple[str, int], list[TrainedTurn]] = {place: [] for place in sorted(self.chosen)}
+        for sample, logprobs, entropies in self.records:
+            assert sample.origin is not None
+            found[sample.origin.example_key, sample.origin.rollout_index] += _turns(sample, logprobs, entropies)
+        return [TrainedRollout(*place, sorted(turns, key=lambda turn: turn.turn)) for place, turns in found.items()]
+
+
+def _turns(sample: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
+    """The turns of a sample; none where its first token is a sampled one, which nothing predicts."""
+    assert sample.origin is not None
+    if sample.mask[0]:
+        return []
+    advantages = [value for value, trained in zip(sample.advantages, sample.mask, strict=True) if trained]
+    known, unsure = _rounded(logprobs), _rounded(entropies)
+    turns, start = [], 0
+    for number, count in sample.origin.turns:
+        end = start + count
+        if count:
+            turns.append(TrainedTurn(number, known[start:end], unsure[start:end], advantages[start]))
+        start = end
+    return turns
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, DIGITS) + 0.0 for value in values.tolist()]
+
 
 logger = logging.getLogger(__name__)
 
-AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
+MISMATCH_METRICS = ("mismatch_kl/all/mean", "logprob_diff/max")
 """Measures of how far sampler and trainer are apart."""
 
 
@@ -86,7 +141,7 @@ class Learner:
             whole = clone_model(loaded.model)
             if objective.reference == "first":
                 disable_adapters(whole)
-            self.reference = in_parts(whole, ranks, config.mixed_precision)
+            self.reference = shard_copy(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
         self.trainer = make_trainer(config, loaded, ranks, on_progress)
         self.token_stats: list[TrainedRollout] = []
@@ -115,17 +170,17 @@ class Learner:
         if objective.num_iterations > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
-        divisor, see = trained_tokens(samples), stats.see if stats.chosen else None
-        with dropping(model, derive_seed(self.config.seed, "dropout", step)):
+        divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None
+        with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
             measured = [
                 self.trainer.step(
                     batches, objective.loss, divisor, objective.entropy_bonus, lr_scale, None if update else see
                 )
                 for update in range(objective.num_iterations)
             ]
-        stats.seen = self.ranks.all_gather(stats.seen)
+        stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()
-        return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
+        return measured[-1] | {name: measured[0][name] for name in MISMATCH_METRICS}
 
     def mean_loss(self, samples: Sequence[TrainingSequence]) -> float:
         """Mean loss per trained token, without training (validation)."""
@@ -134,7 +189,7 @@ class Learner:
     def gather(self) -> None:
         """Bring the weights back into the model that training started from, in the first process."""
         if self.ranks.size > 1:
-            gather(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
+            gather_weights(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
 
     def update_reference(self) -> None:
         """Let the reference be the model as it is now."""

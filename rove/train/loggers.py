@@ -61,7 +61,7 @@ def check_loggers(names: Sequence[str]) -> None:
         load_module(name)
 
 
-class TensorBoard:
+class TensorBoardLogger:
     """Writes event files to `tensorboard/` in the run folder."""
 
     def __init__(self, run: Run, config: Mapping[str, Any], step: int):
@@ -78,7 +78,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Hosted:
+class HostedLogger:
     """Weights & Biases or Trackio: a run of the project "rove" (or $WANDB_PROJECT), with the settings as its config."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any]):
@@ -97,16 +97,16 @@ class Hosted:
 def _wandb(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     arguments = {"project": project, "name": run.path.name, "id": _id(run), "dir": str(run.path)}
-    return Hosted("wandb", {**arguments, "config": dict(config), "resume": "allow"})
+    return HostedLogger("wandb", {**arguments, "config": dict(config), "resume": "allow"})
 
 
 def _trackio(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     name = f"{run.path.name}-{_id(run)}"
-    return Hosted("trackio", {"project": PROJECT, "name": name, "config": dict(config), "resume": "allow"})
+    return HostedLogger("trackio", {"project": PROJECT, "name": name, "config": dict(config), "resume": "allow"})
 
 
 OPENERS: dict[str, Callable[[Run, Mapping[str, Any], int], Logger]] = {
-    "tensorboard": TensorBoard,
+    "tensorboard": TensorBoardLogger,
     "wandb": _wandb,
     "trackio": _trackio,
 }

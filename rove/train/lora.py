@@ -38,7 +38,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def dropping(model: Any, seed: int) -> Iterator[None]:
+def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
     """Context in which an adapter's dropout is at work, by a random stream of its own."""
     layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):

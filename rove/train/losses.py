@@ -20,13 +20,13 @@ import torch
 
 from rove.core.errors import ConfigError, nearest
 
-MOST_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 """No ratio is above e to the power of this, half a billion: infinity times an advantage of 0 would not be a number."""
 
 AGGREGATIONS = ("token", "sequence", "constant")
 
 
-class Tokens(NamedTuple):
+class LossTokens(NamedTuple):
     """What a loss may know of a micro-batch's trained tokens beside the log-probabilities that are trained; all [N].
 
     All tokens of a sample are in the same micro-batch, in any order.
@@ -35,7 +35,7 @@ class Tokens(NamedTuple):
     sampler: torch.Tensor
     """log μ, of the policy that sampled."""
     advantages: torch.Tensor
-    samples: torch.Tensor
+    sequence_index: torch.Tensor
     """Which sample each token is of: whole numbers, equal for tokens of one sample."""
     old: torch.Tensor | None = None
     """log π_old; None: the sampler's are taken for them, as with one update per batch."""
@@ -48,7 +48,7 @@ class Tokens(NamedTuple):
         return self.sampler if self.old is None else self.old
 
 
-Loss = Callable[[torch.Tensor, Tokens], torch.Tensor]
+Loss = Callable[[torch.Tensor, LossTokens], torch.Tensor]
 """(log π [N], tokens) → the loss of every token [N]."""
 
 
@@ -57,28 +57,28 @@ class PolicyLoss:
     """A `Loss` that also says which tokens it clips."""
 
     per_token: Loss
-    clip: Callable[[torch.Tensor, Tokens], torch.Tensor]
+    clip: Callable[[torch.Tensor, LossTokens], torch.Tensor]
     """(log π [N], tokens) → True on tokens whose gradient is cut off or scaled down [N]."""
 
-    def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def __call__(self, logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         """The loss of every token [N]."""
         return self.per_token(logprobs, tokens)
 
 
 @torch.no_grad()
-def clipped(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def clipped_tokens(loss: Loss, logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     """True on the tokens that a loss clips [N]; all False for a loss that does not say."""
     if isinstance(loss, PolicyLoss):
         return loss.clip(logprobs, tokens)
     return torch.zeros_like(logprobs, dtype=torch.bool)
 
 
-def reinforce(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def reinforce(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     """−A · log π, right only for tokens that π itself sampled (REINFORCE for language models: arXiv 2402.14740)."""
     return -tokens.advantages * logprobs
 
 
-def cross_entropy(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def cross_entropy(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     """−A · log π: maximum likelihood with A = 1, as SFT uses it."""
     return -tokens.advantages * logprobs
 
@@ -96,11 +96,11 @@ def cispo(max_ratio: float = 5.0) -> PolicyLoss:
             f"max_ratio is {max_ratio}; it is the absolute ceiling of the ratio, expected more than 1 (5 is usual)"
         )
 
-    def loss(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         ratio = _ratio(logprobs - tokens.start).detach().clamp(max=max_ratio)
         return -ratio * tokens.advantages * logprobs
 
-    def clip(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def clip(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         return _ratio(logprobs - tokens.start) > max_ratio
 
     return PolicyLoss(loss, clip)
@@ -127,15 +127,15 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
         ConfigError: a bound is not a distance from 1.
     """
 
-    def log_ratio(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def log_ratio(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         now = logprobs.detach()
-        return _sample_means(now - tokens.start, tokens.samples) + (logprobs - now)
+        return _sample_means(now - tokens.start, tokens.sequence_index) + (logprobs - now)
 
     return _clipped_surrogate(log_ratio, clip_low, clip_high)
 
 
 def _clipped_surrogate(
-    log_ratio: Callable[[torch.Tensor, Tokens], torch.Tensor], clip_low: float, clip_high: float
+    log_ratio: Callable[[torch.Tensor, LossTokens], torch.Tensor], clip_low: float, clip_high: float
 ) -> PolicyLoss:
     if not 0 < clip_low <= 1:
         raise ConfigError(f"clip_low is {clip_low}; the ratio is clipped below 1 − clip_low, expected more than 0 to 1")
@@ -143,42 +143,42 @@ def _clipped_surrogate(
         raise ConfigError(f"clip_high is {clip_high}; the ratio is clipped above 1 + clip_high, expected more than 0")
     low, high = 1 - clip_low, 1 + clip_high
 
-    def loss(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         ratio = _ratio(log_ratio(logprobs, tokens))
         return -torch.minimum(ratio * tokens.advantages, ratio.clamp(low, high) * tokens.advantages)
 
-    def clip(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def clip(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         ratio = _ratio(log_ratio(logprobs, tokens))
         return ((ratio > high) & (tokens.advantages > 0)) | ((ratio < low) & (tokens.advantages < 0))
 
     return PolicyLoss(loss, clip)
 
 
-def corrected(per_token: Loss, cap: float) -> Loss:
+def importance_corrected(per_token: Loss, cap: float) -> Loss:
     """A loss times min(π_old/μ, cap): truncated importance sampling, as ratios are to π_old but the tokens are from μ.
 
     It corrects for a sampler that computes other log-probabilities than the trainer, or that has older weights. Without
     `old` log-probabilities nothing changes: the ratio is then to μ itself.
     """
 
-    def loss(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         values = per_token(logprobs, tokens)
         return values if tokens.old is None else _ratio(tokens.old - tokens.sampler).clamp(max=cap) * values
 
     return loss
 
 
-def kl_penalised(per_token: Loss, weight: float, cap: float) -> Loss:
+def kl_penalized(per_token: Loss, weight: float, cap: float) -> Loss:
     """A loss plus `weight` · min(π/μ, cap) · k3, where k3 = π_ref/π − log(π_ref/π) − 1 estimates KL(π‖π_ref).
 
     The gradient goes through π/μ too. That of k3 alone would be that of KL(π_ref‖π); times π/μ it is that of KL(π‖π_ref)
     (DeepSeek-V3.2, arXiv 2512.02556).
     """
 
-    def loss(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         if tokens.reference is None:
             raise ConfigError("kl_penalty is set, but these tokens come without log-probabilities of a reference model")
-        difference = (tokens.reference - logprobs).clamp(max=MOST_LOG_RATIO)
+        difference = (tokens.reference - logprobs).clamp(max=MAX_LOG_RATIO)
         k3 = difference.expm1() - difference
         return per_token(logprobs, tokens) + weight * _ratio(logprobs - tokens.sampler).clamp(max=cap) * k3
 
@@ -186,7 +186,7 @@ def kl_penalised(per_token: Loss, weight: float, cap: float) -> Loss:
 
 
 def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
-    return log_ratio.clamp(max=MOST_LOG_RATIO).exp()
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
 def _sample_means(values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
@@ -205,14 +205,14 @@ class Preset(NamedTuple):
     aggregation: str = "token"
 
 
-def _never(logprobs: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def _no_clipping(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     return torch.zeros_like(logprobs, dtype=torch.bool)
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "cispo": Preset(cispo, {"max_ratio": 5.0}),
-        "reinforce": Preset(lambda: PolicyLoss(reinforce, _never)),
+        "reinforce": Preset(lambda: PolicyLoss(reinforce, _no_clipping)),
         "grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}),
         "dapo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.28}),
         "dr_grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}, "constant"),  # arXiv 2503.20783
@@ -249,7 +249,7 @@ def make_loss(
     if not importance_cap >= 1:
         raise ConfigError(f"importance_cap is {importance_cap}; it is the ceiling of a ratio, expected 1 or more")
     if ":" in name:
-        loss = _imported(name, with_reference=kl_penalty > 0)
+        loss = _import_loss(name, with_reference=kl_penalty > 0)
     elif name in PRESETS:
         given = {"max_ratio": max_ratio, "clip_low": clip_low, "clip_high": clip_high}
         usual = PRESETS[name].bounds
@@ -257,11 +257,11 @@ def make_loss(
     else:
         own = "a function of your own is given as package.module:function"
         raise ConfigError(f"no loss '{name}' ({own}); {nearest(name, PRESETS)}")
-    per_token = corrected(loss.per_token, importance_cap)
-    return replace(loss, per_token=kl_penalised(per_token, kl_penalty, importance_cap) if kl_penalty else per_token)
+    per_token = importance_corrected(loss.per_token, importance_cap)
+    return replace(loss, per_token=kl_penalized(per_token, kl_penalty, importance_cap) if kl_penalty else per_token)
 
 
-def _imported(name: str, with_reference: bool) -> PolicyLoss:
+def _import_loss(name: str, with_reference: bool) -> PolicyLoss:
     """The loss "package.module:function", tried on two tokens so that what is wrong with it shows before anything is sampled."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
@@ -279,16 +279,16 @@ def _imported(name: str, with_reference: bool) -> PolicyLoss:
         raise ConfigError(f"loss '{name}': {module} has no '{attribute}'; {nearest(attribute, known)}")
     if not callable(function):
         raise ConfigError(f"loss '{name}' is of type {type(function).__name__}; expected a function")
-    _try(name, function, with_reference)
-    return function if isinstance(function, PolicyLoss) else PolicyLoss(cast(Loss, function), _never)
+    _check_function(name, function, with_reference)
+    return function if isinstance(function, PolicyLoss) else PolicyLoss(cast(Loss, function), _no_clipping)
 
 
-def _try(name: str, function: Callable[..., Any], with_reference: bool) -> None:
+def _check_function(name: str, function: Callable[..., Any], with_reference: bool) -> None:
     expected = "expected function(logprobs, tokens) → the loss of every token, a tensor of the shape of logprobs"
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     start = logprobs.detach()
     reference = start.clone() if with_reference else None
-    tokens = Tokens(start.clone(), torch.ones(2), torch.tensor([0, 1]), reference=reference)
+    tokens = LossTokens(start.clone(), torch.ones(2), torch.tensor([0, 1]), reference=reference)
     try:
         with torch.enable_grad():
             values = function(logprobs, tokens)

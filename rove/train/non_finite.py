@@ -13,11 +13,11 @@ from rove.train.sequences import TrainingSequence
 from rove.train.trainer import TrainingError
 
 FILE = "bad_batch.msgpack"
-SKIPPED = "optim/skipped"
+SKIPPED_METRIC = "optim/skipped"
 """1 in the metrics of a step that was skipped, 0 in those of one that was not."""
 
 
-class BadBatch(msgspec.Struct, frozen=True):
+class NonFiniteBatch(msgspec.Struct, frozen=True):
     """What training stopped at."""
 
     step: int
@@ -25,9 +25,9 @@ class BadBatch(msgspec.Struct, frozen=True):
     samples: list[TrainingSequence]
 
 
-def in_a_row(history: Sequence[Mapping[str, float]]) -> int:
+def consecutive_skips(history: Sequence[Mapping[str, float]]) -> int:
     """How many of the last steps that had anything to train on were skipped, without one between them that was not."""
-    tried = [row[SKIPPED] for row in history if SKIPPED in row]
+    tried = [row[SKIPPED_METRIC] for row in history if SKIPPED_METRIC in row]
     return next((i for i, skipped in enumerate(reversed(tried)) if not skipped), len(tried))
 
 
@@ -51,13 +51,13 @@ def step_unless_non_finite(
         TrainingError: that many were skipped.
     """
     try:
-        return {**train(), SKIPPED: 0.0}
+        return {**train(), SKIPPED_METRIC: 0.0}
     except TrainingError as error:
-        bad = in_a_row(history) + 1
+        bad = consecutive_skips(history) + 1
         if bad < most:
-            return {SKIPPED: 1.0}
+            return {SKIPPED_METRIC: 1.0}
         step = len(history) + 1
-        run.write_bytes(FILE, msgspec.msgpack.encode(BadBatch(step, str(error), list(samples))))
+        run.write_bytes(FILE, msgspec.msgpack.encode(NonFiniteBatch(step, str(error), list(samples))))
         raise TrainingError(
             f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
@@ -65,7 +65,7 @@ def step_unless_non_finite(
         ) from error
 
 
-def read_bad_batch(path: str | Path) -> BadBatch:
+def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
     """The batch at which a run stopped, from its folder.
 
     Raises:
@@ -74,4 +74,4 @@ def read_bad_batch(path: str | Path) -> BadBatch:
     file = Path(path) / FILE
     if not file.exists():
         raise RunError(f"{path} has no {FILE}: training did not stop at a step that is not finite")
-    return msgspec.msgpack.decode(file.read_bytes(), type=BadBatch)
+    return msgspec.msgpack.decode(file.read_bytes(), type=NonFiniteBatch)

@@ -88,7 +88,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
+        place = _longest_extended([branch[0] for branch in branches], tokens.prompt_ids)
         if place is None:
             place = len(branches)
             branches.append(_Branch([], [], [], [], [], []))
@@ -125,7 +125,7 @@ def _joined(versions: list[tuple[int, int]], more: list[tuple[int, int]]) -> lis
     return versions + more
 
 
-def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
+def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
     """The longest of the branches that a prompt begins with, of equals the latest."""
     fitting = [
         (len(ids), place)

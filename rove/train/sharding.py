@@ -33,7 +33,7 @@ from rove.models.recompute import checkpointed_layers
 from rove.train.worker_group import Ranks
 from rove.utils.files import open_regular
 
-FOLDER = "shards"
+SHARDS_FOLDER = "shards"
 """Where a checkpoint has its parts."""
 METADATA = ".metadata"
 """The file there that says which part is where, a pickle."""
@@ -57,7 +57,7 @@ METADATA_NAMES: Mapping[str, Sequence[str]] = {
 """Module → what that pickle may name."""
 
 
-def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
+def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
     """Cut a model in place into the parts of so many processes.
 
     Args:
@@ -89,28 +89,28 @@ def is_sharded(model: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that may be in parts, brought together; every process must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(model: Any, into: Any | None) -> None:
+def gather_weights(model: Any, into: Any | None) -> None:
     """Copy the trained weights of a model in parts into a whole one; `into` is None where they are not wanted."""
     wanted = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
-        tensor = whole(parameter.detach())
+        tensor = full_tensor(parameter.detach())
         if into is not None:
             wanted[name].data.copy_(tensor)
 
 
-def share_out(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+def scatter_weights(weights: Mapping[str, torch.Tensor], model: Any) -> None:
     """Copy whole weights, which every process has, into the parts of a model, by the names of what is trained."""
     for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
         parameter.data.copy_(_part(weights[name].detach(), parameter))
 
 
-def share_out_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+def scatter_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
     """The same for the state of an optimizer of the whole model."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
@@ -125,7 +125,7 @@ def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
 
 def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
     """Write every process's part into `path`; done when all have."""
-    save(_state(model, optimizer, reference), checkpoint_id=path / FOLDER)
+    save(_state(model, optimizer, reference), checkpoint_id=path / SHARDS_FOLDER)
 
 
 def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
@@ -138,10 +138,10 @@ def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -
     state = _state(model, optimizer, reference)
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     try:
-        load(state, checkpoint_id=path / FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
+        load(state, checkpoint_id=path / SHARDS_FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
     except CheckpointException as error:  # in every process alike
         why = "; ".join(str(one[0]).splitlines()[0] for one in error.failures.values())
-        raise RunError(f"{path / FOLDER} cannot be read: {why}") from error
+        raise RunError(f"{path / SHARDS_FOLDER} cannot be read: {why}") from error
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
@@ -170,7 +170,7 @@ def check_shards(path: Path) -> None:
     Raises:
         RunError: which file, and why.
     """
-    folder = path / FOLDER
+    folder = path / SHARDS_FOLDER
     try:
         with open_regular(folder / METADATA) as stream:
             found = _PlainUnpickler(stream).load()
@@ -178,12 +178,12 @@ def check_shards(path: Path) -> None:
         for part in found.storage_data.values():
             ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise RunError(f"{FOLDER}/{METADATA} cannot be read ({error})") from error
+        raise RunError(f"{SHARDS_FOLDER}/{METADATA} cannot be read ({error})") from error
     for name, end in ends.items():
         file = folder / name
         size = file.stat().st_size if Path(name).name == name and file.is_file() and not file.is_symlink() else 0
         if size < end:
-            raise RunError(f"{FOLDER}/{name} has {size:,} bytes; expected {end:,}")
+            raise RunError(f"{SHARDS_FOLDER}/{name} has {size:,} bytes; expected {end:,}")
 
 
 def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:

@@ -19,15 +19,15 @@ from rove.models.load import LoadedModel, clone_model, default_threads
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch
 from rove.train.config import TrainingConfig
-from rove.train.losses import Loss, Tokens, clipped
+from rove.train.losses import Loss, LossTokens, clipped_tokens
 from rove.train.progress import OnProgress, counted, ignore
-from rove.train.sharding import is_sharded, shard, whole
+from rove.train.sharding import full_tensor, is_sharded, shard_model
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
-LOGITS = 1 << 25
+MAX_LOGITS = 1 << 25
 """Most logits that are there at once when a packed batch is trained."""
-LARGEST = ("ratio_max", "difference_max")
-SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *LARGEST)
+MAXIMA = ("ratio_max", "difference_max")
+SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
 """Told of each batch the log-probabilities and the entropies [M] of its trained tokens."""
 
@@ -49,11 +49,11 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
 def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.packing is None:
         logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
-        return _read(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
+        return _gather_logprobs(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
     hidden = model.model(
         input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing
     ).last_hidden_state[0]
-    return _chunked(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
+    return _score_in_chunks(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
 
 
 @torch.no_grad()
@@ -62,15 +62,15 @@ def frozen_logprobs(model: Any, batch: Batch) -> torch.Tensor:
     return token_logprobs(model, batch)[0]
 
 
-def _chunked(
+def _score_in_chunks(
     head: Any, hidden: torch.Tensor, batch: Batch, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from hidden states [R, width]; where all logits would take much memory, no more than a part is ever there."""
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
-        return _read(head(hidden), temperature, rows, targets, entropy_gradient)
+        return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    size = max(1, LOGITS // head.weight.shape[0])
+    size = max(1, MAX_LOGITS // head.weight.shape[0])
     if len(hidden) <= size:
         return some(hidden, batch.temperature, batch.rows, batch.targets)
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
@@ -93,7 +93,7 @@ def _chunked(
     return torch.cat(logprobs), torch.cat(entropy)
 
 
-def _read(
+def _gather_logprobs(
     logits: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = (logits.float() / temperature[:, None]).log_softmax(-1)
@@ -165,14 +165,14 @@ class Trainer:
         for batch in counted(batches, "micro-batches", self.on_progress):
             with checkpoint_activations(self.recomputed):
                 logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
-            tokens = tokens_of(batch)
+            tokens = loss_tokens(batch)
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
             (total * self.ranks.size).backward()  # gradients of several processes are averaged
-            sums["clipped"] += clipped(loss, logprobs.detach(), tokens).sum().item()
+            sums["clipped"] += clipped_tokens(loss, logprobs.detach(), tokens).sum().item()
             if on_batch is not None:
                 on_batch(batch, logprobs.detach(), entropy.detach())
             _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
-        return self.ranks.total(sums, LARGEST)
+        return self.ranks.total(sums, MAXIMA)
 
     def step(
         self,
@@ -194,7 +194,7 @@ class Trainer:
         """
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
@@ -221,7 +221,7 @@ class Trainer:
         sums = {"loss": 0.0, "tokens": 0.0}
         for batch in counted(batches, "validation micro-batches", self.on_progress):
             logprobs, _ = token_logprobs(self.model, batch)
-            sums["loss"] += loss(logprobs, tokens_of(batch)).sum().item()
+            sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
             sums["tokens"] += len(logprobs)
         sums = self.ranks.total(sums)
         return sums["loss"] / max(1.0, sums["tokens"])
@@ -240,7 +240,7 @@ def make_trainer(
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
     return Trainer(
-        in_parts(loaded.model, ranks, config.mixed_precision),
+        shard_copy(loaded.model, ranks, config.mixed_precision),
         config.learning_rate,
         config.max_grad_norm,
         config.weight_decay,
@@ -250,18 +250,18 @@ def make_trainer(
     )
 
 
-def in_parts(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
+def shard_copy(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
     """A copy of a model in the parts of so many processes; the model itself for one."""
     if ranks.size == 1:
         return model
     parts = clone_model(model)
-    shard(parts, ranks, _score, mixed_precision)
+    shard_model(parts, ranks, _score, mixed_precision)
     return parts
 
 
-def tokens_of(batch: Batch) -> Tokens:
+def loss_tokens(batch: Batch) -> LossTokens:
     """What a loss may know of a batch's trained tokens."""
-    return Tokens(batch.logprobs, batch.advantages, batch.samples, batch.old, batch.reference)
+    return LossTokens(batch.logprobs, batch.advantages, batch.sequence_index, batch.old, batch.reference)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
 
 Written against vLLM 0.32 (`/inference/v1/generate`); all that knows its HTTP is here, in `rove.vllm.fleet` (how servers get
-weights), `rove.vllm.health` and `rove.vllm.server`.
+weights), `rove.vllm.router` and `rove.vllm.server`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from rove.core.errors import ConfigError, InfraError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
-from rove.vllm.fleet import Fleet, Weights
-from rove.vllm.health import Watch
-from rove.vllm.responses import ParityCheck, generation, prompt_logprobs
-from rove.vllm.router import Spread
+from rove.vllm.fleet import Fleet, ServedWeights
+from rove.vllm.responses import ParityCheck, parse_generation, prompt_logprobs
+from rove.vllm.router import HealthMonitor, Router
 from rove.vllm.server import Server, VLLMConfig
 
 DEFAULT_MAX_TOKENS = 512
-TRIES = 4
+MAX_ATTEMPTS = 4
 """Of a request that a server fails although it runs."""
-BACKOFF_SECONDS = 1.0
-PASSED_ON = (
+BACKOFF_S = 1.0
+SUPPORTED = (
     "top_p",
     "top_k",
     "min_p",
@@ -40,7 +39,7 @@ PASSED_ON = (
     "min_tokens",
     "stop",
 )
-UNKNOWN = ("response_format", "structured_outputs", "logit_bias", "extra")
+UNSUPPORTED = ("response_format", "structured_outputs", "logit_bias", "extra")
 
 
 class VLLMEngine:
@@ -77,12 +76,12 @@ class VLLMEngine:
         self.adapters: list[str] = []
         """None to choose from: there is one at most, and it is part of the weights."""
         self.fleet = Fleet(config, self.folder, context)
-        self._spread = Spread(self.fleet.servers)
-        self._watches = [Watch(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
-        self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._router = Router(self.fleet.servers)
+        self._monitors = [HealthMonitor(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
+        self._restarting: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._is_open = asyncio.Event()  # not while weights are replaced beside requests
-        self._is_open.set()
+        self._requests_allowed = asyncio.Event()  # not while weights are replaced beside requests
+        self._requests_allowed.set()
 
     @property
     def context(self) -> int:
@@ -117,13 +116,13 @@ class VLLMEngine:
             ModelError: the model's probabilities are no numbers.
             InfraError: no server answers.
         """
-        await self._is_open.wait()
+        await self._requests_allowed.wait()
         params, ending = self._params(prompt_ids, sampling)
-        server, key = self._spread.choose(prompt_ids)
-        server, answer = await self._ask(server, prompt_ids, params)
-        made = generation(answer, prompt_ids, sampling, ending, self.policy_version)
+        server, key = self._router.choose(prompt_ids)
+        server, answer = await self._generate(server, prompt_ids, params)
+        made = parse_generation(answer, prompt_ids, sampling, ending, self.policy_version)
         if len(self.fleet.servers) > 1:
-            self._spread.remember(key, made.ids, server)
+            self._router.remember(key, made.ids, server)
         if on_token is not None:
             for i, (token, logprob) in enumerate(zip(made.ids, made.logprobs, strict=True)):
                 on_token(Token(token, logprob, made.top_logprobs[i] if made.top_logprobs else None))
@@ -138,7 +137,7 @@ class VLLMEngine:
         """
         if temperature != 1.0:
             raise ConfigError(f"temperature is {temperature}; vLLM scores tokens at temperature 1 alone")
-        answer = self.fleet.servers[0].ask("POST", "/inference/v1/generate", self.fleet.probing(ids, 1.0))
+        answer = self.fleet.servers[0].request_json("POST", "/inference/v1/generate", self.fleet.scoring_body(ids, 1.0))
         return prompt_logprobs(answer, ids)
 
     def update_weights(
@@ -163,7 +162,7 @@ class VLLMEngine:
             weights, adapter = old.model, old.adapter
         elif not isinstance(weights, Path):
             raise ConfigError("VLLMEngine.update_weights takes the folder of a model; expected a Path")
-        self.fleet.update(Weights(version, weights, adapter))
+        self.fleet.update(ServedWeights(version, weights, adapter))
         if old is not None and old.model != weights:
             shutil.rmtree(old.model, ignore_errors=True)
 
@@ -181,18 +180,18 @@ class VLLMEngine:
             await self._session.close()
             self._session = None
         await asyncio.to_thread(self.fleet.close)
-        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
         if self.fleet.weights is not None:
             shutil.rmtree(self.fleet.weights.model, ignore_errors=True)
             self.fleet.weights = None
 
     def pause_requests(self) -> None:
         """Let new requests wait: what one computed with old weights, its salt of the new version would make later ones find."""
-        self._is_open.clear()
+        self._requests_allowed.clear()
 
     def resume_requests(self) -> None:
         """Let them be asked."""
-        self._is_open.set()
+        self._requests_allowed.set()
 
     def release(self) -> None:
         """Nothing: servers see to their memory themselves."""
@@ -202,7 +201,7 @@ class VLLMEngine:
     def _params(self, prompt_ids: Sequence[int], asked: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
         """What vLLM is told of how to sample, and what tells where the answer ends."""
         room = room_after(prompt_ids, self.vocab, self.context)
-        unknown = [name for name in UNKNOWN if getattr(asked, name)]
+        unknown = [name for name in UNSUPPORTED if getattr(asked, name)]
         if unknown:
             raise ConfigError(
                 f"the vLLM sampler does not pass {unknown[0]} on; leave it out, or take the embedded engine"
@@ -211,7 +210,7 @@ class VLLMEngine:
             raise ConfigError("max_tokens is 0; expected 1 or more: vLLM always generates a token")
         max_tokens = min(asked.max_tokens or DEFAULT_MAX_TOKENS, room)
         decode = self.renderer.decode if asked.stop and self.renderer is not None else None
-        params = {name: getattr(asked, name) for name in PASSED_ON if getattr(asked, name) is not None}
+        params = {name: getattr(asked, name) for name in SUPPORTED if getattr(asked, name) is not None}
         params |= {
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "max_tokens": max_tokens,
@@ -224,46 +223,46 @@ class VLLMEngine:
             params["prompt_logprobs"] = asked.prompt_logprobs
         return params, StopChecker(asked, max_tokens, self.stop_ids, decode)
 
-    async def _ask(
+    async def _generate(
         self, server: Server, ids: Sequence[int], params: Mapping[str, Any]
     ) -> tuple[Server, dict[str, Any]]:
         """An answer, and the server that gave it: the one that is asked first, or after each failure the best one then."""
         attempts: list[str] = []
         while True:
-            if self.fleet.wrong is not None:
-                raise self.fleet.wrong
-            server.under_way += 1
+            if self.fleet.parity_failure is not None:
+                raise self.fleet.parity_failure
+            server.active_requests += 1
             try:
-                request = self._post(server, self.fleet.body(ids, params))
-                answer = await self._watches[server.number].over(self._open_session(), request)
+                request = self._post(server, self.fleet.request_body(ids, params))
+                answer = await self._monitors[server.number].run(self._open_session(), request)
                 server.is_failing = False
                 return server, answer
             except (aiohttp.ClientError, OSError, InfraError, msgspec.DecodeError) as error:
                 server.is_failing = True
                 attempts.append(f"{server.name} fails: {type(error).__name__}: {error}")
-                if len(attempts) >= TRIES:
+                if len(attempts) >= MAX_ATTEMPTS:
                     raise InfraError(attempts[-1], attempts) from error
-                await asyncio.sleep(BACKOFF_SECONDS * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
-                reviving = self._revive(server)
-                if self._spread.best().is_failing:  # nobody else is there
+                await asyncio.sleep(BACKOFF_S * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
+                reviving = self._restart(server)
+                if self._router.least_busy().is_failing:  # nobody else is there
                     await asyncio.shield(reviving)
             finally:
-                server.under_way -= 1
-            server = self._spread.best()
+                server.active_requests -= 1
+            server = self._router.least_busy()
 
-    def _revive(self, server: Server) -> asyncio.Task[None]:
+    def _restart(self, server: Server) -> asyncio.Task[None]:
         """Have a server looked after, unless it is already."""
-        if server.number not in self._reviving:
-            task = asyncio.create_task(asyncio.to_thread(self.fleet.revive, server))
+        if server.number not in self._restarting:
+            task = asyncio.create_task(asyncio.to_thread(self.fleet.restart, server))
 
             def forget(done: asyncio.Task[None]) -> None:
-                del self._reviving[server.number]
+                del self._restarting[server.number]
                 if not done.cancelled():
                     done.exception()  # is seen: who does not wait is told by `wrong`, or at the next update
 
             task.add_done_callback(forget)
-            self._reviving[server.number] = task
-        return self._reviving[server.number]
+            self._restarting[server.number] = task
+        return self._restarting[server.number]
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -280,7 +279,7 @@ class VLLMEngine:
             answer = msgspec.json.decode(await response.read())
         choice = answer["choices"][0]
         if not all(one["version"].isdecimal() for one in choice.get("weight_versions") or ()):
-            server.is_lost = True
+            server.was_replaced = True
             raise InfraError("it has other weights than it was given: somebody has started it anew")
         reason = choice["finish_reason"]
         if reason not in ("stop", "length"):

@@ -24,19 +24,19 @@ import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
-from rove.vllm.responses import ParityCheck, differences
-from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
+from rove.vllm.responses import ParityCheck, max_differences
+from rove.vllm.server import LoRAShape, RefusedError, Server, VLLMConfig
 
-STARTS = 3
+MAX_STARTS = 3
 """So often a server that dies is started again without having taken new weights in between."""
-BACKOFF_SECONDS = 1.0
+BACKOFF_S = 1.0
 
 
 class AdapterRefusedError(InfraError):
     """A server does not take an adapter beside the weights of its base."""
 
 
-class Weights(NamedTuple):
+class ServedWeights(NamedTuple):
     """What servers are to compute with."""
 
     version: int
@@ -46,12 +46,12 @@ class Weights(NamedTuple):
     """The folder of an adapter that goes beside the model, which is its base then."""
 
     @property
-    def shape(self) -> AdapterShape | None:
+    def lora_shape(self) -> LoRAShape | None:
         """Of the adapter."""
         if self.adapter is None:
             return None
         config = msgspec.json.decode((self.adapter / ADAPTER_CONFIG).read_bytes())
-        return AdapterShape(config["r"], sorted(config["target_modules"]))
+        return LoRAShape(config["r"], sorted(config["target_modules"]))
 
 
 class Fleet:
@@ -67,16 +67,16 @@ class Fleet:
         self.config = config
         self.context = context
         self.version = 0
-        self.weights: Weights | None = None
+        self.weights: ServedWeights | None = None
         self.parity_error = 0.0
         """Largest between the servers' probes and the trainer's, after the last update."""
-        self.wrong: RunError | None = None
+        self.parity_failure: RunError | None = None
         """A server that was started again computes something else."""
         urls = config.urls or [None] * config.servers
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
-        self.probe: ParityCheck | None = None
+        self.parity_check: ParityCheck | None = None
         self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
-        self._met: set[int] = set()
+        self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
     @property
@@ -88,32 +88,32 @@ class Fleet:
         """Whether a server is being started, or takes new weights."""
         return self._locks[server.number].locked()
 
-    def body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
+    def request_body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         """Of a request for what follows so many tokens, with the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self.version}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body
 
-    def probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
+    def scoring_body(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
         """Of one for a token, and the log-probabilities of those before it; training waits for it, so it need not queue."""
         params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
-        body = self.body(ids, {**params, "detokenize": False, "ignore_eos": True})
+        body = self.request_body(ids, {**params, "detokenize": False, "ignore_eos": True})
         return {**body, "priority": -1} if self.servers[0].is_ours else body
 
-    def update(self, weights: Weights) -> None:
+    def update(self, weights: ServedWeights) -> None:
         """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.
 
         Raises:
             AdapterRefusedError: a server takes no adapter, or not this one.
             RunError: a server does not take them, cannot be started, or computed something else when it was started again.
         """
-        if self.wrong is not None:
-            raise self.wrong
+        if self.parity_failure is not None:
+            raise self.parity_failure
         what = (
             "vLLM could not begin"
             if self.weights is None
             else f"the weights of version {weights.version} were not taken"
         )
-        self.probe = None  # of the old weights
+        self.parity_check = None  # of the old weights
         self.weights, self.version = weights, weights.version
         with ThreadPoolExecutor(len(self.servers)) as pool:
             for done in [pool.submit(self._update, server, weights) for server in self.servers]:
@@ -130,24 +130,24 @@ class Fleet:
         Raises:
             RunError: they differ by more than the tolerance, or a server does not answer.
         """
-        self.probe = probe
+        self.parity_check = probe
         try:
-            self.parity_error = max(self._checked(server, probe) for server in self.servers)
+            self.parity_error = max(self._compare_or_restart(server, probe) for server in self.servers)
         except InfraError as error:
             raise RunError(str(error)) from error
 
-    def _checked(self, server: Server, probe: ParityCheck) -> float:
+    def _compare_or_restart(self, server: Server, probe: ParityCheck) -> float:
         try:
             return self._compare(server, probe)
         except InfraError:
-            time.sleep(BACKOFF_SECONDS)
+            time.sleep(BACKOFF_S)
             if not server.is_ours or server.is_alive():
                 raise
-            server.hangs = True
-            self.revive(server)
+            server.is_hung = True
+            self.restart(server)
             return self._compare(server, probe)
 
-    def revive(self, server: Server) -> None:
+    def restart(self, server: Server) -> None:
         """Start a server that has died or hangs, unless somebody else has; what others have started is given its weights.
 
         Raises:
@@ -156,24 +156,24 @@ class Fleet:
         """
         with self._locks[server.number]:
             if server.is_ours:
-                if not server.has_ended and not server.hangs:
+                if not server.has_ended and not server.is_hung:
                     return
-                if server.tries >= STARTS:
+                if server.starts_since_update >= MAX_STARTS:
                     raise InfraError(
-                        f"{server.name} has died {STARTS} times since it took new weights{server.last_words()}"
+                        f"{server.name} has died {MAX_STARTS} times since it took new weights{server.log_tail()}"
                     )
                 self._start(server)
-            elif server.is_lost:
-                self._meet(server)
+            elif server.was_replaced:
+                self._prepare(server)
                 assert self.weights is not None
-                self._replace(server, self.weights)
+                self._replace_weights(server, self.weights)
             else:
                 return
-            if self.probe is not None:
+            if self.parity_check is not None:
                 try:
-                    self._compare(server, self.probe)
+                    self._compare(server, self.parity_check)
                 except RunError as error:
-                    self.wrong = error
+                    self.parity_failure = error
                     server.stop()
                     raise
 
@@ -184,19 +184,19 @@ class Fleet:
 
     # One server
 
-    def _update(self, server: Server, weights: Weights) -> None:
+    def _update(self, server: Server, weights: ServedWeights) -> None:
         """Let one server have the newest weights."""
         with self._locks[server.number]:
-            server.tries = 0
-            if server.has_ended or (server.is_ours and (server.hangs or server.shape != weights.shape)):
+            server.starts_since_update = 0
+            if server.has_ended or (server.is_ours and (server.is_hung or server.shape != weights.lora_shape)):
                 return self._start(server)
             try:
-                self._meet(server)
-                self._replace(server, weights)
+                self._prepare(server)
+                self._replace_weights(server, weights)
             except AdapterRefusedError:
                 raise
             except InfraError:
-                time.sleep(BACKOFF_SECONDS)  # a dying one must be seen dead
+                time.sleep(BACKOFF_S)  # a dying one must be seen dead
                 if not server.is_ours or server.is_alive():
                     raise
                 self._start(server)
@@ -205,52 +205,52 @@ class Fleet:
         assert self.weights is not None
         weights = self.weights
         try:
-            server.start(weights.model, weights.shape)
+            server.start(weights.model, weights.lora_shape)
         except InfraError as error:
             if weights.adapter is not None and server.starts == 1 and "LoRA" in str(error):
                 raise AdapterRefusedError(str(error)) from error
             raise
-        self._learn_context(server)
+        self._read_context(server)
         if weights.adapter is not None:
             self._load_adapter(server, weights.adapter)
-        self._tell_version(server, weights.version)
+        self._set_version(server, weights.version)
         server.is_failing = False
 
-    def _meet(self, server: Server) -> None:
+    def _prepare(self, server: Server) -> None:
         """Make sure that a server that was there before us can be used."""
-        if server.is_lost:
-            server.is_lost = server.has_adapter = False
+        if server.was_replaced:
+            server.was_replaced = server.has_adapter = False
             server.model = None
-            self._met.discard(server.number)
-        if server.is_ours or server.number in self._met:
+            self._prepared.discard(server.number)
+        if server.is_ours or server.number in self._prepared:
             return
-        self._learn_context(server)
+        self._read_context(server)
         try:
-            server.ask("POST", "/resume")
+            server.request_json("POST", "/resume")
         except InfraError as error:
             raise InfraError(
                 f"{error}; start it with VLLM_SERVER_DEV_MODE=1 in its environment and the arguments --enable-scale-out "
                 "--logprobs-mode processed_logprobs --generation-config vllm"
             ) from error
-        self._met.add(server.number)
+        self._prepared.add(server.number)
 
-    def _learn_context(self, server: Server) -> None:
+    def _read_context(self, server: Server) -> None:
         """It may take fewer tokens than the model could (`--max-model-len`)."""
-        [model, *_] = server.ask("GET", "/v1/models")["data"]
+        [model, *_] = server.request_json("GET", "/v1/models")["data"]
         self.context = min(self.context, model.get("max_model_len") or self.context)
 
-    def _replace(self, server: Server, weights: Weights) -> None:
+    def _replace_weights(self, server: Server, weights: ServedWeights) -> None:
         """Let a server that runs read them."""
-        server.ask("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
+        server.request_json("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
         if server.model != weights.model:
             path = {"weights_path": str(weights.model)}
-            server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
+            server.request_json("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
             server.model = weights.model
         if weights.adapter is not None:
             self._load_adapter(server, weights.adapter)
-        self._tell_version(server, weights.version)
-        server.ask("POST", "/resume")
-        server.is_failing = server.hangs = False
+        self._set_version(server, weights.version)
+        server.request_json("POST", "/resume")
+        server.is_failing = server.is_hung = False
 
     @property
     def _has_adapter(self) -> bool:
@@ -263,23 +263,23 @@ class Fleet:
     def _load_adapter(self, server: Server, folder: Path) -> None:
         """Let a server read the adapter: now, or if it has read one from there, when it is asked for next."""
         if server.has_adapter:
-            answer = server.ask("POST", "/collective_rpc", {"method": "list_loras"})
+            answer = server.request_json("POST", "/collective_rpc", {"method": "list_loras"})
             for number in sorted({number for worker in answer["results"] for number in worker}):
-                server.ask("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
+                server.request_json("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
             return
         try:
-            server.tell("POST", "/v1/load_lora_adapter", {"lora_name": self._adapter_name, "lora_path": str(folder)})
-        except SaysNoError as error:
+            server.request("POST", "/v1/load_lora_adapter", {"lora_name": self._adapter_name, "lora_path": str(folder)})
+        except RefusedError as error:
             raise AdapterRefusedError(str(error)) from error
         server.has_adapter = True
 
-    def _tell_version(self, server: Server, version: int) -> None:
-        server.ask("POST", "/update_weight_version", {"new_version": str(version)})
+    def _set_version(self, server: Server, version: int) -> None:
+        server.request_json("POST", "/update_weight_version", {"new_version": str(version)})
 
     def _compare(self, server: Server, probe: ParityCheck) -> float:
         """How far a server's log-probabilities of a probe are off."""
-        answer = server.ask("POST", "/inference/v1/generate", self.probing(probe.ids, probe.temperature))
-        worst, drawn = differences(answer, probe)
+        answer = server.request_json("POST", "/inference/v1/generate", self.scoring_body(probe.ids, probe.temperature))
+        worst, drawn = max_differences(answer, probe)
         if max(worst, drawn) <= self.config.tolerance:
             return max(worst, drawn)
         if worst <= self.config.tolerance:

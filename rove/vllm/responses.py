@@ -9,7 +9,7 @@ from rove.core.errors import ModelError
 from rove.core.protocols import Generation, SamplingParams
 from rove.engine.stop_checker import StopChecker
 
-NO_NUMBER = -9998.0
+MIN_LOGPROB = -9998.0
 """vLLM writes -9999 for what is no number, or minus infinity."""
 
 
@@ -24,7 +24,7 @@ class ParityCheck(NamedTuple):
     temperature: float = 0.5
 
 
-def differences(answer: Mapping[str, Any], probe: ParityCheck) -> tuple[float, float]:
+def max_differences(answer: Mapping[str, Any], probe: ParityCheck) -> tuple[float, float]:
     """How far a server is off at most: in the probe's tokens, and in the one that it drew after them."""
     choice = answer["choices"][0]
     told = prompt_logprobs(answer, probe.ids)
@@ -32,7 +32,7 @@ def differences(answer: Mapping[str, Any], probe: ParityCheck) -> tuple[float, f
     return worst, abs(choice["logprobs"]["content"][0]["logprob"] - probe.next_logprobs[choice["token_ids"][0]])
 
 
-def generation(
+def parse_generation(
     answer: Mapping[str, Any], prompt_ids: Sequence[int], asked: SamplingParams, ending: StopChecker, version: int
 ) -> Generation:
     """The tokens of an answer, up to where it ends.
@@ -54,7 +54,7 @@ def generation(
         if ending.push(token) is not None:
             break
     said = said[: len(ids)]
-    if min((one["logprob"] for one in said), default=0.0) < NO_NUMBER:
+    if min((one["logprob"] for one in said), default=0.0) < MIN_LOGPROB:
         raise ModelError(
             "the model's probabilities are not finite numbers: its weights are damaged, or training diverged"
         )

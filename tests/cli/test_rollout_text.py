@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fakes import record_of
 
-from rove.cli.rollout_text import rollout_text
+from rove.cli.tables import rollout_text
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, Scores
 

@@ -36,11 +36,11 @@ async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool
     else:
         engine.update_weights(3, weights)
     assert engine.policy_version == 3
-    before = engine.computed
+    before = engine.computed_tokens
     longer = [*prompt, *first.ids, 5]
     second = await engine.generate(longer, SamplingParams(max_tokens=4), seed=2)
     assert second.policy_version == 3
-    assert engine.computed - before == len(longer) + len(second.ids) - 1
+    assert engine.computed_tokens - before == len(longer) + len(second.ids) - 1
     assert_same(second, generate_naively(loaded, longer, 2, 1.0, 4))
     assert engine.score([*longer, *second.ids])[-len(second.ids) :] == pytest.approx(second.logprobs, abs=TOLERANCE)
 
@@ -97,7 +97,7 @@ async def test_weights_do_not_change_under_a_running_request():
     engine = Engine(tiny_model().model, [])
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
-    with pytest.raises(ConfigError, match="1 requests are under way"):
+    with pytest.raises(ConfigError, match="1 requests are running"):
         engine.update_weights(1)
     assert (await running).policy_version == 0
     engine.update_weights(1)
@@ -211,7 +211,7 @@ async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
         versions, counts = zip(*made.version_spans, strict=True)
         assert list(versions) == sorted(set(versions)) and versions[0] == made.policy_version
         assert sum(counts) == len(made.ids) == 90 and min(counts) > 0
-    assert engine.computed == 3 * 89 + 3 + 40 + 70  # nothing was computed twice
+    assert engine.computed_tokens == 3 * 89 + 3 + 40 + 70  # nothing was computed twice
 
 
 async def test_the_same_version_again_is_one_span():

@@ -130,7 +130,7 @@ def test_what_a_rollout_does_to_its_tools_no_other_sees():
     assert env.tool_defs == [make_tool(add).definition]
 
 
-def test_turns_are_limited_to_ten_unless_told():
+def test_turns_are_limited_to_ten_by_default():
     env = env_of(add)
     assert env.max_turns == 10
     record = play(env_of(add, max_turns=2), *[calls(call("add", {"a": 1, "b": 2}))] * 5)
@@ -213,14 +213,14 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
     ("wrong", "said"),
     [
         (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
-        (call("add", '{"a": 1'), "the arguments of add are no JSON (Input data was truncated)"),
+        (call("add", '{"a": 1'), "the arguments of add are not JSON (Input data was truncated)"),
         (call("add", "[1, 2]"), "the arguments of add are a list; expected a JSON object"),
         (call("add", '"{\\"a\\": 1}"'), "the arguments of add are a text"),
         (call("add", {"a": 1}), "add needs the argument 'b'; expected at least a, b"),
         (call("add", {"a": 1, "b": "2"}), "add: argument 'b': Expected `int`, got `str`"),
         (call("add", {"a": 1, "b": 2, "c": 3}), "add has no argument 'c'"),
         (call("add", '{"a": 1, "b": "' + "x" * 10**6 + '"}'), "add: argument 'b': Expected `int`"),
-        (call("add", "{" * 10**6), "the arguments of add are no JSON"),
+        (call("add", "{" * 10**6), "the arguments of add are not JSON"),
         (call("a" * 10**6), "there is no tool 'aaa"),
         (call(None), "a tool call names no function"),
         ({}, "a tool call names no function"),
@@ -228,7 +228,7 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
         (None, "a tool call names no function"),
     ],
 )
-def test_a_wrong_call_is_told_to_the_model(wrong: Any, said: str):
+def test_an_invalid_call_is_reported_to_the_model(wrong: Any, said: str):
     record = play(env_of(add), calls(wrong))
     assert record.error is None
     [answer] = told(record)
@@ -263,7 +263,7 @@ def test_calls_that_are_no_list_are_an_error_of_the_rollout():
         ("<|python_tag|>add(1, 2)", '"parameters": {"argument": "value"}'),
     ],
 )
-def test_a_call_that_cannot_be_read_is_told(text: str, example: str):
+def test_an_unreadable_call_is_reported_to_the_model(text: str, example: str):
     record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
     [told] = [message["content"] for message in record.completion if message["role"] == "user"]
@@ -403,14 +403,14 @@ def unspeakable() -> Any:
         (unspeakable, "no words"),
     ],
 )
-def test_what_a_tool_raises_is_told(tool: Any, said: str, parallel: bool, threads: int):
+def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, said: str, parallel: bool, threads: int):
     env = env_of(tool, add, parallel_calls=parallel, max_threads=threads)
     record = play(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
     assert record.error is None
     assert said in told(record)[0] and told(record)[1] == "2"
 
 
-def test_an_error_is_told_in_the_environments_words():
+def test_error_formatter_writes_the_message():
     env = env_of(fail, error_formatter=lambda error: f"{type(error).__name__}!")
     assert told(play(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
 
@@ -563,7 +563,7 @@ def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_a_tool_that_never_returns_keeps_no_program_from_ending(tmp_path: Path):
+def test_a_tool_that_never_returns_does_not_block_exit(tmp_path: Path):
     code = """
 import threading
 import rove as vf

@@ -24,7 +24,7 @@ from rove.core.protocols import SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.models import load
-from rove.models.adapter import Adapter, FastLora, add_adapter
+from rove.models.adapter import Adapter, FastLoRA, add_adapter
 from rove.models.linear import FastLinear
 from rove.models.load import (
     LoadedModel,
@@ -177,7 +177,7 @@ def test_the_model_stays_what_it_was():
     assert type(loaded.model) is kind
     assert can_pack(loaded.model)
     assert sum(isinstance(layer, FastLinear) for layer in loaded.model.modules()) == fast
-    assert sum(isinstance(layer, FastLora) for layer in loaded.model.modules()) == 7 * 2
+    assert sum(isinstance(layer, FastLoRA) for layer in loaded.model.modules()) == 7 * 2
     assert not any(layer.training for layer in loaded.model.modules())
 
 
@@ -192,11 +192,11 @@ def test_a_fast_layer_says_what_pefts_says(shape: tuple[int, ...], rank: int, bf
     """Forward to rounding, and gradients, in bf16 to that of its eight bits; also where inputs have no gradient."""
     loaded = with_adapter(tiny_model(), rank=rank)
     layer = loaded.model.model.layers[0].mlp.up_proj
-    assert type(layer) is FastLora
+    assert type(layer) is FastLoRA
     layer.base_layer.backward_dtype = torch.bfloat16 if bf16 else torch.float32
     x = torch.randn(*shape, 32, generator=torch.Generator().manual_seed(rank))
     results = []
-    for forward in (FastLora.forward, lora.Linear.forward):
+    for forward in (FastLoRA.forward, lora.Linear.forward):
         given = x.clone().requires_grad_(not first)
         out = forward(layer, given)
         layer.zero_grad()

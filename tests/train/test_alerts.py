@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError
-from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, new_alerts
+from rove.train.alerts import ALERTS, REPEAT_AFTER_STEPS, AlertLimits, entropy_collapse, new_alerts
 
 LIMITS = AlertLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -148,9 +148,11 @@ def test_it_is_told_once_when_it_starts(name: str):
 def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     values = [0.0, 9.0] * 20
     come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
-    later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
+    later = history(
+        groups__zero_spread=[9.0] + [0.0] * REPEAT_AFTER_STEPS + [9.0], groups__all=[10.0] * (REPEAT_AFTER_STEPS + 2)
+    )
     limits = msgspec.structs.replace(LIMITS, window=1)
-    for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
+    for rows, steps in ((come_and_go, [2]), (later, [1, REPEAT_AFTER_STEPS + 2])):
         told = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
         assert told == steps
 

@@ -342,8 +342,10 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
 def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
-    assert engine.fleet.probe is not None
-    engine.fleet.probe = engine.fleet.probe._replace(logprobs=[one - 1 for one in engine.fleet.probe.logprobs])
+    assert engine.fleet.parity_check is not None
+    engine.fleet.parity_check = engine.fleet.parity_check._replace(
+        logprobs=[one - 1 for one in engine.fleet.parity_check.logprobs]
+    )
     engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         ask(engine, PROMPT)

@@ -10,7 +10,7 @@ import torch
 from fakes import tiny_model
 from safetensors.torch import load_file
 
-from rove.models.adapter import add_adapter, merge
+from rove.models.adapter import add_adapter, merge_adapter
 from rove.models.load import load_model
 from rove.train.backends import probe_of
 from rove.vllm.weights import BODY_FILE, HEAD_FILE, folder_bytes, merged_weights, write_adapter, write_served
@@ -64,7 +64,7 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
     write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
     base = load_model(tmp_path / "base", "cpu")
     assert probe_of(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
-    merge(base.model, tmp_path / "adapter")
+    merge_adapter(base.model, tmp_path / "adapter")
     assert probe_of(base.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-5)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
     assert folder_bytes(tmp_path / "adapter") < folder_bytes(tmp_path / "base") / 2

@@ -22,7 +22,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     compat.install_fallback()
     env = load_environment(module, folder)
     players = asyncio.run(_play(env, examples, seed))
-    parts = env.held_parts
+    parts = env.components
     return {
         "metrics": env.rubric.names,
         "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
@@ -44,7 +44,7 @@ async def _play(env: Environment, examples: int, seed: int) -> dict[str, Any]:
             "error": f"{errors[-1].type}: {errors[-1].message}" if errors else "",
         }
     if not players:
-        for part in env.held_parts:
+        for part in env.components:
             if hasattr(part, "connect"):  # an MCP server tells its tools only when it runs
                 await part.connect()
         await env.tear_down()

@@ -1,4 +1,4 @@
-// What the server is asked, and what the address says.
+// Server requests and URL parameters.
 
 /** An answer of /api/NAME. Throws an Error whose message is for people. */
 export async function ask(name, params = {}, signal = undefined) {
@@ -15,9 +15,9 @@ async function answer(response) {
   try {
     body = await response.json();
   } catch {
-    // what is no JSON is told by its status
+    // without JSON the status says what failed
   }
-  if (!response.ok) throw new Error(body.error ?? `the server answered ${response.status}`);
+  if (!response.ok) throw new Error(body.error ?? `the server returned status ${response.status}`);
   return body;
 }
 

@@ -1,4 +1,4 @@
-// What is told of a rollout, on its page and in a report: what was said, why it stopped, what it scored, where the time went.
+// Details of a rollout, on its page and in a report: conversation, stop reason, scores, timing.
 
 import { el, table } from "./dom.js";
 import { fold, message, pretty } from "./chat.js";
@@ -8,7 +8,7 @@ import { counted, number, plain, seconds, versions } from "./format.js";
 export function conversation(environment, found, place = "") {
   return [
     ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`, null, found.renderings[i])),
-    el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model said nothing"),
+    el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model did not respond"),
     ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`, null, found.renderings[found.prompt.length + i])),
   ];
 }
@@ -16,7 +16,7 @@ export function conversation(environment, found, place = "") {
 /** Why it stopped, and its reward function by function. */
 export function outcome(found) {
   return [
-    el("h2", {}, "Why it stopped"),
+    el("h2", {}, "Stop reason"),
     el("p", {}, why(found)),
     found.error && failure(found.error),
     found.scores && [el("h2", {}, "Reward"), scores(found.scores)],
@@ -26,7 +26,7 @@ export function outcome(found) {
 /** Whatever else is known of it: answer, info, what judges and other roles said. */
 export function extras(found) {
   const told = { answer: found.answer, info: found.info, ...(found.scores?.extras ?? {}) };
-  const apart = Object.entries(found.model_roles).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // of judges the scores tell
+  const apart = Object.entries(found.model_roles).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // judges are shown with the scores
   return [
     ...Object.entries(told).filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length),
     ...apart.map(([name, said]) => [`role ${name}`, said]),
@@ -35,18 +35,18 @@ export function extras(found) {
 
 function why(found) {
   const turns = counted(found.steps.length, "turn");
-  if (found.error) return `It failed after ${turns}.`;
+  if (found.error) return `Failed after ${turns}.`;
   const last = found.steps.at(-1)?.finish_reason;
   const stop = plain(found.stop_condition ?? "nothing");
-  const said = found.stop_condition === "has_final_env_response" ? "the environment had the last word" : stop;
-  const cut = found.is_truncated ? `; it was cut off${last === "length" ? ": the last answer is as long as answers may be" : ""}` : "";
+  const said = found.stop_condition === "has_final_env_response" ? "the environment sent a final response" : stop;
+  const cut = found.is_truncated ? `; truncated${last === "length" ? ": the last response reached its maximum length" : ""}` : "";
   return `After ${turns}: ${said}${cut}.`;
 }
 
 function failure(error) {
   return [
     el("p", { class: "bad" }, el("b", {}, `${error.phase}: ${error.type}`), ` ${error.message}`),
-    error.attempts.length ? fold("attempts before it", error.attempts.join("\n")) : null,
+    error.attempts.length ? fold("failed attempts", error.attempts.join("\n")) : null,
     error.traceback && fold("traceback", error.traceback),
   ];
 }
@@ -66,10 +66,10 @@ export function times({ parts, timing, steps }) {
   const bars = Object.keys(names).map((name) => el("span", { class: `part ${name}`, "width%": (parts[name] / total) * 100 }));
   const told = Object.entries(names).map(([name, words]) => el("li", {}, el("span", { class: `key ${name}`, "aria-hidden": "true" }), `${words} ${seconds(parts[name])}`));
   const by = (step) => (step.versions.some(([version]) => version > 0) ? `, ${versions(step.versions)}` : "");
-  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${by(step)}${step.attempts.length ? `, ${counted(step.attempts.length, "failed try")}` : ""}`);
+  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${by(step)}${step.attempts.length ? `, ${counted(step.attempts.length, "failed attempt")}` : ""}`);
   return [
     el("h2", {}, "Time"),
-    el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in all` }, bars),
+    el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in total` }, bars),
     el("ul", { class: "legend" }, told),
     fold(`${counted(steps.length, "turn")} in ${seconds(timing.total)}`, turns.join("\n")),
   ];

@@ -228,7 +228,7 @@ def load_environment(
         eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", levels, length),
         context=haystack,
         rubric=vf.Rubric([correct]),
-        players={"solver": solver, "recursive": recursive, "novice": novice},
+        policies={"solver": solver, "recursive": recursive, "novice": novice},
         max_turns=max_turns,
         max_depth=max_depth,
         max_sub_calls=max_sub_calls,

@@ -19,8 +19,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, Scores
 from rove.runs.serialization import encode_record
 from rove.utils.files import cache_folder
-from rove.viewer.index import MAX_CACHED_RESULTS, MAX_SCORE_COLUMNS, Index
-from rove.viewer.index_store import drop_indexes, index_folder
+from rove.viewer.index import MAX_CACHED_RESULTS, MAX_SCORE_COLUMNS, Index, drop_indexes, index_folder
 from rove.viewer.queries import (
     MAX_CODED_VALUES,
     MAX_FACET_VALUES,
@@ -235,7 +234,7 @@ def test_a_new_index_takes_the_place_of_those_whose_runs_are_gone(tmp_path: Path
 
 
 def test_indexes_follow_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("rove.viewer.index_store.cache_folder", cache_folder)
+    monkeypatch.setattr("rove.viewer.index.cache_folder", cache_folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert index_folder() == tmp_path / "rove/indexes"
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -22,8 +22,7 @@ from rove.core.records import ErrorInfo
 from rove.runs.run import Run
 from rove.statistics import Tally
 from rove.viewer.html import bundled, cut, excerpt, shown
-from rove.viewer.report import MAX_ROLLOUT_CHARS, MAX_TEXT_CHARS, choose_rollouts, markdown, write_report
-from rove.viewer.training import training
+from rove.viewer.report import MAX_ROLLOUT_CHARS, MAX_TEXT_CHARS, choose_rollouts, markdown, training_data, write_report
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)'"
 VOID = {"meta"}
@@ -346,7 +345,7 @@ metrics = st.dictionaries(
 
 @given(st.lists(metrics.map(lambda row: {**row, "step": 1}), max_size=5))
 def test_no_metrics_make_it_fail(rows: list[dict[str, Any]]):
-    told = training(rows, [{"text": "of no step"}, {}])
+    told = training_data(rows, [{"text": "of no step"}, {}])
     assert all(len(row) == len(told["head"]) for row in told["values"])
 
 

@@ -68,9 +68,8 @@ if TYPE_CHECKING:
     from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.agent import AgentEnv
-    from rove.envs.sandbox import CodeMathEnv, PythonEnv
     from rove.envs.rlm import RLMEnv
-    from rove.envs.sandbox import SandboxEnv
+    from rove.envs.sandbox import CodeMathEnv, PythonEnv, SandboxEnv
     from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.open_env import OpenEnvEnv

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from rove.core.errors import ConfigError, phase
 from rove.core.messages import Messages, as_messages, text_of
@@ -30,6 +31,22 @@ class TwoPlayer(Protocol):
     two_player: bool
     """Whether it consults `opponent`, if set, for the moves of the other role."""
     opponent: Opponent | None
+
+
+class HasOpponent(Protocol):
+    """An environment with the attribute `opponent`."""
+
+    opponent: Opponent | None
+
+
+GameEnv = TypeVar("GameEnv", bound=HasOpponent)
+
+
+def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:
+    """Return a shallow copy of an environment with another opponent; rollouts of the original keep theirs."""
+    copied = copy.copy(env)
+    copied.opponent = opponent
+    return copied
 
 
 def num_turns(state: State) -> int:

@@ -424,7 +424,7 @@ def test_error_formatter_writes_the_message():
         (call("exit_now"), [SystemExit], "ToolCallError", "exit(3)"),
         (call("panic"), [Panic], "ToolCallError", "Panic: index out of bounds"),
         (call("nothing"), [vf.ToolParseError], "ToolParseError", "there is no tool 'nothing'"),
-        (call("add", "{"), [ValueError], "ToolParseError", "no JSON"),
+        (call("add", "{"), [ValueError], "ToolParseError", "not JSON"),
         (call("add", {"a": "1", "b": 2}), [vf.ToolError], "ToolParseError", "Expected `int`"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from rove.engine.client import EngineClient
-from rove.engine.draw import score_tokens
+from rove.engine.sampler import score_tokens
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.train.config import RLConfig
 from rove.vllm.engine import VLLMEngine

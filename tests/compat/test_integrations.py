@@ -86,13 +86,13 @@ def test_projects_are_told_to_be_started() -> None:
 
 
 def test_answers_of_several_fields_are_json() -> None:
-    from rove.compat.verifiers.integrations import _action
+    from rove.compat.verifiers.integrations import _parse_action
 
     two = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}, "required": ["x", "y"]}
-    assert _action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
-    assert _action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
+    assert _parse_action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
+    assert _parse_action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
     with pytest.raises(ValueError, match="Failed to parse"):
-        _action("left", two)
+        _parse_action("left", two)
 
 
 def add(a: int, b: int) -> int:

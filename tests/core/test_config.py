@@ -320,7 +320,7 @@ def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
 
 
 def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():
-    with pytest.raises(ConfigError, match="'dry_run' is no setting but a flag of the command: give --dry-run"):
+    with pytest.raises(ConfigError, match="'dry_run' is a flag of the command, not a setting: give --dry-run"):
         convert(Whole, {"dry_run": True}, {"dry_run"})
 
 

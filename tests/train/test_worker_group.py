@@ -15,7 +15,7 @@ from processes import start
 from ranks_program import ragged
 
 from rove.core.errors import Error
-from rove.train.batch import micro_batches, trained_tokens
+from rove.train.batch import count_trained_tokens, micro_batches
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def test_every_sample_is_trained_once_and_all_have_as_many_batches(count: int, s
     shares = [micro_batches(samples, most, pack=pack, ranks=Ranks(rank, size)) for rank in range(size)]
     assert len({len(share) for share in shares}) == 1
     trained = [sum(len(batch.targets) for batch in share) for share in shares]
-    assert sum(trained) == trained_tokens(samples)
+    assert sum(trained) == count_trained_tokens(samples)
     targets = sorted(int(target) for share in shares for batch in share for target in batch.targets)
     assert targets == sorted(one for s in samples for one, said in zip(s.ids, s.mask, strict=True) if said)
     longest = max(len(sample.ids) for sample in samples)

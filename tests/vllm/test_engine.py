@@ -161,9 +161,9 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
         ([], {}, ConfigError, "the prompt has no tokens"),
         ([320], {}, ConfigError, "the prompt has token 320; expected ids from 0 to 319"),
         ([1] * 1024, {}, OverlongPromptError, "the prompt has 1024 tokens, the model's context 1024"),
-        ([1], {"logit_bias": {1: 1.0}}, ConfigError, "the vLLM sampler does not pass logit_bias on"),
+        ([1], {"logit_bias": {1: 1.0}}, ConfigError, "logit_bias is not supported by the vLLM backend"),
         ([1], {"max_tokens": 0}, ConfigError, "max_tokens is 0; expected 1 or more"),
-        ([1], {"extra": {"x": 1}}, ConfigError, "does not pass extra on"),
+        ([1], {"extra": {"x": 1}}, ConfigError, "extra is not supported"),
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, prompt: list[int], sampling: Any, error: type[Exception], message: str):
@@ -246,7 +246,7 @@ def test_a_server_without_the_ways_to_replace_weights(tmp_path: Path, folder: Pa
 
 
 def test_a_server_that_is_not_there(tmp_path: Path):
-    with pytest.raises(RunError, match=r"vLLM could not begin: .* does not answer"):
+    with pytest.raises(RunError, match=r"vLLM could not start: .* does not answer"):
         synced(tmp_path, "http://127.0.0.1:9")
 
 
@@ -303,7 +303,7 @@ def test_a_server_that_is_away_leaves_its_requests_to_the_others(
             first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
         turns = [[*PROMPT, n, *made.ids, 9] for n, made in zip(range(10, 18), first, strict=True)]
         assert [len(made.ids) > 0 for made in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
-        with pytest.raises(RunError, match="the weights of version 2 were not taken"):
+        with pytest.raises(RunError, match="the weights of version 2 were not loaded"):
             engine.update_weights(2, written(tmp_path))
 
 
@@ -342,8 +342,10 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
 def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
-    assert engine.fleet.probe is not None
-    engine.fleet.probe = engine.fleet.probe._replace(logprobs=[one - 1 for one in engine.fleet.probe.logprobs])
+    assert engine.fleet.parity_check is not None
+    engine.fleet.parity_check = engine.fleet.parity_check._replace(
+        logprobs=[one - 1 for one in engine.fleet.parity_check.logprobs]
+    )
     engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         ask(engine, PROMPT)
@@ -407,5 +409,5 @@ def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pyt
     engine.fleet.servers[0].stop()
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
         ask(engine, PROMPT)
-    with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not taken: .*oh no"):
+    with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not loaded: .*oh no"):
         engine.update_weights(2, written(tmp_path))

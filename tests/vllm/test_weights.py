@@ -10,7 +10,7 @@ import torch
 from fakes import tiny_model
 from safetensors.torch import load_file
 
-from rove.models.adapter import add_adapter, merge
+from rove.models.adapter import add_adapter, merge_adapter
 from rove.models.load import load_model
 from rove.train.backends import parity_check
 from rove.vllm.weights import BODY_FILE, HEAD_FILE, folder_bytes, merged_weights, write_adapter, write_served
@@ -64,8 +64,10 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
     write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
     base = load_model(tmp_path / "base", "cpu")
     assert parity_check(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
-    merge(base.model, tmp_path / "adapter")
-    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(parity_check(loaded.model, PROMPT).logprobs, abs=1e-5)
+    merge_adapter(base.model, tmp_path / "adapter")
+    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(
+        parity_check(loaded.model, PROMPT).logprobs, abs=1e-5
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
     assert folder_bytes(tmp_path / "adapter") < folder_bytes(tmp_path / "base") / 2
 
@@ -80,7 +82,9 @@ def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pyt
     assert len(list(tmp_path.glob("model-0*.safetensors"))) > 1
     assert not (tmp_path / BODY_FILE).exists()
     again = load_model(tmp_path, "cpu")
-    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(parity_check(loaded.model, PROMPT).logprobs, abs=1e-6)
+    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(
+        parity_check(loaded.model, PROMPT).logprobs, abs=1e-6
+    )
 
 
 def test_a_head_of_its_own_stays_as_it_is(tmp_path: Path):

@@ -77,9 +77,9 @@ def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
     ("fields", "message"),
     [
         ({"backend": "llama.cpp"}, "backend is 'llama.cpp'; expected embedded or vllm"),
-        ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
+        ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling needs backend"),
         ({"backend": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
-        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but backend is 'embedded'"),
+        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is set, but backend is 'embedded'"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):

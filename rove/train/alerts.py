@@ -224,7 +224,7 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
     before, now = values[-2:]
     if now >= limits.entropy_share * before or before - now <= MIN_ENTROPY_CHANGE:
         return None
-    return f"entropy fell within one trained step from {before:.3g} to {now:.3g} nats per token"
+    return f"within one trained step entropy fell from {before:.3g} to {now:.3g} nats per token"
 
 
 def _reward_crash(history: History) -> str | None:

@@ -128,9 +128,9 @@ async def test_closing_frees_the_cache_and_keeps_the_version():
     client.engine.update_weights(2)
     await client.respond(Request(ASK, SAMPLING))
     cache = client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
-    assert cache.bytes > 0
+    assert cache.allocated_bytes > 0
     await client.close()
-    assert (cache.bytes, client.engine.policy_version) == (0, 2)
+    assert (cache.allocated_bytes, client.engine.policy_version) == (0, 2)
 
 
 async def test_greedy_answers_do_not_depend_on_the_seed():

@@ -231,7 +231,7 @@ async def test_little_memory_means_computing_again_never_a_wrong_token(rows: int
             *(engine.generate(prompt, SamplingParams(max_tokens=70), seed=i) for i, prompt in enumerate(prompts))
         )
         cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
-        assert cache.shape.bytes * 64 == row_bytes and cache.bytes <= rows * row_bytes
+        assert cache.shape.position_bytes * 64 == row_bytes and cache.allocated_bytes <= rows * row_bytes
         for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
             assert_agrees(loaded, prompt, got, i, 1.0)
         prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]

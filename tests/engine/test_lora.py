@@ -212,7 +212,7 @@ async def test_loading_under_the_same_name_swaps():
     for name in NAMES:
         await engine.generate(prompt, one, adapter=name)
     assert engine.adapters == ["a", "b"]
-    kept = engine._runner.cache.kept  # pyright: ignore[reportAttributeAccessIssue]
+    kept = engine._runner.cache.reusable  # pyright: ignore[reportAttributeAccessIssue]
     assert len(kept) == 3
     engine.load_adapter("a", adapters["b"], version=7)
     assert len(kept) == 2

@@ -182,7 +182,7 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype):
 
 @needs_compiler
 def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ops_module, "WORTH_SPLITTING", 1)
+    monkeypatch.setattr(ops_module, "MIN_THREAD_POSITIONS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     ops, done = native_ops(AttentionHeads(2, 1, 16, 1e-5), torch.float32, []), []
     ops._split(lambda first, count: done.append((first, count)), [0, 2, 3, 6, 7, 9], 100)

@@ -655,7 +655,7 @@ def left_behind(at: Served, app: Any) -> dict[str, int]:
     """What is left of requests, besides keys and values that the next ones may want."""
     queue, engine = app[QUEUE], at.client.engine
     return {
-        "rows": len(engine._runner.rows()),
+        "rows": len(engine._runner.active()),
         "under way": queue.metrics.under_way,
         "queued": queue.metrics.queued,
         "sampled": sum(not row.request.future.done() for row in engine._sampled),
@@ -725,7 +725,7 @@ async def soak(count: int) -> dict[str, int]:
             await asyncio.sleep(0.01)
         assert left_behind(at, app) == NOTHING
         cache = at.client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
-        assert cache.bytes <= cache.budget
+        assert cache.allocated_bytes <= cache.budget
         assert not [task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]
         wanted = await at.here(4, messages=ASK)
         status, made = await post(

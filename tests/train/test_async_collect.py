@@ -385,7 +385,7 @@ def test_whatever_plays_takes_its_weights_in_flight(
 
     def publish(self: _Loop, version: int) -> None:
         engine: Any = self.backend.client.engine
-        busy.append(len(engine._runner.rows()))
+        busy.append(len(engine._runner.active()))
         plain(self, version)
         weights, sampled = trainable_parameters(self.loaded.model), trainable_parameters(engine.model)
         equal.append(all(sampled[name].equal(weight.to(sampled[name].dtype)) for name, weight in weights.items()))

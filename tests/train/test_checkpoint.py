@@ -305,7 +305,7 @@ def test_code_in_parts_never_runs(tmp_path: Path):
         read_shards(path, loaded.model, trainer.optimizer, None)
     assert not ran.exists()
     (path / "shards/.metadata").write_bytes(pickle.dumps(Marks(ran)))
-    with pytest.raises(RunError, match=r"posix\.mkdir does not belong into a checkpoint"):
+    with pytest.raises(RunError, match=r"posix\.mkdir does not belong in a checkpoint"):
         read_shards(path, loaded.model, trainer.optimizer, None)
     assert not ran.exists()
 

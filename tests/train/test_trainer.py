@@ -102,7 +102,7 @@ def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, l
     assert difference(gradient(loaded, samples, 10_000, loss), one_by_one) <= 1e-5
     for budget in (1, 70, 10_000):
         assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
-    monkeypatch.setattr(trainer_module, "LOGITS", 7 * 320)  # a few rows of logits at a time
+    monkeypatch.setattr(trainer_module, "MAX_LOGITS", 7 * 320)  # a few rows of logits at a time
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
 
 

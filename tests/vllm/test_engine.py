@@ -47,7 +47,7 @@ def fake(folder: Path) -> Iterator[FakeVLLM]:
 def quick(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
     """Failures are waited for no longer than that."""
     for module in ("engine", "fleet"):
-        monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_SECONDS", seconds)
+        monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_S", seconds)
 
 
 def engine_of(path: Path, *urls: str, **settings: Any) -> VLLMEngine:

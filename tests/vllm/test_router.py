@@ -152,7 +152,7 @@ def test_a_next_turn_goes_where_the_last_one_was_answered(tmp_path: Path):
 
 
 def test_what_is_remembered_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spread, "REMEMBERED", 2)
+    monkeypatch.setattr(spread, "MAX_REMEMBERED", 2)
     servers = three(tmp_path)
     some = Router(servers)
     for first in (1, 2, 3):

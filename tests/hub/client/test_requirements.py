@@ -63,5 +63,5 @@ def test_what_verifiers_brought_along(tmp_path: Path) -> None:
 def test_dependencies_that_cannot_be_read_end_in_words(one: str) -> None:
     with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
         required_packages([one], "it")
-    with pytest.raises(ConfigError, match="it needs Python .* which cannot be read"):
+    with pytest.raises(ConfigError, match="it requires Python .* which cannot be parsed"):
         check_python(">=" + "(" * 2_000, "it")

@@ -504,7 +504,7 @@ def test_the_matrix() -> None:
     assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is missing.\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
-    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts with a placeholder for K |\n" in page
+    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
     told = as_json([fine, odd, lost])
     assert [one["verdict"] for one in told["packages"]] == ["runs unchanged", "runs with deviations", "needs the key K"]

@@ -59,9 +59,9 @@ def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(stor
     [
         ("my-sums", "1.0", 409, "acme/my-sums 1.0 already exists and cannot be changed"),
         ("my-sums", "1", 409, "acme/my-sums 1.0 already exists"),
-        ("m-ysums", "1.0", 409, "'m-ysums' can be confused with acme/my-sums"),
-        ("mysums", "2.0", 409, "'mysums' can be confused with acme/my-sums"),
-        ("rny-sums", "2.0", 409, "'rny-sums' can be confused with acme/my-sums"),
+        ("m-ysums", "1.0", 409, "'m-ysums' is too similar to the existing acme/my-sums"),
+        ("mysums", "2.0", 409, "'mysums' is too similar to the existing acme/my-sums"),
+        ("rny-sums", "2.0", 409, "'rny-sums' is too similar to the existing acme/my-sums"),
     ],
 )
 def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, status: int, words: str):

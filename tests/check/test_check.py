@@ -304,7 +304,7 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert list(texts_of(found["packed"])) == ["packed.py"] and list(texts_of(found["folder"])) == ["folder.py"]
     [known] = packages_in("wiki-search")
     assert known.kind == "project" and "wiki_search/__init__.py" in texts_of(known)
-    with pytest.raises(ConfigError, match="is no environment package and holds none"):
+    with pytest.raises(ConfigError, match="is not an environment package and contains none"):
         packages_in(str(tmp_path / "notes"))
     with pytest.raises(ConfigError, match="there is no file no_such_thing, and no environment 'no_such_thing'"):
         packages_in("no_such_thing")
@@ -318,7 +318,7 @@ def test_which_module_of_a_package_is_the_environment(tmp_path: Path) -> None:
     loads = "def load_environment(): ..."
     assert module_of(package, {"my_env/__init__.py": loads, "a.py": loads}) == "my_env"
     assert module_of(package, {"my_env.py": "", "b/__init__.py": "from b.env import load_environment"}) == "b"
-    with pytest.raises(ConfigError, match="no module of it has load_environment"):
+    with pytest.raises(ConfigError, match="none of its modules defines load_environment"):
         module_of(package, {"my_env.py": "", "my_env/inner/env.py": loads})
 
 
@@ -472,7 +472,7 @@ def test_projects_are_built_and_installed(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "torn" / "pyproject.toml").write_text("[project\n")
     verdicts = {package.name: check(package, limited=QUICK).verdict for package in packages_in(str(tmp_path))}
     assert verdicts["fine"] == "runs unchanged"
-    assert "it asks for another verifiers than 0.1.0 to 0.3.1" in verdicts["newer"]
+    assert "it requires verifiers other than 0.1.0 to 0.3.1" in verdicts["newer"]
     assert "newer 1.0 depends on verifiers>=0.4" in verdicts["newer"]
     assert "No matching distribution found for of-nobody==9" in verdicts["gone"]
     assert verdicts["torn"].startswith("cannot run: it cannot be built: ")
@@ -501,10 +501,10 @@ def test_the_matrix() -> None:
         "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=both[1:], placeholders=["K"]
     )
     page = as_markdown([fine, odd, lost])
-    assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is not here.\n" in page
+    assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is missing.\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
-    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts with a placeholder for K |\n" in page
+    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
     told = as_json([fine, odd, lost])
     assert [one["verdict"] for one in told["packages"]] == ["runs unchanged", "runs with deviations", "needs the key K"]

@@ -86,8 +86,8 @@ def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path:
         done = rove("hub", *words)
         assert (done.status, message in done.err) == (2, True), done
         assert list(tmp_path.iterdir()) == []
-    assert "cannot be an owner's name" in rove("hub", "token", "A_B").err
-    assert "there is no scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
+    assert "is not a valid owner name" in rove("hub", "token", "A_B").err
+    assert "unknown scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
 
 
 def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
@@ -161,7 +161,7 @@ def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
         (["yank", "acme/sums"], "which version of acme/sums?"),
         (["yank", "acme/sums@1"], "give --reason TEXT, or --undo"),
         (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason TEXT, or --undo"),
-        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a folder, which takes nothing"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a read-only folder"),
         (["visibility", "acme/sums@1", "public"], "is one version"),
     ],
 )

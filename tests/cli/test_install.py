@@ -135,7 +135,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     list_again(hub)
     rove("uninstall", "alice/doubling", "--yes")
     status, _, err = rove("install", "--yes")
-    assert status == 1 and "alice/doubling@1.0 is not what rove.lock says: its manifest differs" in err
+    assert status == 1 and "alice/doubling@1.0 does not match rove.lock: its manifest differs" in err
 
 
 def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
@@ -190,11 +190,11 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
         (["install", "nothing.whl"], "there is no wheel nothing.whl"),
         (["install", "./nowhere"], "has no pyproject.toml"),
         (["install", "doubling"], "write OWNER/NAME"),
-        (["install", "Alice/doubling"], "cannot be an owner's name"),
-        (["install", "alice/doubling@one"], "cannot be a version"),
+        (["install", "Alice/doubling"], "is not a valid owner name"),
+        (["install", "alice/doubling@one"], "is not a valid version"),
         (["install", "git+file:///nowhere/at/all", "--yes"], "git clone"),
-        (["push", "--yes"], "is a folder, which takes nothing"),
-        (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no answer from the hub"),
+        (["push", "--yes"], "is a read-only folder"),
+        (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no response from the hub"),
     ],
 )
 def test_what_is_wrong_is_told(rove: Rove, hub: Path, words: list[str], said: str) -> None:
@@ -207,12 +207,12 @@ def test_login_keeps_a_folder_or_an_address(
 ) -> None:
     monkeypatch.delenv("ROVE_HUB")
     status, _, err = rove("search")
-    assert status == 2 and "no hub is known" in err
+    assert status == 2 and "no hub is configured" in err
     status, out, _ = rove("hub", "login", str(hub))
     assert status == 0 and "is now your hub" in out
     assert "alice/doubling" in rove("search")[1]
     status, _, err = rove("hub", "login", str(tmp_path / "nothing"))
-    assert status == 2 and "no folder that exists" in err
+    assert status == 2 and "not an existing folder" in err
 
 
 def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(

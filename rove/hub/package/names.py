@@ -76,7 +76,7 @@ def check_owner(owner: str) -> str:
             f"{_quoted(owner)} is not a valid owner name; expected 1 to {limits.MAX_OWNER_CHARS} of a-z, 0-9 and '-', "
             "without '-' at either end"
         )
-    return _check_not_reserved(owner, "an owner's name")
+    return _check_not_reserved(owner, "an owner name")
 
 
 def normalise_name(name: str) -> str:
@@ -90,7 +90,7 @@ def normalise_name(name: str) -> str:
             f"{_quoted(name)} is not a valid environment name; expected 1 to {limits.MAX_NAME_CHARS} of a-z, 0-9, '-', '_' "
             "and '.', with a letter or digit at both ends"
         )
-    return _check_not_reserved(re.sub(r"[-_.]+", "-", name).lower(), "an environment's name")
+    return _check_not_reserved(re.sub(r"[-_.]+", "-", name).lower(), "an environment name")
 
 
 def check_name(name: str) -> str:

@@ -274,7 +274,7 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise PackageError(f"{name}: the path {info.orig_filename!r} is read differently by some programs")
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
-        what = "a link" if kind == stat.S_IFLNK else "not a regular file"
+        what = "a link" if kind == stat.S_IFLNK else "a device or another special file"
         raise PackageError(f"{name}: {info.filename!r} is {what}; only regular files are allowed")
     if info.is_dir() and info.file_size:
         raise PackageError(f"{name}: the folder {info.filename!r} has content")

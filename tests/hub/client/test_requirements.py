@@ -38,14 +38,14 @@ def test_roves_extras_are_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize("one", ["rove>99", "verifiers>=0.4", "verifiers==0.5.1"])
 def test_another_one_is_not(one: str) -> None:
-    with pytest.raises(ConfigError, match="it needs"):
+    with pytest.raises(ConfigError, match="it requires"):
         required_packages([one], "it")
 
 
 def test_python() -> None:
     check_python("", "it")
     check_python(">=3.11", "it")
-    with pytest.raises(ConfigError, match=r"it needs Python <3\.9; this is 3"):
+    with pytest.raises(ConfigError, match=r"it requires Python <3\.9, but this is Python 3"):
         check_python("<3.9", "it")
 
 
@@ -63,5 +63,5 @@ def test_what_verifiers_brought_along(tmp_path: Path) -> None:
 def test_dependencies_that_cannot_be_read_end_in_words(one: str) -> None:
     with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
         required_packages([one], "it")
-    with pytest.raises(ConfigError, match="it needs Python .* which cannot be read"):
+    with pytest.raises(ConfigError, match="it requires Python .* which cannot be parsed"):
         check_python(">=" + "(" * 2_000, "it")

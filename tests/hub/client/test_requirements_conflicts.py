@@ -39,9 +39,9 @@ def test_a_new_package_and_another_version_pass(site: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "files", "words"),
     [
-        ("other", {"my_sums.py": MODULE}, "is installed already, by other"),
-        ("other", {"my_sums/part.py": b""}, "is installed already, by other"),
-        ("my-sums", {"sums/__init__.py": b""}, "would replace 'my-sums', which is installed and has sums"),
+        ("other", {"my_sums.py": MODULE}, "is already installed by other"),
+        ("other", {"my_sums/part.py": b""}, "is already installed by other"),
+        ("my-sums", {"sums/__init__.py": b""}, "would replace 'my-sums', which is installed and contains sums"),
         ("My_Sums", {"my_sums.py": b"x = 1\n"}, "would replace or hide the module .*, which is not an environment"),
     ],
 )

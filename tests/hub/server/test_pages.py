@@ -246,7 +246,7 @@ def test_the_list_is_searched(site: Site, monkeypatch: pytest.MonkeyPatch):
     assert "1 environment found" in page.text and "acme/my-sums" in page.text and "zeta/chess" not in page.text
     assert page.all("input")[0]["value"] == "SUMS two"
     assert [one["value"] for one in page.all("option") if "selected" in one] == ["math"]
-    assert "Nothing here" in Elements(site.search_page(Query(q="nobody"))).text
+    assert "No environments" in Elements(site.search_page(Query(q="nobody"))).text
     monkeypatch.setattr("rove.hub.server.pages.site.PAGE_SIZE", 2)
     first = Elements(site.search_page(Query()))
     assert {"href": "./?offset=2"} in first.all("a") and "data-whole" not in first.all("ul")[-1]
@@ -261,7 +261,7 @@ def test_a_search_field_is_no_way_in(site: Site):
 
 def test_a_card_tells_what_there_is(site: Site):
     page = Elements(site.environment("acme", "my-sums"))
-    for words in ("0 to 1.200", "SUMS_KEY", "the network", "num_examples", "needed", "yanked: the answers were wrong"):
+    for words in ("0 to 1.200", "SUMS_KEY", "network access", "num_examples", "needed", "yanked: the answers were wrong"):
         assert words in page.text
     assert (
         page.text.index("lab/large")
@@ -317,7 +317,7 @@ def test_many_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for i in range(3):
             push(store, "1.0", f"model-{i}", {"reward": {"mean": i}}, "zeta", "chess")
         page = Elements(Site(store, "h").environment("zeta", "chess"))
-        assert "1 of lower rewards are left out" in page.text and "model-0" not in page.text
+        assert "1 runs with lower rewards are not shown" in page.text and "model-0" not in page.text
     finally:
         store.close()
 

@@ -121,7 +121,7 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
 def _key(variable: str) -> str | None:
     key = os.environ.get(variable)
     if not key and variable != API_KEY_VAR:  # never send the default key to another provider
-        raise MissingKeyError(f"environment variable {variable}, which should hold the API key, is not set")
+        raise MissingKeyError(f"environment variable {variable} is not set; it should hold the API key")
     return key or None
 
 

@@ -73,7 +73,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     from rove.models.linear import use_fast_linear
     from rove.models.load import prepare
     from rove.train.advantages import group_advantages
-    from rove.train.batch import can_pack, micro_batches, trained_tokens
+    from rove.train.batch import can_pack, count_trained_tokens, micro_batches
     from rove.train.losses import cross_entropy, make_loss
     from rove.train.sequences import TrainingSequence
     from rove.train.trainer import Trainer
@@ -119,7 +119,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
 
     def step(samples: list[Any], loss: Any) -> None:
         batches = micro_batches(samples, MICRO_BATCH_TOKENS, pack=can_pack(loaded.model))
-        trainer.step(batches, loss, trained_tokens(samples))
+        trainer.step(batches, loss, count_trained_tokens(samples))
 
     for seed in range(1_000_000):
         started = time.process_time()

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rove.check.matrix import as_json, as_markdown, told_of
-from rove.check.package import Report, check
-from rove.check.packages import Package, packages_in
-from rove.check.run import Limited
+from rove.check.checker import Report, check
+from rove.check.package_files import Package, packages_in
+from rove.check.report import as_json, as_markdown, told_of
+from rove.check.rollouts import Limited
 from rove.cli.common import WIDTH, console_for, hint, print_json, progress
 from rove.cli.options import examples, json_object
 from rove.core.errors import ConfigError
@@ -56,7 +56,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"[bold]{escape(report.package)}[/bold]  [{style}]{escape(report.verdict)}[/{style}]", soft_wrap=True)
     lines = {"written for": report.generation}
     lines |= {f"names of {api}": ", ".join(names) for api, names in report.names.items()}
-    result = report.played
+    result = report.rollouts
     if result.rollouts:
         rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
         lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
@@ -77,7 +77,7 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
         table.add_column(name, overflow="fold")
     table.add_column("verdict", ratio=1, overflow="fold")
     for report in reports:
-        result = report.played
+        result = report.rollouts
         numbers = (str(result.rollouts), str(result.failed)) if result.rollouts else ("–", "–")
         table.add_row(report.package, report.generation, *numbers, Text(report.verdict, STYLES[report.status]))
     console.print(table)

@@ -58,7 +58,7 @@ class StepProgress:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Record that `done` of `total` are done (0 = unknown total); see `rove.train.progress.OnProgress`."""
+        """Record that `done` of `total` are done (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
         self._counts = {**self._counts, what: (done, total)}
 
     def text(self) -> str:

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import run_async
-from rove.hub.client.hub import Hub
-from rove.hub.client.listings import Listed, Release
+from rove.hub.client.hub import Hub, Listed, Release
 from rove.hub.client.settings import needed_hub, token_for
 from rove.hub.package.manifest import Manifest
 

@@ -150,7 +150,7 @@ def _status(metrics: Mapping[str, float]) -> str:
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """Print the curves, a warning if the reward did not increase, and hints."""
-    from rove.train.plateau import plateau_warning
+    from rove.train.evaluation import plateau_warning
 
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))

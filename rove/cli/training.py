@@ -46,7 +46,7 @@ def begin(
         warnings: Returns the warnings of a new run.
     """
     from rove.models.load import check_model, load_model
-    from rove.train.recovery import recover
+    from rove.train.checkpoint import recover
 
     check_model(config.model)  # before the run folder is created
     run.resume_command = (

@@ -94,11 +94,11 @@ def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
     key = make_key(tmp_path / "key")
     assert "new owner" in rove("hub", "user", "acme", "--key", key).out
     store = Store(tmp_path / "hub")
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert "an owner" in rove("hub", "user", "acme").out
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert rove("hub", "user", "acme", "--no-keys").status == 0
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == []
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == []
     store.close()
 
 

@@ -96,7 +96,7 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
 def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
     assert rove(*sft(made, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
-    assert "model is no adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
+    assert "model is not an adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
     assert not Path("merged").exists()
     Path("merged").mkdir()
     Path("merged/mine").touch()
@@ -410,7 +410,7 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     out = io.StringIO()
     config = convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
-    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+    assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 
 
 def test_what_to_do_next_is_said_so_that_it_works(

@@ -17,8 +17,9 @@ from commands import in_this_process
 import rove
 import rove.compat
 import rove.compat.verifiers as vf
-from rove.compat.verifiers import calls, data, errors, former_tools, messages, schema
-from rove.compat.verifiers.pins import NEWEST, RELEASES, newest_allowed, project_requirements
+from rove.compat.verifiers import data, decorators, errors, legacy_environments, messages
+from rove.compat.verifiers import tools as tool_module
+from rove.compat.verifiers.release import NEWEST, RELEASES, newest_allowed, project_requirements
 from rove.compat.verifiers.types import Response, State
 from rove.envs.loading import load_environment
 
@@ -115,7 +116,7 @@ def test_what_a_sync_judge_raises_is_told() -> None:
 
     state = State(prompt="?", completion="4", answer="4", trajectory=[])
     assert asyncio.run(rubric._call_individual_reward_func(judged, state)) == 0.0
-    assert state["reward_errors"] == {"judged": "RuntimeError: judge model 'gpt-4.1-nano' could not be asked: no line"}
+    assert state["reward_errors"] == {"judged": "RuntimeError: judge model 'gpt-4.1-nano' could not be called: no line"}
 
 
 @pytest.mark.broad
@@ -146,12 +147,12 @@ def test_calls_are_read_in_both_forms() -> None:
 def test_former_messages_have_no_empty_fields() -> None:
     call = {"id": "1", "name": "add", "arguments": "{}"}
     given = messages.normalize_messages([{"role": "assistant"}, {"role": "assistant", "tool_calls": [call]}])
-    plain, calling = messages.former_messages(given)
+    plain, calling = messages.as_legacy_messages(given)
     assert plain == {"role": "assistant", "content": ""}
     assert "tool_calls" not in plain and "tool_calls" in calling and "tool_calls" in given[0]
     nested = {"id": "1", "function": {"arguments": "{}", "name": "add"}, "type": "function"}
     assert calling["tool_calls"][0].model_dump() == nested
-    assert messages.former_messages("text") == "text"
+    assert messages.as_legacy_messages("text") == "text"
 
 
 def test_calls_become_json() -> None:
@@ -327,7 +328,7 @@ def test_turns_end_at_ten_in_the_first_releases(is_async: str, requirement: str,
 @pytest.mark.usefixtures("alias")
 def test_shipped_tools_are_where_they_were() -> None:
     tools = importlib.import_module("verifiers.utils.tools")
-    assert tools.python is former_tools.python
+    assert tools.python is legacy_environments.python
     assert importlib.import_module("verifiers.envs.textarena_env").TextArenaEnv is vf.TextArenaEnv
     types = importlib.import_module("verifiers.types")
     assert types.ChatMessages == list[Any] and types.ChatCompletionMessageToolCall is vf.ToolCall
@@ -335,12 +336,12 @@ def test_shipped_tools_are_where_they_were() -> None:
 
 
 def test_shipped_tools_calculate_and_run_code() -> None:
-    assert former_tools.calculator("2 ** 5 / 4") == "8.0"
-    assert former_tools.calculator("import os") == "Error: Invalid characters in expression"
-    assert former_tools.calculator("(1").startswith("Error: ")
-    assert former_tools.python("  x = 5\n  x + 1") == "6"
-    assert "ZeroDivisionError" in former_tools.python("1 / 0")
-    assert former_tools.python("None") == ""
+    assert legacy_environments.calculator("2 ** 5 / 4") == "8.0"
+    assert legacy_environments.calculator("import os") == "Error: Invalid characters in expression"
+    assert legacy_environments.calculator("(1").startswith("Error: ")
+    assert legacy_environments.python("  x = 5\n  x + 1") == "6"
+    assert "ZeroDivisionError" in legacy_environments.python("1 / 0")
+    assert legacy_environments.python("None") == ""
 
 
 @pytest.mark.usefixtures("alias")
@@ -382,12 +383,15 @@ def test_functions_are_called_again() -> None:
             raise vf.InfraError("first")
         return [State(error=vf.InfraError("second") if len(tries) < until else None)]
 
-    assert calls.maybe_retry(fails) is fails
-    again = calls.maybe_retry(fails, max_retries=3, initial=0.0)
+    assert decorators.maybe_retry(fails) is fails
+    again = decorators.maybe_retry(fails, max_retries=3, initial=0.0)
     assert asyncio.run(again(3))[0]["error"] is None and len(tries) == 3
-    assert isinstance(asyncio.run(calls.maybe_retry(fails, 2, 0.0)(99))[0]["error"], vf.InfraError) and len(tries) == 6
+    assert (
+        isinstance(asyncio.run(decorators.maybe_retry(fails, 2, 0.0)(99))[0]["error"], vf.InfraError)
+        and len(tries) == 6
+    )
     with pytest.raises(KeyError):
-        asyncio.run(calls.maybe_retry(lambda: {}["x"], 2, 0.0)())
+        asyncio.run(decorators.maybe_retry(lambda: {}["x"], 2, 0.0)())
 
 
 def test_a_state_says_what_is_no_json() -> None:
@@ -422,7 +426,7 @@ def test_a_field_describes_an_argument() -> None:
 
     look.__annotations__ = {"place": Annotated[int, pydantic.Field(description="Which one.", ge=1)], "color": str}
     look.__annotations__["size"] = Annotated[str, "How big."]
-    properties = schema.convert_func_to_tool_def(look).parameters["properties"]
+    properties = tool_module.convert_func_to_tool_def(look).parameters["properties"]
     assert properties["place"] == {"description": "Which one.", "minimum": 1, "type": "integer", "title": "Place"}
     assert properties["color"] == {"description": "Its color.", "default": "red", "type": "string", "title": "Color"}
     assert properties["size"] == {"description": "How big.", "default": "m", "type": "string", "title": "Size"}

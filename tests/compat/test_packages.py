@@ -93,9 +93,9 @@ def test_rove_runs_score_alike(name: str, aliased: dict[str, Any], bridged: dict
 
 
 @pytest.mark.broad
-def test_calls_of_the_environment_lie_in_a_seat(bridged: dict[str, Any]) -> None:
+def test_other_model_calls_are_recorded_under_a_model_role(bridged: dict[str, Any]) -> None:
     for row in bridged["user_simulator"]["rows"]:
-        assert row["seats"]["environment"] in (row["steps"], row["steps"] - 1)
+        assert row["model_roles"]["environment"] in (row["steps"], row["steps"] - 1)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from rove.envs.loading import load_environment
 from rove.remote import IsolatedEnv
 from rove.rubrics import Rubric as RoveRubric
 from rove.runs.run import Run
+from rove.workers.import_alias import active_import_alias
 
 PACKAGES = Path(__file__).parents[1] / "compat_packages"
 SERVER = Path(__file__).parents[1].joinpath("support", "mcp_server.py")
@@ -218,12 +219,17 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
         rove.compat.install(replace=True)
 
 
+def setup_in_workers() -> str:
+    active = active_import_alias()
+    return "" if active is None else active.setup
+
+
 def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
     rove.compat.install_fallback()
-    assert rove.compat.in_workers() == "rove.compat:install_fallback"
+    assert setup_in_workers() == "rove.compat:install_fallback"
     rove.compat.install_replacement()
-    assert rove.compat.in_workers() == "rove.compat:install_replacement"
-    assert isinstance(importlib.import_module("verifiers"), alias._Alias)
+    assert setup_in_workers() == "rove.compat:install_replacement"
+    assert isinstance(importlib.import_module("verifiers"), alias._AliasModule)
 
 
 def test_import_is_light() -> None:
@@ -425,7 +431,7 @@ async def test_limits_of_a_run_hold() -> None:
     assert record.error is None
 
 
-async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() -> None:
+async def test_calls_of_the_environment_have_their_own_random_stream_and_role() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             asked = [vf.UserMessage(content="same")]
@@ -525,7 +531,7 @@ async def test_rubrics_with_a_scoring_of_their_own() -> None:
 async def test_a_bridged_rubric_scores_only_what_was_played() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four])).__rove_environment__()
     assert isinstance(env.rubric, RoveRubric)
-    with pytest.raises(ConfigError, match="just played"):
+    with pytest.raises(ConfigError, match="in this process"):
         await env.rubric.score_rollout(rove.State(input={}))
 
 
@@ -715,7 +721,7 @@ def test_trainer_settings_are_roves() -> None:
 
 
 async def test_tools_in_openais_form() -> None:
-    from rove.compat.verifiers.schema import convert_func_to_oai_tool
+    from rove.compat.verifiers.tools import convert_func_to_oai_tool
 
     with pytest.warns(FutureWarning, match="convert_func_to_tool_def"):
         assert convert_func_to_oai_tool(four)["function"]["name"] == "four"
@@ -825,7 +831,7 @@ def test_typos_and_doubles_are_refused_when_fixed() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_seq_len'"):
         vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
     rubric = vf.Rubric(funcs=[four])
-    with pytest.raises(ValueError, match="here already"):
+    with pytest.raises(ValueError, match="already has a function"):
         rubric.add_metric(four)
 
 
@@ -851,30 +857,30 @@ GPQA = {"Question": "Which?", "Correct Answer": "right", **{f"Incorrect Answer {
 
 
 def test_example_datasets_as_v0_words_them() -> None:
-    from rove.compat.verifiers import examples
+    from rove.compat.verifiers import data
 
-    said = examples._gpqa(GPQA)
+    said = data._gpqa(GPQA)
     assert said["question"].startswith("Question: Which?\n\nA: ")
     assert f"{said['answer']}: right" in said["question"]
-    assert examples._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
+    assert data._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
         "question": "Question: Q\n\nA: x\nB: y",
         "answer": "B",
     }
-    assert examples._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
-    assert examples._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
-    assert examples._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
-    assert examples._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
+    assert data._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
+    assert data._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
+    assert data._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
+    assert data._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
     book = {"question_stem": "Q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "A"}
-    assert examples._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
+    assert data._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
     with pytest.raises(ValueError, match="gsm8k"):
         vf.load_example_dataset("nothing")
 
 
 @pytest.mark.usefixtures("fixed")
 def test_options_stay_in_place_when_fixed() -> None:
-    from rove.compat.verifiers import examples
+    from rove.compat.verifiers import data
 
-    assert len({examples._gpqa(GPQA)["question"] for _ in range(5)}) == 1
+    assert len({data._gpqa(GPQA)["question"] for _ in range(5)}) == 1
 
 
 async def unreadable() -> Any:

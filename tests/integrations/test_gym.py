@@ -13,7 +13,7 @@ from tiers import first_quick
 from toys import says
 
 import rove as vf
-from rove.integrations.environments.gym_text import plain, read_action
+from rove.integrations.environments.gym import plain, read_action
 
 gymnasium = needs_library("gymnasium", "rove[gym]")
 

@@ -17,7 +17,7 @@ import pytest
 
 import rove as vf
 from rove.core.errors import ConfigError
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDING: list[tuple[str, str, Callable[[], object]]] = [
@@ -38,8 +38,7 @@ def test_a_library_that_is_missing_is_told(
 
 
 def test_a_library_that_is_there_is_not_imported() -> None:
-    imports = "import sys\nfrom rove.integrations.environments.libraries import require_library\n"
-    program = f"{imports}require_library('wave', 'x', 'it')\n"
+    program = "import sys\nfrom rove.integrations import require_library\nrequire_library('wave', 'x', 'it')\n"
     subprocess.run([sys.executable, "-c", f"{program}assert 'wave' not in sys.modules"], check=True)
     with pytest.raises(ConfigError, match="it needs 'no_such_library'"):
         require_library("no_such_library", "x", "it")

@@ -24,11 +24,8 @@ from toys import Quiz, Talk, says
 
 import rove as vf
 from rove.core.errors import WorkerError
-from rove.integrations.environments.open_env import OpenEnvEnv, show_fields
-from rove.integrations.environments.open_env_wire import RefusedError, Session
-from rove.integrations.open_env_episode import Room
-from rove.integrations.open_env_rest import Rest
-from rove.integrations.open_env_server import OpenEnvServer
+from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, show_fields
+from rove.integrations.open_env_server import OpenEnvServer, RestEpisodes, SessionLimit
 from rove.server.listen import base_url_of, listening
 from tests.envs.test_tool import call, calls
 
@@ -159,7 +156,7 @@ def test_a_server_without_room_is_waited_for() -> None:
 def test_a_server_that_never_has_room_is_an_infra_error() -> None:
     [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
-    assert record.error.type == "InfraError" and "no room for another session in 0.2 s" in record.error.message
+    assert record.error.type == "InfraError" and "no capacity for another session within 0.2 s" in record.error.message
 
 
 def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
@@ -199,7 +196,7 @@ def test_an_action_can_be_a_call_of_a_tool() -> None:
     assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5
     assert (record.stop_condition, record.completion[-1]["tool_call_id"]) == ("has_final_env_response", "c9")
-    with pytest.raises(vf.ConfigError, match="expected one of them"):
+    with pytest.raises(vf.ConfigError, match="pass only one of them"):
         OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
 
 
@@ -235,7 +232,7 @@ def test_no_server_is_told() -> None:
     assert record.error is not None
     assert record.error.type == "InfraError" and f"http://127.0.0.1:{port}" in record.error.message
     [record] = played(web.Application(), "1", num_eval_examples=1)
-    assert record.error is not None and "no OpenEnv server can be reached" in record.error.message
+    assert record.error is not None and "cannot reach an OpenEnv server" in record.error.message
     with pytest.raises(vf.ConfigError, match="call_seconds is 0"):
         OpenEnvEnv("http://x", call_seconds=0)
 
@@ -255,15 +252,15 @@ def test_environments_are_servers_of_themselves() -> None:
     """A game over the protocol is the game: the same words, and the reward at its end."""
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def go(role: Callable[[], Session]) -> list[Any]:
-        session, told = role(), []
+    async def go(connect: Callable[[], Session]) -> list[Any]:
+        session, told = connect(), []
         told.append(await session.reset(9, 9, split="eval", index=3, seed=5))
         for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
             told.append(await session.step({"message": f"<move>{square}</move>"}, 9))
             if told[-1]["done"]:
                 break
-        told.append(await session.ask("state", {}, 9))
-        with pytest.raises(RefusedError, match="the episode is over"):
+        told.append(await session.request("state", {}, 9))
+        with pytest.raises(RefusedError, match="the episode has ended"):
             await session.step({"message": "more"}, 9)
         await session.close()
         return told
@@ -286,15 +283,15 @@ def test_environments_are_servers_of_themselves() -> None:
 
 
 def test_what_is_asked_wrongly_is_refused_by_name() -> None:
-    async def go(role: Callable[[], Session]) -> list[tuple[str, str]]:
-        session, refused = role(), []
+    async def go(connect: Callable[[], Session]) -> list[tuple[str, str]]:
+        session, refused = connect(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
             await session.reset(9, 9, index=99)
         asks = [("step", {"message": "early"}), ("dance", {}), ("reset", {"split": "middle"}), ("reset", {"seed": 1})]
         asks += [("step", {"text": "wrong field"}), ("step", {"message": 3}), ("step", {"message": "right field"})]
         for kind, data in asks:
             try:
-                await session.ask(kind, data, 9)
+                await session.request(kind, data, 9)
             except RefusedError as error:
                 refused.append((kind, error.code))
         return refused
@@ -307,10 +304,10 @@ def test_what_is_asked_wrongly_is_refused_by_name() -> None:
 def test_sessions_are_counted_and_given_back() -> None:
     env = Talk(turns=3)
 
-    async def go(role: Callable[[], Session]) -> None:
-        first, second = role(), role()
+    async def go(connect: Callable[[], Session]) -> None:
+        first, second = connect(), connect()
         await first.reset(9, 9)
-        with pytest.raises(vf.InfraError, match="no room"):
+        with pytest.raises(vf.InfraError, match="no capacity"):
             await second.reset(9, 0.1)
         await first.reset(9, 9)  # in the middle of an episode
         await first.close()
@@ -326,8 +323,8 @@ def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             raise RuntimeError("no more words")
 
-    async def go(role: Callable[[], Session]) -> dict[str, Any]:
-        session = role()
+    async def go(connect: Callable[[], Session]) -> dict[str, Any]:
+        session = connect()
         await session.reset(9, 9)
         return await session.step({"message": "a"}, 9)
 
@@ -363,13 +360,13 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
             if told[-1]["done"]:
                 break
         gone = await ask("step", {"action": move, "episode_id": "one"})
-        assert gone[0] == 404 and "no episode 'one' is under way" in gone[1]["detail"]
+        assert gone[0] == 404 and "no episode 'one' is active" in gone[1]["detail"]
         assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
         assert {one["metadata"]["episode_id"] for one in told} == {"one"}
         return told
 
-    async def over_socket(role: Callable[[], Session]) -> list[Any]:
-        session = role()
+    async def over_socket(connect: Callable[[], Session]) -> list[Any]:
+        session = connect()
         told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
         while not told[-1]["done"]:
             told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))
@@ -392,10 +389,10 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
         assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
         assert (await ask("reset", [1]))[0] == 422
         status, told = await ask("reset", {"index": 99999})
-        assert status == 422 and "expected 0 to" in told["detail"] and server.room.taken == 0
+        assert status == 422 and "expected 0 to" in told["detail"] and server.limit.active == 0
         assert (await ask("reset", data=b""))[0] == 200
         status, told = await ask("reset", {})
-        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are taken")
+        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
         for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
             assert (await ask("step", body))[0] == 422
         assert (await ask("state"))[1]["step_count"] == 0
@@ -405,7 +402,7 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
         assert (await ask("state?episode_id=old"))[0] == 404
 
     asyncio.run(asking(server, go))
-    assert server.room.taken == 0
+    assert server.limit.active == 0
 
 
 def test_tasks_are_listed_without_their_answers() -> None:
@@ -436,7 +433,7 @@ def test_rewards_over_groups_have_no_place_in_an_episode() -> None:
     def rank(states: list[vf.State]) -> list[float]:
         return [1.0] * len(states)
 
-    with pytest.raises(vf.ConfigError, match="compare siblings"):
+    with pytest.raises(vf.ConfigError, match="has group rewards"):
         OpenEnvServer(Quiz(rubric=vf.Rubric([rank])), "quiz")
 
 
@@ -569,7 +566,7 @@ async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
         async def close(self) -> None:
             self.is_over.set()
 
-    rest = Rest(lambda data: Episode(), Room(5))  # pyright: ignore[reportArgumentType]
+    rest = RestEpisodes(lambda data: Episode(), SessionLimit(5))  # pyright: ignore[reportArgumentType]
     await rest.reset({"episode_id": "one"})
     step = asyncio.create_task(rest.step({"episode_id": "one", "action": {}}))
     await asyncio.sleep(0)

@@ -155,7 +155,7 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(right))
-    assert env.workers._host is None
+    assert env.workers._server is None
     assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
 
 
@@ -171,7 +171,7 @@ def test_the_host_process_keeps_its_randomness() -> None:
         ({"gym": "leg_count"}, "did you mean 'leg_counting'"),
         ({"gym": []}, "gym is empty"),
         ({"gym": [{"name": "gcd", "wait": 2}]}, "wait"),
-        ({"gym": ["gcd"], "config": {"min_numbers": 2}}, "config goes with one family"),
+        ({"gym": ["gcd"], "config": {"min_numbers": 2}}, "config is for one family"),
         ({"gym": "gcd", "num_eval_examples": 0}, "num_eval_examples is 0"),
         ({"gym": "gcd", "config": {"numbers": 2}}, "numbers"),
     ],
@@ -189,12 +189,12 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
     module = "rove.integrations.environments.reasoning_worker"
     monkeypatch.delitem(sys.modules, module, raising=False)
     worker = importlib.import_module(module)
-    packed, unpacked = worker.packed, worker.unpacked
+    encode, decode = worker.encode, worker.decode
     monkeypatch.delitem(sys.modules, module)
     task = {"a": (1, [2, (3.5, None)]), "b": {1: "x", (2, 3): {"(tuple)": True}}, "c": "é"}
-    assert unpacked(packed(task)) == task
+    assert decode(encode(task)) == task
     with pytest.raises(TypeError, match="set"):
-        packed({"a": {1}})
+        encode({"a": {1}})
 
 
 @pytest.mark.broad

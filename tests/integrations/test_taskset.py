@@ -179,9 +179,9 @@ def test_a_simulated_user_has_a_role() -> None:
 @pytest.mark.slow
 def test_what_cannot_be_played_is_refused() -> None:
     for options, said in (
-        ({"env": {"id": "user-sim"}}, "say with agent= which"),
+        ({"env": {"id": "user-sim"}}, "select the model.s with agent="),
         ({"env": {"id": "user-sim"}, "agent": "nobody"}, "no agent 'nobody'"),
-        ({"env": {"retries": {"max_retries": 2}}}, "leave them to rove"),
+        ({"env": {"retries": {"max_retries": 2}}}, "set max_retries to 0"),
         ({"config": {"splitt": "all"}}, "splitt"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -194,7 +194,7 @@ def test_what_cannot_be_played_is_refused() -> None:
 @pytest.mark.slow
 def test_an_agent_that_plays_twice_has_no_one_reward() -> None:
     [record] = loaded("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(says(player))
-    assert record.error is not None and "played 2 times" in record.error.message
+    assert record.error is not None and "ran 2 times" in record.error.message
 
 
 def test_verifiers_that_is_missing_is_told(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_siblings_play_the_same_game_and_examples_others() -> None:
 @library
 def test_the_host_ends_with_the_run() -> None:
     env = TextArenaEnv("TicTacToe-v0", 1)
-    assert rolled(env)[0].error is None and env.workers._host is None
+    assert rolled(env)[0].error is None and env.workers._server is None
 
 
 @library

@@ -18,7 +18,7 @@ from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
 from rove.train.placement import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
-from tests.train.test_progress import Seen
+from tests.train.test_training_progress import Seen
 
 
 def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> PolicyResult:

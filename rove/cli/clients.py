@@ -86,7 +86,7 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
         ConfigError: the file does not exist or is not as it should be.
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
-        return None  # whatever the file is like, it is not asked for
+        return None  # the default file is optional
     from rove.clients.endpoints import known_endpoints
 
     return known_endpoints(endpoints).get(model)

@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from rove.cli import common, live
+from rove.cli import common
 from rove.cli.common import Heartbeat, StepProgress, progress, working
 
 WAIT_S = 30.0

@@ -86,7 +86,7 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
         ConfigError: the file does not exist or is not as it should be.
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
-        return None  # whatever the file is like, it is not asked for
+        return None  # the default file is optional
     from rove.clients.endpoints import known_endpoints
 
     return known_endpoints(endpoints).get(model)
@@ -121,7 +121,7 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
 def _key(variable: str) -> str | None:
     key = os.environ.get(variable)
     if not key and variable != API_KEY_VAR:  # never send the default key to another provider
-        raise MissingKeyError(f"environment variable {variable}, which should hold the API key, is not set")
+        raise MissingKeyError(f"environment variable {variable} is not set; it should hold the API key")
     return key or None
 
 

@@ -61,7 +61,7 @@ def endpoint_clients(
     named = api_key_var != API_KEY_VAR
     key = os.environ.get(api_key_var) or None
     if named and key is None:
-        raise MissingKeyError(f"environment variable {api_key_var}, which should hold the API key, is not set")
+        raise MissingKeyError(f"environment variable {api_key_var} is not set; it should hold the API key")
     options: dict[str, Any] = {"timeout": TIMEOUT_S, "max_retries": MAX_RETRIES}
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:

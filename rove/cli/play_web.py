@@ -116,6 +116,6 @@ def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRe
     folder = run_folder(run_dir, "played", str(config["env"]), str(config["model"]), identity=config)
     with Run(folder) as run:
         run.start("eval", config, config)
-        index = len(run.ledger()[0])  # a unique index, so that repeated games on one example are all kept
+        index = len(run.ledger()[0])  # a unique index, so that repeated games on one example are all recorded
         run.append_rollout(msgspec.structs.replace(record, rollout_index=index))
     return folder

@@ -13,9 +13,9 @@ from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, versions, with_hub
 from rove.cli.options import examples, json_option
 from rove.hub.client import known_keys
+from rove.hub.client.hub import Releases
 from rove.hub.client.installed import find
 from rove.hub.client.installing import Offer, look_up
-from rove.hub.client.listings import Releases
 from rove.hub.client.settings import needed_hub
 from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.format import interval, number

@@ -189,7 +189,7 @@ def api_key_of(config: ServeConfig) -> str | None:
     key = os.environ.get(config.api_key_var, "").strip()
     if not key:
         raise MissingKeyError(
-            f"environment variable {config.api_key_var}, which should hold the API key of requests, is not set"
+            f"environment variable {config.api_key_var} is not set; it should hold the API key of requests"
         )
     return key
 

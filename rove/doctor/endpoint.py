@@ -73,7 +73,7 @@ async def check_endpoint(
     if isinstance(listed, InfraError) and "HTTP" not in str(listed):
         yield Finding(FAIL, "reachable", _error_text(listed), f"is a server listening at {client.base_url}? check -b")
         return
-    on_check("answer")
+    on_check("response")
     first, max_tokens = await _first_response(client, model)
     yield check_key(listed, first)
     yield check_models(listed, model)

@@ -67,7 +67,7 @@ def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
     told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
     assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
     listed = rove("hub", "token", "--list")
-    assert "for ever" in listed.out and "revoked" not in listed.out
+    assert "never" in listed.out and "revoked" not in listed.out
     assert "laptop" in listed.out and text not in listed.out
     assert "was revoked" in rove("hub", "token", "--revoke", "1").out
     [first, second] = json.loads(rove("hub", "token", "--list", "--json").out)
@@ -158,7 +158,7 @@ def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["yank", "acme/sums"], "which version of acme/sums?"),
+        (["yank", "acme/sums"], "name a version: acme/sums@VERSION"),
         (["yank", "acme/sums@1"], "give --reason TEXT, or --undo"),
         (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason TEXT, or --undo"),
         (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a read-only folder"),

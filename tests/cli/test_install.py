@@ -187,7 +187,7 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
     ("words", "said"),
     [
         (["install"], "nothing to install: name an environment"),
-        (["install", "nothing.whl"], "there is no wheel nothing.whl"),
+        (["install", "nothing.whl"], "the wheel nothing.whl does not exist"),
         (["install", "./nowhere"], "has no pyproject.toml"),
         (["install", "doubling"], "write OWNER/NAME"),
         (["install", "Alice/doubling"], "is not a valid owner name"),

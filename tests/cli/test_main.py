@@ -145,7 +145,7 @@ def test_version(rove: Rove):
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
         (["init", "json"], "would hide the one that Python or rove needs"),
-        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp were given; choose one"),
+        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp exclude each other; choose one"),
     ],
 )
 def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
@@ -161,7 +161,7 @@ def test_a_model_that_nobody_serves_says_what_is_missing(rove: Rove):
     done = rove("eval", "tictactoe", "-m", "gpt-5-mini")
     assert done.status == 2
     assert "no API key for https://api.openai.com/v1: set OPENAI_API_KEY" in done.err
-    assert "'gpt-5-mini' is neither a folder here nor a scripted policy (scripted:optimal, scripted:random," in done.err
+    assert "'gpt-5-mini' is neither a folder nor a scripted policy (scripted:optimal, scripted:random," in done.err
 
 
 def test_sft_on_what_is_no_run_says_so(rove: Rove):
@@ -446,7 +446,7 @@ MOVES = "".join(f"{square}\n" for square in range(9)) * 5
 def test_a_person_plays_against_a_model(rove: Rove):
     done = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES)
     assert done.status == 0
-    assert "'what?' is not one of them" in done.out
+    assert "'what?' is not a legal move" in done.out
     assert "scripted:teacher <think>" in done.out
     assert "reward of the model: " in done.out
     assert any(end in done.out for end in ("You win.", "You lose.", "Draw."))
@@ -462,7 +462,7 @@ def test_a_person_takes_the_models_role(rove: Rove):
     assert done.status == 0
     assert "Play X in tic-tac-toe" in done.out
     assert "you> " in done.out
-    assert "reward of you: " in done.out
+    assert "your reward: " in done.out
 
 
 def test_a_person_watches(rove: Rove):
@@ -490,7 +490,7 @@ def test_a_model_behind_an_endpoint_is_asked_by_its_name(rove: Rove):
 def test_the_end_of_input_ends_the_game_without_a_traceback(rove: Rove):
     done = rove("play", "tictactoe", "--seed", "1", stdin="<move>4</move>\n")
     assert done.status == 130
-    assert done.err.strip() == "you left the game; the same game again: --seed 1"
+    assert done.err.strip() == "stopped; play the same game again: --seed 1"
 
 
 # Ctrl-C

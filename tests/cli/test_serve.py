@@ -231,7 +231,7 @@ def test_what_cannot_be_served_is_said(rove: Rove, words: list[str], reason: str
 
 def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
     done = rove("serve", "scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1")
-    assert "anybody who can reach 203.0.113.1" in done.out + done.err
+    assert "anyone who can reach 203.0.113.1" in done.out + done.err
 
 
 @pytest.mark.slow

@@ -174,12 +174,12 @@ async def test_what_a_run_writes_appears_by_itself(folder: Path):
             run.append_metrics({"step": 2, "reward/mean": 0.9})
         screen = pilot.app.screen
         assert isinstance(screen, Rollouts)
-        screen.redraw()
+        screen.refresh_page()
         await pilot.pause()
         assert len(table(pilot)) == 3 and "step 2: reward/mean 0.900" in shown(pilot)
         assert found.cursor_row == 1  # the cursor stays where it was
         (folder / "rl/config.toml").unlink()
-        screen.redraw()
+        screen.refresh_page()
         await pilot.pause()
         assert "no run 'rl' here" in shown(pilot)
 

@@ -151,7 +151,7 @@ async def test_a_server_that_does_not_answer_in_time_is_slow_and_not_broken():
     assert not failed(found.values())
     assert found["tools"].status == WARN and "no answer within 0.2 s" in found["tools"].seen
     assert (found["other checks"].status, "latency" in found) == (SKIP, False)
-    assert started == ["models", "answer", "context", "tools"]
+    assert started == ["models", "response", "context", "tools"]
     always = Model()
     always._chat = hang
     found = await always.findings(timeout_s=0.2)
@@ -174,14 +174,14 @@ async def test_nobody_listens():
 
 async def test_a_wrong_key_is_found_though_models_are_listed_to_anybody():
     found = await Model(key="sk-right-one").findings(key="sk-wrong-one")
-    assert statuses(found) == {"key": FAIL, "models": OK, "answer": FAIL, "the rest": SKIP}
+    assert statuses(found) == {"key": FAIL, "models": OK, "response": FAIL, "other checks": SKIP}
     assert "HTTP 401: no such key" in found["key"].seen
     assert not any("sk-wrong-one" in finding.seen for finding in found.values())
 
 
 async def test_a_misspelt_model():
     found = await Model().findings("tinny")
-    assert statuses(found) == {"key": SKIP, "models": WARN, "answer": FAIL, "the rest": SKIP}
+    assert statuses(found) == {"key": SKIP, "models": WARN, "response": FAIL, "other checks": SKIP}
     assert found["models"].advice == "did you mean 'tiny'?"
     assert found["response"].seen == "HTTP 404: no such model"
 
@@ -247,7 +247,7 @@ async def test_who_says_nothing_answers_all_the_same():
 
 
 async def test_latency(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.doctor.endpoint.SLOW", 0.0)
+    monkeypatch.setattr("rove.doctor.endpoint.SLOW_RESPONSE_S", 0.0)
     async with FaultEndpoint() as server:
         client = OpenAIClient(server.base_url)
         assert (await check_latency(client, "tiny")).status == WARN

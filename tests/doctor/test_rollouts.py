@@ -154,7 +154,7 @@ def test_lengths():
 
 def test_all_together():
     found = {one.name: one for one in check_samples(group(0, 1), [], tiny_model().renderer, 32, 1024)}
-    names = ("rollouts", "base reward", "spread", "max_tokens", "context", "history", "tokens")
+    names = ("rollouts", "base reward", "advantages", "max_tokens", "context", "history", "tokens")
     assert {found[name].status for name in names} == {OK}
     assert [one.name for one in check_samples([failed_one()], [], tiny_model().renderer, 32, 1024)][:2] == [
         "rollouts",

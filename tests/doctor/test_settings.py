@@ -45,7 +45,7 @@ def test_what_rl_refuses_fails(over: dict[str, Any]):
         ("groups", {"rollouts_per_example": 64}, "few examples"),
         ("groups", {"env_args": {"num_groups": 5}}, "multiple of num_groups"),
         ("sampling", {"temperature": 1.4}, "collapse"),
-        ("sampling", {"temperature": 0.3}, "alike"),
+        ("sampling", {"temperature": 0.3}, "similar"),
         ("schedule", {"entropy_bonus": 0.1}, "destroyed"),
         ("schedule", {"steps": 4}, "never reaches its peak"),
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
@@ -111,13 +111,13 @@ def test_datasets():
 @pytest.mark.parametrize(
     ("count", "different", "over", "status", "seen"),
     [
-        (2000, 2000, {}, OK, "2,000 rows, each played 1.6 times"),
-        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each played 1 times"),
-        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each played 24 times"),
+        (2000, 2000, {}, OK, "2,000 rows, each used 1.6 times"),
+        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each used 1 times"),
+        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each used 24 times"),
         (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 20 different ones for 32 groups a step"),
-        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each played 0.8 times"),
-        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each played 24 times"),
-        (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 looked at"),
+        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each used 0.8 times"),
+        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each used 24 times"),
+        (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),
     ],
 )
 def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):

@@ -139,13 +139,13 @@ def test_a_former_environment_of_mathematics_has_a_python() -> None:
 def test_adapters_are_roves() -> None:
     from rove.compat.verifiers.trainer import GRPOConfig, rl_config
 
-    with pytest.warns(FutureWarning, match="lora_rank"):
+    with pytest.warns(FutureWarning, match="lora.rank"):
         adapter = vf.lora_defaults(r=4, alpha=8)
     config = rl_config(GRPOConfig(), "env", adapter)
-    assert (config.lora_rank, config.lora_alpha, config.lora_dropout) == (4, 8.0, 0.0)
-    assert config.lora_targets == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert (config.lora.rank, config.lora.alpha, config.lora.dropout) == (4, 8.0, 0.0)
+    assert config.lora.targets == ["k_proj", "o_proj", "q_proj", "v_proj"]
     adapter.target_modules = "all-linear"
-    assert rl_config(GRPOConfig(), "env", adapter).lora_targets == []
+    assert rl_config(GRPOConfig(), "env", adapter).lora.targets == []
 
 
 def test_names_that_are_not_here_say_what_to_use() -> None:

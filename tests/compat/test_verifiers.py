@@ -714,7 +714,12 @@ def test_trainer_settings_are_roves() -> None:
 
     config = rl_config(GRPOConfig(max_steps=7, num_generations=4, epsilon=0.1, scale_rewards=True), "env")
     assert (config.steps, config.rollouts_per_example, config.batch_size) == (7, 4, 8)
-    assert (config.loss, config.clip_low, config.advantage_estimator, config.truncated) == ("dapo", 0.1, "std", "mask")
+    assert (config.loss.kind, config.loss.clip_low, config.advantage_estimator, config.truncated) == (
+        "dapo",
+        0.1,
+        "std",
+        "mask",
+    )
     config.check()
     with pytest.raises(ConfigError, match="loss_type"):
         rl_config(GRPOConfig(loss_type="other"), "env")

@@ -35,7 +35,7 @@ from rove.utils.functions import maybe_await
 
 LENGTH = struct.Struct("<I")
 
-_rollout_number: contextvars.ContextVar[int] = contextvars.ContextVar("playing")
+_rollout_number: contextvars.ContextVar[int] = contextvars.ContextVar("rollout_number")
 """Number of the rollout that the current task runs."""
 
 

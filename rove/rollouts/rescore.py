@@ -313,9 +313,7 @@ class _Answers:
         with phase("replay"):
             if not self._left:
                 if ended in LIMITS:
-                    limit = LimitReachedError(ended)
-                    limit.truncated = self.record.is_truncated
-                    raise limit
+                    raise LimitReachedError(ended, self.record.is_truncated)
                 self._fail(f"at turn {turn + 1}: one more answer is asked for; the rollout had ended there ({ended})")
             step = self._left.pop(self._place(f"at turn {turn + 1}", request.messages))
         # A copy, as the environment may change it, and the prompts on record hold the same message.

@@ -25,6 +25,7 @@ from rove.core.errors import (
     phase,
     phase_of,
     traceback_text,
+    unanswered_attempts,
 )
 from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
@@ -89,15 +90,9 @@ class Allowance(msgspec.Struct, frozen=True):
             used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
-                raise _cut_off("max_total_tokens_reached")
+                raise LimitReachedError("max_total_tokens_reached", truncated=True)
             if limits.max_cost is not None and self.price is not None and self.price.of(used) >= limits.max_cost:
-                raise _cut_off("max_cost_reached")
-
-
-def _cut_off(name: str) -> LimitReachedError:
-    reached = LimitReachedError(name)
-    reached.truncated = True
-    return reached
+                raise LimitReachedError("max_cost_reached", truncated=True)
 
 
 @dataclass(slots=True)
@@ -314,11 +309,11 @@ async def within(timeout_seconds: float | None, state: State, run: Callable[[], 
     except TimeoutError as error:
         if not limit.expired():
             raise
-        # An endpoint that refuses, or does not answer at all, is no reason for a score.
-        unanswered = getattr(error.__cause__, "rove_unanswered", None)
+        # A rollout without an answer from its endpoint must not get a score.
+        unanswered = unanswered_attempts(error.__cause__)
         if unanswered or not state["trajectory"]:
-            said = f"no answer in the {timeout_seconds:g} s that the rollout may take"
-            raise InfraError(f"{said}: {unanswered[-1]}" if unanswered else said, unanswered or ()) from error
+            problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
+            raise InfraError(f"{problem}: {unanswered[-1]}" if unanswered else problem, unanswered or ()) from error
         state.update(stop_condition="timeout_reached", is_truncated=True)
 
 

@@ -35,7 +35,7 @@ APIS = {
     "messages": Api(serving_anthropic, "msg"),
 }
 """The supported APIs of other makers, by path below /v1."""
-QUEUE = web.AppKey("desk", RequestQueue)
+QUEUE = web.AppKey("queue", RequestQueue)
 MAX_BODY = 16 << 20
 """Maximum size of a request body in bytes."""
 MAX_QUEUED = 4096

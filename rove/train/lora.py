@@ -1,4 +1,4 @@
-"""LoRA in training: an adapter's weights are trained instead of the model's own (Hu et al., arXiv 2106.09685)."""
+"""LoRA in training: train an adapter's weights instead of the model's (Hu et al. 2021, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rove.train.config import TrainingConfig
 
 
 def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
-    """The model with a new adapter in it, if the settings ask for one, whose weights alone are then trained and saved.
+    """Return the model with a new adapter if the settings ask for one; only its weights are then trained and saved.
 
     Raises:
-        ConfigError: the model has no layers of the names in `lora.targets`.
+        ConfigError: The model has no layers with the names in `lora.targets`.
     """
     if not config.lora.rank:
         return loaded
@@ -38,8 +38,8 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def dropping(model: Any, seed: int) -> Iterator[None]:
-    """Context in which an adapter's dropout is at work, by a random stream of its own."""
+def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
+    """Return a context in which the adapter's dropout is active, with its own random stream."""
     layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield

@@ -32,8 +32,22 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: the user has no home folder.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".cache") / "rove"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def config_folder() -> Path:
+    """Return rove's configuration folder of this user: `$XDG_CONFIG_HOME/rove`, or `~/.config/rove`."""
+    return _user_folder("XDG_CONFIG_HOME", ".config")
+
+
+def data_folder() -> Path:
+    """Return rove's data folder of this user: `$XDG_DATA_HOME/rove`, or `~/.local/share/rove`."""
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, default: str) -> Path:
+    base = os.environ.get(variable, "").strip()
+    return (Path(base) if base else Path.home() / default) / "rove"
 
 
 def open_regular(file: Path, mode: str = "rb") -> BinaryIO:

@@ -1,4 +1,4 @@
-"""The folder in which the viewer's indexes are kept: the user's cache, never a run folder."""
+"""The folder in which the viewer's indexes are existing: the user's cache, never a run folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from rove.utils.files import cache_folder
 
 MAX_INDEXES = 1000
-"""Indexes kept in the cache folder."""
+"""Indexes existing in the cache folder."""
 MAX_INDEX_BYTES = 4 << 30
 """Their size limit together."""
 
@@ -26,7 +26,7 @@ def index_folder() -> Path:
 
 
 def store_of(file: Path, folder: Path | None) -> Path | None:
-    """Return where the index of a rollouts.jsonl is kept, by its path; None where there is no folder to keep it in.
+    """Return where the index of a rollouts.jsonl is existing, by its path; None where there is no folder to keep it in.
 
     Args:
         file: the rollouts.jsonl.
@@ -47,37 +47,37 @@ def remove_index(store: Path) -> None:
     store.with_name(f"{store.name}-journal").unlink(missing_ok=True)
 
 
-def drop_indexes(folder: Path, keep: Path, most: int = MAX_INDEXES, most_bytes: int = MAX_INDEX_BYTES) -> None:
-    """Delete indexes whose file is gone, then those not used for longest until the others are within the limits.
+def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_bytes: int = MAX_INDEX_BYTES) -> None:
+    """Delete indexes whose file is gone, then the least recently used ones beyond the limits.
 
     Args:
-        folder: of the indexes.
-        keep: the index that is never deleted.
-        most: how many are kept.
-        most_bytes: their size limit together.
+        folder: Folder of the indexes.
+        keep: The index that is never deleted.
+        max_indexes: Maximum number of indexes.
+        max_bytes: Maximum total size in bytes.
     """
-    kept = []
+    existing = []
     for store in folder.glob("*.sqlite"):
         with suppress(OSError):  # another process may be deleting it
             if store != keep and not _has_source(store):
                 remove_index(store)
                 continue
             found = store.stat()
-            kept.append((store == keep, found.st_mtime_ns, found.st_size, store))
-    size = sum(one[2] for one in kept)
-    kept.sort(reverse=True)
-    while len(kept) > 1 and (len(kept) > most or size > most_bytes):
-        _, _, freed, store = kept.pop()
+            existing.append((store == keep, found.st_mtime_ns, found.st_size, store))
+    size = sum(one[2] for one in existing)
+    existing.sort(reverse=True)
+    while len(existing) > 1 and (len(existing) > max_indexes or size > max_bytes):
+        _, _, freed, store = existing.pop()
         size -= freed
         remove_index(store)
 
 
 def _has_source(store: Path) -> bool:
-    """Whether the file that an index is of still exists; True where that cannot be read."""
+    """Return whether the file of an index still exists; True if the index is locked."""
     try:
         with closing(sqlite3.connect(f"{store.as_uri()}?mode=ro", uri=True, timeout=0.0)) as database:
             found = database.execute("SELECT file FROM source").fetchone()
-    except sqlite3.OperationalError:  # being written just now
+    except sqlite3.OperationalError:  # another process is writing it
         return True
     except sqlite3.DatabaseError:
         return False

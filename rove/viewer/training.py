@@ -1,4 +1,4 @@
-"""A training run for a report: what was measured first, last and at best, its curves and its alerts."""
+"""A training run for a report: first, last and best values, curves and alerts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from rove.viewer.html import shown
 
 HEAD = ("measured", "first", "last", "best", "at step")
-MEASURED = (("reward/mean",), ("loss", "validation_loss"))
-"""Metrics that are told beside held-out rewards: of RL, else of SFT."""
+MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
+"""Metrics shown with held-out rewards: those of RL, or those of SFT."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
-DIGITS = 6
-"""Significant digits of a metric that are kept."""
+METRIC_DIGITS = 6
+"""Significant digits of a metric."""
 MAX_ALERTS = 100
-"""Alerts that are told, the last ones."""
+"""Alerts that are shown, the last ones."""
 
 
 def training(
@@ -25,15 +25,15 @@ def training(
     planned: int | None = None,
     steps: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What `static/report.js` shows of a training run, and Markdown tells.
+    """Return the data of a training run for `static/report.js` and Markdown.
 
     Args:
-        rows: of metrics.
-        alerts: of the run.
-        planned: steps it was to take.
-        steps: of `queries.steps`: the spread of the reward.
+        rows: Rows of metrics.jsonl.
+        alerts: Rows of alerts.jsonl.
+        planned: Planned number of steps.
+        steps: From `queries.steps`: rewards per step.
     """
-    values = [row for name in _names(rows) if (row := _measured(rows, name))]
+    values = [row for name in _names(rows) if (row := _row(rows, name))]
     taken = int(rows[-1].get("step", len(rows))) if rows else 0
     seconds = sum(_seconds(row) for row in rows)
     of = f" of {planned:,}" if planned else ""
@@ -46,7 +46,7 @@ def training(
         "values": values,
         "counts": counts,
         "training": {
-            "rows": [{name: _short(value) for name, value in row.items()} for row in rows],
+            "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
             "alerts": list(alerts[-MAX_ALERTS:]),
             "steps": list(steps),
             "groups": None,
@@ -55,14 +55,14 @@ def training(
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reward or the loss, then what was held out, as far as they were measured."""
+    """Return the main metrics that the rows have, then the held-out rewards."""
     known = {name for row in rows for name in row}
-    measured = ([name for name in names if name in known] for names in MEASURED)
+    measured = ([name for name in names if name in known] for names in MAIN_METRICS)
     return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
 
 
-def _measured(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None:
-    """A row of HEAD; of a loss the lowest value is the best."""
+def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None:
+    """Return a row of `HEAD`; the best loss is the lowest."""
     found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
     if not found:
         return None
@@ -73,7 +73,7 @@ def _measured(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] |
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
-    """Of a step; sampling and training may overlap, which only the whole tells."""
+    """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
     names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
     return sum(_number(row.get(name)) or 0.0 for name in names)
 
@@ -82,6 +82,6 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _short(value: Any) -> Any:
-    """A number in no more digits than can be seen in a curve."""
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
+def _rounded(value: Any) -> Any:
+    """Round a number to the digits that a curve can show."""
+    return float(f"{value:.{METRIC_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

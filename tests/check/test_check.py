@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from commands import environment
 
-from rove.check.matrix import as_json, as_markdown
-from rove.check.package import Report, check
-from rove.check.packages import module_of, packages_in, texts_of
-from rove.check.probe_policies import PLAYERS, fitting
+from rove.check.checker import Report, check
+from rove.check.package_files import module_of, packages_in, texts_of
+from rove.check.report import as_json, as_markdown
+from rove.check.rollouts import PROBE_POLICIES, Failure, Limited, RolloutResults, fitting
 from rove.check.rules import GONE, RULES, V1, deviations, generation
-from rove.check.run import Failure, Limited, Played
 from rove.check.source_reader import read
 from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
@@ -184,7 +183,7 @@ def test_every_rule_can_hold() -> None:
     noted = set().union(*(read({"one.py": source}).features for source, _, _ in WRITTEN))
     alone = [rule.noted for rule in RULES if not noted & set(rule.noted)]
     # Those that are told by the mere use of a name or keyword.
-    kinds = ("name:", "keyword:", "attribute:", "played:")
+    kinds = ("name:", "keyword:", "attribute:", "rollouts:")
     assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in alone for one in names)
     assert all(name.startswith("name:") for name in GONE)
 
@@ -273,12 +272,15 @@ def test_players_answer_as_the_prompt_asks() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     asked = [UserMessage("Write <think>…</think><move>…</move>.")]
     state = State(input={"answer": "4"}, trajectory=[], tools=[tool])
-    assert PLAYERS["answer"](asked, state, None) == "<think>scripted</think>\n<move>4</move>"
-    assert PLAYERS["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
-    assert PLAYERS["bare"](asked, state, None) == "4"
-    assert PLAYERS["tools"](asked, state, None)["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert PROBE_POLICIES["answer"](asked, state, None) == "<think>scripted</think>\n<move>4</move>"
+    assert PROBE_POLICIES["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
+    assert PROBE_POLICIES["bare"](asked, state, None) == "4"
+    assert PROBE_POLICIES["tools"](asked, state, None)["tool_calls"][0]["function"] == {
+        "name": "look",
+        "arguments": "{}",
+    }
     state["trajectory"].append("a turn")
-    assert "<move>4</move>" in PLAYERS["tools"](asked, state, None)
+    assert "<move>4</move>" in PROBE_POLICIES["tools"](asked, state, None)
 
 
 # What is given
@@ -320,7 +322,7 @@ def test_which_module_of_a_package_is_the_environment(tmp_path: Path) -> None:
         module_of(package, {"my_env.py": "", "my_env/inner/env.py": loads})
 
 
-# Whole packages
+# Count packages
 
 HOSTILE = {
     "crash": (env("import ctypes; ctypes.string_at(0)"), "cannot run: environment 'one' did not load: .* SIGSEGV"),
@@ -418,8 +420,8 @@ def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monk
         **{"OPTIONAL_URL": "set", "OTHER_URL": "not set, optional"},
     }
     assert report.placeholders == ["FIRST_KEY", "SECOND"]
-    assert report.played.rollouts == 8 and report.played.rewards["answer"] == 0.0
-    assert report.played.swallowed == ["right: one"]
+    assert report.rollouts.rollouts == 8 and report.rollouts.rewards["answer"] == 0.0
+    assert report.rollouts.swallowed == ["right: one"]
     assert report.names == {"verifiers": ["Rubric", "SingleTurnEnv", "ensure_keys"]}
 
 
@@ -446,10 +448,10 @@ def load_environment():
 """
     [package] = packages_in(str(wheel(tmp_path, "game", game, "verifiers==0.1.5", "extra-thing; extra == 'more'")))
     steps: list[str] = []
-    report = check(package, limited=QUICK, tell=steps.append)
+    report = check(package, limited=QUICK, on_stage=steps.append)
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
     assert steps == ["reading", "building", "installing", "playing"]
-    assert report.played.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.played.rollouts == 4
+    assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
     whats = [one.what for one in report.deviations]
     assert "an `is_completed(messages, state)`" in whats
     assert "an exception in environment code that is not a `vf.Error`" in whats and "rollouts with an error" in whats
@@ -489,12 +491,12 @@ def test_the_check_goes_on_when_it_breaks_itself(tmp_path: Path, monkeypatch: py
 
 
 def test_the_matrix() -> None:
-    played = Played(
+    rollouts = RolloutResults(
         ["answer"], rollouts=2, failed=1, rewards={"answer": 0.5}, failures=[Failure("scoring", "E", "a|b\nc")]
     )
     both = deviations(["name:JudgeRubric", "name:MCPEnv"])
     fine = Report("fine", generation="rove", names={"rove": ["Rubric"]})
-    odd = Report("odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=both, played=played)
+    odd = Report("odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=both, rollouts=rollouts)
     lost = Report(
         "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=both[1:], placeholders=["K"]
     )
@@ -502,7 +504,7 @@ def test_the_matrix() -> None:
     assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is not here.\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
-    assert "| lost | G3 | needs the key K | 0 |  | 2 | played with a placeholder for K |\n" in page
+    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts with a placeholder for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
     told = as_json([fine, odd, lost])
     assert [one["verdict"] for one in told["packages"]] == ["runs unchanged", "runs with deviations", "needs the key K"]

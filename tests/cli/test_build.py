@@ -11,7 +11,7 @@ import click
 import pytest
 from commands import Rove, in_this_process
 
-from rove.cli.hub_key import command as key_command
+from rove.cli.hub import command as key_command
 from rove.cli.init import scaffold
 from rove.hub.package.folder import verify
 from rove.hub.package.signing import load_key, public_key

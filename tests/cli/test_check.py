@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import Rove, environment, in_this_process
 
-from rove.check.packages import Package
+from rove.check.package_files import Package
 from rove.cli.check import _next
 from tests.check.test_check import env, wheel
 from tests.docs.test_docs import blocks, commands

@@ -100,7 +100,7 @@ def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     client = make_client("gpt", env())
     assert isinstance(client, OpenAIClient)
-    assert client.is_maker
+    assert client.is_official
 
 
 def test_players_folders_and_keys_that_are_not_there():

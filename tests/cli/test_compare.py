@@ -68,7 +68,7 @@ def test_markdown_is_all_that_is_printed(rove: Rove):
     assert said[2] == "| value | `old` | `new` | difference | 95 % interval |  |"
     assert [line for line in said if line.startswith("- `temperature`: `0.0` → `")]
     done = rove("compare", "old", "new", "--markdown", "--json")
-    assert done.status == 2 and "--json and --markdown were given" in done.err
+    assert done.status == 2 and "--json and --markdown exclude each other" in done.err
 
 
 def test_no_difference_says_how_to_get_one(rove: Rove):

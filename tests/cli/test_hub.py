@@ -78,9 +78,9 @@ def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path:
     for words, message in (
         (["export", "site"], "there is no hub in hub"),
         (["token", "--list"], "there is no hub in hub"),
-        (["token"], "whose token?"),
-        (["user", "acme", "--key", "abc"], "is no public key"),
-        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "say opposite things"),
+        (["token"], "name the owner"),
+        (["user", "acme", "--key", "abc"], "is not a public key"),
+        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "exclude each other"),
         (["serve", "--fallback", "index.example"], "expected an address"),
     ):
         done = rove("hub", *words)
@@ -94,11 +94,11 @@ def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
     key = make_key(tmp_path / "key")
     assert "new owner" in rove("hub", "user", "acme", "--key", key).out
     store = Store(tmp_path / "hub")
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert "an owner" in rove("hub", "user", "acme").out
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert rove("hub", "user", "acme", "--no-keys").status == 0
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == []
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == []
     store.close()
 
 
@@ -159,8 +159,8 @@ def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
     ("words", "said"),
     [
         (["yank", "acme/sums"], "which version of acme/sums?"),
-        (["yank", "acme/sums@1"], "give --reason WORDS, or --undo"),
-        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason WORDS, or --undo"),
+        (["yank", "acme/sums@1"], "give --reason TEXT, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason TEXT, or --undo"),
         (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a folder, which takes nothing"),
         (["visibility", "acme/sums@1", "public"], "is one version"),
     ],

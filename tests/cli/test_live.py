@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from rove.cli import common, live
-from rove.cli.common import progress
-from rove.cli.live import Heartbeat, StepProgress, working
+from rove.cli.common import Heartbeat, StepProgress, progress, working
 
 WAIT_S = 30.0
 """Fails a test whose heartbeat never comes."""

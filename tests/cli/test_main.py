@@ -22,7 +22,7 @@ from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
-from rove.cli.main import GARBAGE, KERNELS, cli
+from rove.cli.main import CPU_CACHE_SIZES, GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
@@ -141,7 +141,7 @@ def test_version(rove: Rove):
             ["model", "new", "--env", "tictactoe", "--arch", "llma"],
             "unknown architecture 'llma'; did you mean 'llama'?",
         ),
-        (["play", "tictactoe", "--watch"], "--watch needs a model to watch"),
+        (["play", "tictactoe", "--watch"], "--watch needs a model"),
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
         (["init", "json"], "would hide the one that Python or rove needs"),
@@ -425,7 +425,7 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int,
     assert not trained & held_out
     again = rove("init", "my-task")
     assert again.status == 2
-    assert "exists already" in again.err
+    assert "already exists" in again.err
 
 
 @pytest.mark.broad
@@ -552,7 +552,7 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
     environment(tmp_path / "environments", "flawed", source)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status == 130
-    assert done.err == "\nstopped; the same command continues where it was\n"
+    assert done.err == "\nstopped; repeat the command to continue\n"
     [run] = Path("runs").iterdir()
     assert json.loads((run / "stopped.json").read_text()) == {
         "why": "interrupted by the user",
@@ -639,7 +639,7 @@ def test_of_several_processes_one_says_what_is_wrong(
 
 def test_every_command_keeps_few_compiled_kernels(monkeypatch):
     """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
-    for name in KERNELS:
+    for name in CPU_CACHE_SIZES:
         monkeypatch.setenv(name, "")  # so that both are as they were when the test is over
         monkeypatch.delenv(name)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
@@ -651,7 +651,7 @@ def test_every_command_looks_for_garbage_less_often():
     before = gc.get_threshold()
     try:
         CliRunner().invoke(cli, ["rl", "--help"])
-        assert gc.get_threshold() == GARBAGE
+        assert gc.get_threshold() == GC_THRESHOLDS
     finally:
         gc.set_threshold(*before)
 

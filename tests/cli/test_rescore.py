@@ -120,6 +120,6 @@ def test_what_cannot_be_rescored_is_refused(rove: Rove):
     made_run(Path("runs/mine"), [record()], seed=0, env="")
     unnamed = rove("rescore", "runs/mine")
     assert unnamed.status == 2
-    assert "has no name to load it by; call rove.rescore from Python" in unnamed.err
+    assert "does not name its environment; call rove.rescore from Python" in unnamed.err
     assert rove("rescore", "runs/mine", "-a", "[1]").status == 2
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "rl"]

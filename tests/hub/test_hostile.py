@@ -32,7 +32,7 @@ from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import app
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, make_token
-from rove.hub.server.uploads import LARGEST, Pace
+from rove.hub.server.uploads import MAX_UPLOAD_BYTES, Pace
 
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
@@ -57,7 +57,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     place = tmp_path_factory.mktemp("hostile")
     server_patch = pytest.MonkeyPatch()
     # A busy machine may leave a good connection alone for more than half a second before it reads its request.
-    for name, seconds in {"IDLE_SECONDS": 2.0, "LINGER_SECONDS": 0.5}.items():
+    for name, seconds in {"KEEPALIVE_TIMEOUT_S": 2.0, "LINGERING_TIME_S": 0.5}.items():
         server_patch.setattr(app, name, seconds)
     store = Store(place / "hub")
     public = make_key(place / "own.key")
@@ -191,7 +191,7 @@ def marker(depth: int) -> str:
     return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
 
 
-OURS = "[rove.environments]\nbad-sums = bad_sums\n"
+PROTECTED_MODULES = "[rove.environments]\nbad-sums = bad_sums\n"
 PKG_INFO = b"Metadata-Version: 2.3\nName: bad-sums\nVersion: 1.0\n"
 UNPACKED = ("wheel", "start", "hides", "compiled", "path", "points", "record", "nested")
 """Beginnings of the cases that a client meets as well: it takes wheels and manifests."""
@@ -307,11 +307,19 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "points: commands, with spaces": (points("[ console_scripts ]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in other case": (points("[Console_Scripts]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in two brackets": (points("[[console_scripts]]\npip = bad_sums:f\n"), 422, "has the line"),
-    "points: an indented group": (points(f"{OURS} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
-    "points: a group after a line end": (points(f"{OURS.strip()}\r[pytest11]\revil = bad_sums\n"), 422, "has the line"),
-    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{OURS}"), 422, "the group"),
-    "points: a group twice": (points(OURS + OURS), 422, "cannot be read"),
-    "points: an environment twice": (points(f"{OURS}bad-sums = bad_sums:load_environment\n"), 422, "cannot be read"),
+    "points: an indented group": (points(f"{PROTECTED_MODULES} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
+    "points: a group after a line end": (
+        points(f"{PROTECTED_MODULES.strip()}\r[pytest11]\revil = bad_sums\n"),
+        422,
+        "has the line",
+    ),
+    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{PROTECTED_MODULES}"), 422, "the group"),
+    "points: a group twice": (points(PROTECTED_MODULES + PROTECTED_MODULES), 422, "cannot be read"),
+    "points: an environment twice": (
+        points(f"{PROTECTED_MODULES}bad-sums = bad_sums:load_environment\n"),
+        422,
+        "cannot be read",
+    ),
     "points: another delimiter": (points("[rove.environments]\nbad-sums : bad_sums\n"), 422, "has the line"),
     "points: another's environment": (
         points("[rove.environments]\nmy-sums = bad_sums\n"),
@@ -320,7 +328,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     ),
     "points: another's module": (points("[rove.environments]\nbad-sums = my_sums\n"), 422, "names 'my_sums'"),
     "points: another's attribute": (points("[rove.environments]\nbad-sums = bad_sums:f\n"), 422, "names 'bad_sums:f'"),
-    "points: not in ASCII": (points(f"\ufeff{OURS}"), 422, "cannot be read"),
+    "points: not in ASCII": (points(f"\ufeff{PROTECTED_MODULES}"), 422, "cannot be read"),
     "record: a file that is not there": (recorded(b"bad_sums.py,", b"../../evil.py,"), 422, "RECORD"),
     "record: another hash": (recorded(b"sha256=", b"sha256=A"), 422, "is not the file that its RECORD lists"),
     "record: no hash": (recorded(b",sha256=", b",md5="), 422, "is not the file that its RECORD lists"),
@@ -689,7 +697,7 @@ BYTES: dict[str, tuple[str, str]] = {
     "head: very long header": (sent(f"X: {'a' * 20_000}\r\nContent-Length: 0"), "400"),
     "head: very long path": (f"GET /{'a' * 20_000} HTTP/1.1\r\nHost: h\r\n\r\n", "400|414"),
     "head: very many headers": (sent("\r\n".join(f"X{i}: a" for i in range(50_000))), "4.."),
-    "body: larger than anything may be": (sent(f"Content-Length: {LARGEST + 1}", "a"), "413"),
+    "body: larger than anything may be": (sent(f"Content-Length: {MAX_UPLOAD_BYTES + 1}", "a"), "413"),
     "body: cut off": (sent("Content-Length: 5000", f"{PART}abc"), "closed"),
     "body: no parts": (sent("Content-Length: 5", "hello"), "400"),
     "body: parts without an end": (sent(f"Content-Length: {len(PART) + 3}", f"{PART}abc"), "400"),

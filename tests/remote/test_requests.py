@@ -249,7 +249,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
 
 def test_every_line_of_play_needs_the_environment_here() -> None:
     tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
-    with pytest.raises(vf.ConfigError, match="leave out every_line, or isolated"):
+    with pytest.raises(vf.ConfigError, match="leave out kind or isolation"):
         settings(isolated=True, evaluation=tables).check()
 
 

@@ -22,7 +22,7 @@ from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
 from rove.train.rl import objective_of
 from rove.train.sequences import TrainingSequence
-from rove.train.sharding import whole
+from rove.train.sharding import full_tensor
 from rove.train.trainer import frozen_logprobs
 from rove.train.worker_group import join_process_group
 
@@ -81,7 +81,7 @@ def _gradient(learner: Learner, samples: list[TrainingSequence]) -> dict[str, to
     learner.trainer.optimizer.zero_grad()
     learner.trainer.accumulate(_batches(learner, samples), learner.objective.loss, 100.0, 0.01)
     parameters = learner.trainer.model.named_parameters()
-    return {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
+    return {name: full_tensor(p.grad).clone() for name, p in parameters if p.grad is not None}
 
 
 def _batches(learner: Learner, samples: list[TrainingSequence]) -> Any:

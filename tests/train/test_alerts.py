@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError
-from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, new_alerts
+from rove.train.alerts import ALERTS, REPEAT_AFTER_STEPS, AlertLimits, entropy_collapse, new_alerts
 
 LIMITS = AlertLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -67,13 +67,13 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "zero_advantage_groups": (
         history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
         history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
-        "85% of the groups have no spread",
+        "85% of the groups have equal rewards",
         {"zero_advantage_groups": 0.9},
     ),
     "policy_collapse": (
         history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
         history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
-        "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
+        "since step 3 all groups have zero advantage, and the reward is 0; it was 0.3 or more before",
         {},
     ),
     "loss_growth": (
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "sampler_idle": (
         history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
         history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
-        "90% of the places for rollouts are empty: the trainer is slower",
+        "90% of the slots for rollouts are empty: the trainer is slower",
         {"idle": 0.95},
     ),
 }
@@ -148,9 +148,11 @@ def test_it_is_told_once_when_it_starts(name: str):
 def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     values = [0.0, 9.0] * 20
     come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
-    later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
+    later = history(
+        groups__zero_spread=[9.0] + [0.0] * REPEAT_AFTER_STEPS + [9.0], groups__all=[10.0] * (REPEAT_AFTER_STEPS + 2)
+    )
     limits = msgspec.structs.replace(LIMITS, window=1)
-    for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
+    for rows, steps in ((come_and_go, [2]), (later, [1, REPEAT_AFTER_STEPS + 2])):
         told = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
         assert told == steps
 
@@ -220,10 +222,10 @@ def test_a_learning_rate_far_too_high_is_named_first():
     )
     [(step, name, text)] = told(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
-    assert "The learning rate (up to 2 so far) is too high" in text
+    assert "The learning rate (up to 2 so far) is probably too high" in text
 
 
-def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+def test_zero_advantage_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = told(rows)
     assert name == "zero_advantage_groups"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from fakes import tiny_model
@@ -20,7 +19,7 @@ from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, clone_model, load_model, trainable_parameters
 from rove.train.batch import micro_batches
 from rove.train.learner import Learner
-from rove.train.lora import add_lora, dropping
+from rove.train.lora import adapter_dropout, add_lora
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, frozen_logprobs, make_trainer
@@ -216,14 +215,14 @@ def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
     said, before = [], torch.get_rng_state()
     for seed in (1, 1, 2):
         torch.manual_seed(7)
-        with dropping(loaded.model, seed):
+        with adapter_dropout(loaded.model, seed):
             said.append(frozen_logprobs(loaded.model, batch))
         assert torch.equal(frozen_logprobs(loaded.model, batch), plain)
     assert torch.equal(said[0], said[1])
     assert not torch.equal(said[0], said[2])
     assert not torch.equal(said[0], plain)
     torch.set_rng_state(before)
-    with pytest.raises(Killed), dropping(loaded.model, 1):
+    with pytest.raises(Killed), adapter_dropout(loaded.model, 1):
         raise Killed
     assert not any(layer.training for layer in loaded.model.modules())
 
@@ -231,7 +230,7 @@ def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
 def test_without_dropout_nothing_is_drawn():
     loaded, _ = trained_model()
     before = torch.get_rng_state()
-    with dropping(loaded.model, 1):
+    with adapter_dropout(loaded.model, 1):
         assert not any(layer.training for layer in loaded.model.modules())
         torch.rand(1)
     assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
@@ -288,4 +287,4 @@ def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.Mon
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
     with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
-        msgspec.structs.replace(settings(), lora_rank=2).check()
+        settings(lora_rank=2).check()

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rove.clients.anthropic import AnthropicClient
-from rove.clients.openai import OpenAIClient, as_client
-from rove.clients.responses import ResponsesClient
+from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
 from rove.compat.verifiers.errors import EmptyModelResponseError, Error, ModelError
 from rove.compat.verifiers.messages import Model, ToolCall, content_text, normalize_messages, to_rove
 from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage

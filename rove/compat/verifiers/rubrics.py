@@ -23,7 +23,7 @@ from rove.compat.verifiers.release import fixed, outdated, set_legacy_attributes
 from rove.compat.verifiers.types import INPUT_FIELDS, State
 from rove.core.errors import ConfigError, Error, LimitReachedError, phase
 from rove.core.records import REWARD_ERRORS
-from rove.rubrics.math_pool import MathPool
+from rove.rubrics.math import MathPool
 from rove.utils.functions import function_name
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})

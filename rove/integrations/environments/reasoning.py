@@ -16,7 +16,7 @@ from rove.core.messages import Messages
 from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import teardown
-from rove.envs.single_turn import SingleTurnEnv
+from rove.envs.multi_turn import SingleTurnEnv
 from rove.integrations import require_library
 from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric

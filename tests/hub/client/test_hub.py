@@ -13,10 +13,9 @@ from aiohttp.test_utils import TestServer
 from hubs import code, list_again, publish, tampered
 
 from rove.core.errors import ConfigError, HubError, InfraError, TrustError
-from rove.hub.client.hub import Hub
-from rove.hub.client.listings import HubFile, check_filename
+from rove.hub.client.hub import Hub, HubFile, check_filename
 from rove.hub.client.settings import keep
-from rove.hub.client.transport import AbsentError
+from rove.hub.client.transport import NotFoundError
 from rove.hub.package.names import Reference
 
 DOUBLING = Reference("alice", "doubling", "1.0")
@@ -97,7 +96,7 @@ async def test_what_is_not_there_is_said(where: str, tmp_path: Path) -> None:
             await one.releases(Reference("alice", "else"))
         with pytest.raises(HubError, match=r"no version 2\.0; the hub has 1\.0"):
             (await one.releases(DOUBLING)).choose("2.0")
-        with pytest.raises(AbsentError):
+        with pytest.raises(NotFoundError):
             await one.download(DOUBLING, HubFile(filename="else.whl", sha256="0" * 64, size=1), tmp_path)
     assert not wheels(tmp_path)
     async with Hub(str(tmp_path)) as one:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, TrustError
-from rove.hub.client.listings import HubFile
+from rove.hub.client.hub import HubFile
 from rove.hub.client.lock import Locked, check_locked, read_lock, write_lock
 from rove.hub.package.names import RESERVED
 

@@ -188,7 +188,7 @@ def nested(depth: int) -> bytes:
             {"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"},
             "METADATA says other 1.0",
         ),
-        ({"my_sums-1.0.dist-info/METADATA": b"x" * (limits.METADATA + 1)}, "at most 1,048,576"),
+        ({"my_sums-1.0.dist-info/METADATA": b"x" * (limits.MAX_METADATA_BYTES + 1)}, "at most 1,048,576"),
     ],
     ids=lambda value: next(iter(value))[:30] if isinstance(value, dict) else "",
 )

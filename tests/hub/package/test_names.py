@@ -50,11 +50,11 @@ def test_names_are_normalised_as_pip_does(text: str):
 @given(st.text(max_size=70))
 def test_a_version_that_passes_is_safe_and_a_fixed_point(text: str):
     try:
-        version = names.normalise_version(text)
+        version = names.normalize_version(text)
     except ConfigError:
         return
     assert re.fullmatch(r"[0-9a-z.!]+", version)
-    assert names.normalise_version(version) == names.check_version(version) == version
+    assert names.normalize_version(version) == names.check_version(version) == version
 
 
 @settings(max_examples=50)
@@ -83,7 +83,7 @@ def test_names_that_are_refused(bad: str):
 @pytest.mark.parametrize("bad", ["", "one", "1.0+local", "1.0/..", "1" * 65, "1.0\u0661x", "latest"])
 def test_versions_that_are_refused(bad: str):
     with pytest.raises(ConfigError, match="version"):
-        names.normalise_version(bad)
+        names.normalize_version(bad)
 
 
 def test_what_must_be_normalised_says_how():

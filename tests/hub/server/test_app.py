@@ -200,7 +200,7 @@ async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: P
         loop.call_soon_threadsafe(done.set)
 
     monkeypatch.setattr(Store, "count", failing)
-    monkeypatch.setattr(app, "FLUSH_SECONDS", 0.02)
+    monkeypatch.setattr(app, "FLUSH_INTERVAL_S", 0.02)
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
         await asking.ask("GET", "/acme/my-sums/1.0/my_sums-1.0.tar.gz")

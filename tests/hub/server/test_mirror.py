@@ -108,7 +108,7 @@ async def test_signatures_and_keys_stay(there: Store, here: Store, tmp_path: Pat
         done = await mirrored(asking.url, here)
         assert done.new == 2 and len(done.problems) == 2  # 1.0 and 1.1 are not signed, as acme's have to be here
         assert catalogue.keys(here, "acme") == [public]
-        file = catalogue.find(here, "acme", "my-sums", "2.0", "manifest.sig")
+        file = catalogue.find_file(here, "acme", "my-sums", "2.0", "manifest.sig")
         assert file.path.read_bytes() == signed["signature"]
         there.add_owner("acme", [make_key(tmp_path / "new")])
         done = await mirrored(asking.url, here)

@@ -58,7 +58,7 @@ def test_rows_and_requests_are_those_of_the_real_library(name: str, aliased: dic
 
 
 @pytest.mark.broad
-def test_judges_are_told_the_question(aliased: dict[str, Any]) -> None:
+def test_judges_get_the_question(aliased: dict[str, Any]) -> None:
     asked = "Question:\n```\nCapital of France?\n```"
     assert any(asked in one["messages"][0]["content"] for one in aliased["judge_qa"]["asked"])
     assert not any(asked in one["messages"][0]["content"] for one in recorded("judge_qa")["asked"])

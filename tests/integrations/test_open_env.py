@@ -118,7 +118,7 @@ def count_up(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return f"<think>next</think> {len(state['trajectory'])}"
 
 
-def test_an_environment_of_a_server_is_played() -> None:
+def test_an_environment_of_a_server() -> None:
     server = Guessing()
     records = played(server.app(), count_up, rollouts=2)
     seeds = [data["seed"] for data in server.resets]
@@ -147,19 +147,19 @@ def test_128_sessions_at_once() -> None:
     assert server.peak == 128 and [record.reward for record in records] == [1.0] * 128
 
 
-def test_a_server_without_room_is_waited_for() -> None:
+def test_a_server_without_capacity_is_waited_for() -> None:
     server = Guessing(room=2)
     records = played(server.app(), count_up, num_eval_examples=10)
     assert server.peak == 2 and [record.reward for record in records] == [1.0] * 10
 
 
-def test_a_server_that_never_has_room_is_an_infra_error() -> None:
+def test_a_server_that_never_has_capacity_is_an_infra_error() -> None:
     [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
     assert record.error.type == "InfraError" and "no capacity for another session within 0.2 s" in record.error.message
 
 
-def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
+def test_actions_with_several_fields_are_json() -> None:
     schema = {"properties": {"guess": {"type": "integer"}, "why": {"type": "string"}}, "required": ["guess"]}
     said = iter(["hm", '["4"]', 'so {"guess": "four"}', *(f'```json\n{{"guess": {i}}}\n```' for i in range(10))])
     [record] = played(
@@ -172,7 +172,7 @@ def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 3 / len(record.steps)
 
 
-def test_an_action_can_be_a_call_of_a_tool() -> None:
+def test_an_action_can_be_a_tool_call() -> None:
     guess = {"type": "integer", "description": "0 to 9"}
     schema = {"properties": {"guess": guess, "metadata": {}}, "required": ["guess"], "description": "A guess."}
     said: Any = iter(
@@ -200,7 +200,7 @@ def test_an_action_can_be_a_call_of_a_tool() -> None:
         OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
 
 
-def test_own_functions_show_observations_and_read_actions() -> None:
+def test_custom_prompt_renderer_and_action_parser() -> None:
     options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
     [record] = played(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
     assert record.prompt[0]["content"] == "Go.\n\n<0 to 9>" and record.completion[-1]["content"][0] == "<"
@@ -209,14 +209,14 @@ def test_own_functions_show_observations_and_read_actions() -> None:
 @pytest.mark.parametrize(
     ("guess", "told"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
 )
-def test_what_breaks_at_the_server_fails_the_rollout(guess: str, told: str) -> None:
+def test_server_errors_fail_the_rollout(guess: str, told: str) -> None:
     [record] = played(Guessing().app(), guess, num_eval_examples=1)
     assert record.error is not None and re.search(told, record.error.message)
     assert record.error.phase == "env_response"
 
 
 @pytest.mark.broad
-def test_a_server_that_is_silent_fails_the_rollout() -> None:
+def test_a_server_that_does_not_respond_fails_the_rollout() -> None:
     class Silent(Guessing):
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
             await asyncio.sleep(60)
@@ -225,7 +225,7 @@ def test_a_server_that_is_silent_fails_the_rollout() -> None:
     assert record.error is not None and "did not answer 'reset' within 0.3 s" in record.error.message
 
 
-def test_no_server_is_told() -> None:
+def test_a_missing_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(says("1"))
@@ -237,7 +237,7 @@ def test_no_server_is_told() -> None:
         OpenEnvEnv("http://x", call_seconds=0)
 
 
-def test_observations_in_words() -> None:
+def test_observations_as_text() -> None:
     assert show_fields({"board": "X", "metadata": {}}) == "X"
     assert show_fields({"a": [1], "b": None, "c": "é"}) == "a: [1]\nc: é"
     assert show_fields({"text": "hello", "messages": [{"role": "user"}]}) == "hello"
@@ -282,7 +282,7 @@ def test_environments_are_servers_of_themselves() -> None:
     assert (state["step_count"], state["example_id"], state["split"]) == (len(record.steps), 3, "eval")
 
 
-def test_what_is_asked_wrongly_is_refused_by_name() -> None:
+def test_invalid_messages_are_refused_with_a_code() -> None:
     async def go(connect: Callable[[], Session]) -> list[tuple[str, str]]:
         session, refused = connect(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
@@ -301,7 +301,7 @@ def test_what_is_asked_wrongly_is_refused_by_name() -> None:
 
 
 @pytest.mark.broad
-def test_sessions_are_counted_and_given_back() -> None:
+def test_sessions_are_limited_and_released() -> None:
     env = Talk(turns=3)
 
     async def go(connect: Callable[[], Session]) -> None:
@@ -318,7 +318,7 @@ def test_sessions_are_counted_and_given_back() -> None:
     asyncio.run(sessions(env, go, max_sessions=1))
 
 
-def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
+def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
     class Broken(Talk):
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             raise RuntimeError("no more words")
@@ -345,7 +345,7 @@ async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[A
         return await use(ask)
 
 
-def test_episodes_are_played_over_plain_requests_too() -> None:
+def test_episodes_over_rest() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
     async def over_rest(ask: Any) -> list[Any]:
@@ -381,7 +381,7 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
         assert one["metadata"].items() >= other.get("metadata", {}).items()
 
 
-def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
+def test_invalid_rest_requests_are_refused_with_a_status() -> None:
     server = OpenEnvServer(Talk(turns=3), "talk", max_sessions=1)
 
     async def go(ask: Any) -> None:
@@ -428,7 +428,7 @@ def test_tasks_are_listed_without_their_answers() -> None:
     assert refused == [400, 404, 400]
 
 
-def test_rewards_over_groups_have_no_place_in_an_episode() -> None:
+def test_group_rewards_are_refused() -> None:
     @vf.group_reward
     def rank(states: list[vf.State]) -> list[float]:
         return [1.0] * len(states)
@@ -437,7 +437,7 @@ def test_rewards_over_groups_have_no_place_in_an_episode() -> None:
         OpenEnvServer(Quiz(rubric=vf.Rubric([rank])), "quiz")
 
 
-def test_our_environments_come_back_over_our_own_server() -> None:
+def test_rove_client_with_rove_server() -> None:
     plain = vf.load_environment("reverse_text", num_examples=6)
     records = played(
         OpenEnvServer(plain, "reverse_text").app(),
@@ -535,7 +535,7 @@ def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> N
 
 @openenv
 @pytest.mark.slow
-def test_the_official_client_plays_our_server() -> None:
+def test_the_official_client_with_rove_server() -> None:
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}
     serve = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "tictactoe", "--port", str(port)]
@@ -550,7 +550,7 @@ def test_the_official_client_plays_our_server() -> None:
     assert len(games) == 128 and all(0 <= reward <= 1.2 and 1 <= turns <= 8 for reward, turns in games)
 
 
-async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
+async def test_a_new_episode_survives_a_step_of_the_old_one() -> None:
     class Episode:
         def __init__(self) -> None:
             self.state: dict[str, Any] = {}

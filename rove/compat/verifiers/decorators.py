@@ -39,29 +39,19 @@ def teardown(func: Any = None, priority: int = 0) -> Any:
     return _mark("teardown", func, priority=priority)
 
 
-def setup(func: Any = None, priority: int = 0) -> Any:
-    """Set a mark of the preview of 0.4, which has no effect here."""
-    return _mark("setup", func, priority=priority)
+def _preview_mark(kind: str, **defaults: Any) -> Callable[..., Any]:
+    def decorator(func: Any = None, **notes: Any) -> Any:
+        return _mark(kind, func, **{"priority": 0, **defaults, **notes})
+
+    return decorator
 
 
-def update(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
-    """Set a mark of the preview of 0.4, which has no effect here."""
-    return _mark("update", func, priority=priority, stage=stage)
-
-
-def metric(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
-    """Set a mark of the preview of 0.4, which has no effect here."""
-    return _mark("metric", func, priority=priority, stage=stage)
-
-
-def reward(func: Any = None, weight: float = 1.0, priority: int = 0, stage: str = "rollout") -> Any:
-    """Set a mark of the preview of 0.4, which has no effect here."""
-    return _mark("reward", func, priority=priority, stage=stage, weight=weight)
-
-
-def advantage(func: Any = None, priority: int = 0) -> Any:
-    """Set a mark of the preview of 0.4, which has no effect here."""
-    return _mark("advantage", func, priority=priority, stage="group")
+setup = _preview_mark("setup")
+"""This and the following decorators of the preview of 0.4 set a mark that has no effect here."""
+update = _preview_mark("update", stage="rollout")
+metric = _preview_mark("metric", stage="rollout")
+reward = _preview_mark("reward", weight=1.0, stage="rollout")
+advantage = _preview_mark("advantage", stage="group")
 
 
 def discover_decorated(obj: Any, kind: str) -> list[Callable[..., Any]]:

@@ -19,20 +19,12 @@ from rove.core.errors import (
 )
 from rove.core.errors import MissingKeyError as _MissingKeyError
 
+# fmt: off
 __all__ = [
-    "BrowserSandboxError",
-    "EmptyModelResponseError",
-    "Error",
-    "InfraError",
-    "InvalidModelResponseError",
-    "ModelError",
-    "OverlongPromptError",
-    "SandboxError",
-    "ToolCallError",
-    "ToolError",
-    "ToolParseError",
-    "TunnelError",
+    "BrowserSandboxError", "EmptyModelResponseError", "Error", "InfraError", "InvalidModelResponseError", "ModelError",
+    "OverlongPromptError", "SandboxError", "ToolCallError", "ToolError", "ToolParseError", "TunnelError",
 ]
+# fmt: on
 
 
 class TunnelError(InfraError):

@@ -284,18 +284,13 @@ class OpenEnvEnv(MultiTurnEnv):
             await http.close()
 
 
+# fmt: off
 _SANDBOX_ARGUMENTS = {
-    "startup_timeout_seconds",
-    "startup_poll_interval_seconds",
-    "health_request_timeout_seconds",
-    "schema_request_timeout_seconds",
-    "wait_for_creation_max_attempts",
-    "max_retries",
-    "base_delay",
-    "backoff_factor",
-    "max_backoff_seconds",
-    "jitter",
+    "startup_timeout_seconds", "startup_poll_interval_seconds", "health_request_timeout_seconds",
+    "schema_request_timeout_seconds", "wait_for_creation_max_attempts", "max_retries", "base_delay", "backoff_factor",
+    "max_backoff_seconds", "jitter",
 }
+# fmt: on
 
 
 def _parse_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,28 +20,14 @@ from rove.compat.verifiers.types import State
 from rove.envs.sandbox import limited, package_names
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
 
+# fmt: off
 _IGNORED_ARGUMENTS = (
-    "sandbox_name",
-    "docker_image",
-    "cpu_cores",
-    "gpu_count",
-    "timeout_minutes",
-    "team_id",
-    "advanced_configs",
-    "labels",
-)
-_IGNORED_ARGUMENTS += (
-    "max_retries",
-    "base_delay",
-    "backoff_factor",
-    "max_backoff_seconds",
-    "jitter",
-    "max_startup_wait_seconds",
-)
-_IGNORED_ARGUMENTS += tuple(
-    f"sandbox_client_max_{name}" for name in ("workers", "connections", "keepalive_connections")
+    "sandbox_name", "docker_image", "cpu_cores", "gpu_count", "timeout_minutes", "team_id", "advanced_configs", "labels",
+    "max_retries", "base_delay", "backoff_factor", "max_backoff_seconds", "jitter", "max_startup_wait_seconds",
+    "sandbox_client_max_workers", "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections",
 )
 """Arguments about a vendor's machines."""
+# fmt: on
 
 
 class SandboxMonitorRubric(Rubric):

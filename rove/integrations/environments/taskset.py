@@ -32,7 +32,7 @@ ROWS_TIMEOUT_S = 600.0
 """Time limit for sending a chunk of tasks."""
 CANCEL_TIMEOUT_S = 15.0
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment variables that tell this interpreter where to find packages; another one must not get them."""
+"""Environment variables with package locations of this interpreter, which another one must not inherit."""
 
 
 class TasksetEnv(AgentEnv):
@@ -255,4 +255,4 @@ async def _stop(state: State, condition: str) -> None:
     """End the episode and have it scored as it is."""
     worker, number = state["episode"]
     with suppress(RemoteError, WorkerError):
-        await worker.ask("stop", number=number, condition=condition)
+        await worker.request("stop", number=number, condition=condition)

@@ -272,7 +272,7 @@ async def _chat_in_process(
     data: Any,
     tool_interception_url: str | None = None,
 ) -> Any:
-    """Replace `NullHarness.launch`: run its program, which executes nothing of the model's, in this process."""
+    """Replace `NullHarness.launch`: run its program, which does not execute output of the model, in this process."""
     system_prompt, prompt = self.resolve_prompt(data)
     servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
     initial = None

@@ -77,7 +77,7 @@ class Judge:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_judge_is_called_with_and_without_await(is_async: bool) -> None:
+def test_a_judge_can_be_called_with_and_without_await(is_async: bool) -> None:
     judge = Judge(is_async)
     rubric = vf.JudgeRubric(judge_client=judge)
 
@@ -104,7 +104,7 @@ def test_a_judge_is_called_with_and_without_await(is_async: bool) -> None:
     assert len(judge.asked) == 4  # once with the state, once without it, for each of two rows
 
 
-def test_what_a_sync_judge_raises_is_told() -> None:
+def test_errors_of_a_sync_judge_are_reported() -> None:
     def fails(**kwargs: Any) -> Any:
         raise OSError("no line")
 
@@ -144,7 +144,7 @@ def test_calls_are_read_in_both_forms() -> None:
         _ = call.other
 
 
-def test_former_messages_have_no_empty_fields() -> None:
+def test_legacy_messages_have_no_empty_fields() -> None:
     call = {"id": "1", "name": "add", "arguments": "{}"}
     given = messages.normalize_messages([{"role": "assistant"}, {"role": "assistant", "tool_calls": [call]}])
     plain, calling = messages.as_legacy_messages(given)
@@ -167,7 +167,7 @@ def test_calls_become_json() -> None:
     assert messages.sanitize_tool_calls("text") == "text"
 
 
-def test_answers_are_read_as_choices() -> None:
+def test_responses_have_choices() -> None:
     response = Response(message=vf.types.ResponseMessage(content="four", finish_reason="stop"))
     assert response.choices[0].message.content == response.choices[0].text == "four"
     assert response.choices[0].finish_reason == "stop"
@@ -180,7 +180,7 @@ def right(completion: Any, answer: str) -> float:
     return float(completion[-1]["content"] == answer)
 
 
-def test_lists_of_functions_may_be_set(caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_of_functions_can_be_set(caplog: pytest.LogCaptureFixture) -> None:
     class Lists(vf.Rubric):
         def __init__(self, **kwargs: Any):
             super().__init__(**kwargs)
@@ -199,7 +199,7 @@ def test_lists_of_functions_may_be_set(caplog: pytest.LogCaptureFixture) -> None
     assert [one["reward"] for one in outputs(env, said("4"))] == [1.5, 0.5]
 
 
-def test_overridden_lists_are_asked() -> None:
+def test_overridden_lists_are_used() -> None:
     class Asked(vf.Rubric):
         def get_reward_funcs(self) -> list[Any]:
             return [right]
@@ -224,7 +224,7 @@ def test_other_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest.M
     assert vf.Parser(tag="a").tag == "a"  # type: ignore[attr-defined]
 
 
-def test_groups_may_be_scored_in_the_former_way() -> None:
+def test_groups_can_be_scored_with_legacy_methods() -> None:
     class Rank(vf.Rubric):
         async def score_rollouts(self, prompts: Any, completions: Any, *more: Any, **kwargs: Any) -> Any:
             scores = await super().score_rollouts(prompts, completions, *more, **kwargs)
@@ -252,7 +252,7 @@ def test_a_reward_of_one_rollout_has_attributes() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda rubric: rubric, lambda rubric: vf.RubricGroup([rubric])])
-def test_a_rollout_may_be_scored_with_former_arguments_by_name(make: Any) -> None:
+def test_a_rollout_can_be_scored_with_legacy_keyword_arguments(make: Any) -> None:
     rubric = make(vf.Rubric(funcs=[right], weights=[2.0]))
     completion = [{"role": "assistant", "content": "4"}]
     given: dict[str, Any] = {
@@ -279,7 +279,7 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def test_calls_are_counted_once() -> None:
+def test_tool_calls_are_counted_once() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "double", "arguments": '{"number": 2}'}}
 
     def plays(messages: Any, state: Any, rng: Any) -> Any:
@@ -291,7 +291,7 @@ def test_calls_are_counted_once() -> None:
         assert row["metrics"] == {"num_turns": 2.0, "total_tool_calls": 1.0, "double_calls": 1.0}
 
 
-def test_a_group_knows_all_names() -> None:
+def test_a_group_has_the_names_of_all_members() -> None:
     one = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
     assert vf.EnvGroup([one]).rubric.all_reward_names == ["num_turns", "right"]  # type: ignore[attr-defined]
 
@@ -317,7 +317,9 @@ def load_environment():
     ("is_async", "requirement", "turns"),
     [("", "", 10), ("async ", "", 12), ("async ", "verifiers<0.1.3", 10), ("", "verifiers==0.1.2", 10)],
 )
-def test_turns_end_at_ten_in_the_first_releases(is_async: str, requirement: str, turns: int, tmp_path: Path) -> None:
+def test_default_limit_of_turns_in_the_first_releases(
+    is_async: str, requirement: str, turns: int, tmp_path: Path
+) -> None:
     source = TURNS.format(is_async=is_async, most=12)
     env = package(tmp_path, f"count_{len(is_async)}_{len(requirement)}", source, requirement)
     [row] = outputs(env, said("so"), state_columns=["trajectory"])
@@ -357,7 +359,7 @@ def test_shipped_tools_calculate_and_run_code() -> None:
         ("from verifiers.inference.vllm_client import VLLMClient", "rove serve"),
     ],
 )
-def test_what_is_not_provided_says_what_to_use(statement: str, instead: str) -> None:
+def test_unsupported_names_report_a_replacement(statement: str, instead: str) -> None:
     with pytest.raises(ImportError, match=instead):
         exec(statement)
 
@@ -374,7 +376,7 @@ def test_errors_have_chains() -> None:
     assert errors.get_vf_error_chain(cause) == errors.get_error_chain(None) == []
 
 
-def test_functions_are_called_again() -> None:
+def test_functions_are_retried() -> None:
     tries: list[int] = []
 
     async def fails(until: int) -> Any:
@@ -394,7 +396,7 @@ def test_functions_are_called_again() -> None:
         asyncio.run(decorators.maybe_retry(lambda: {}["x"], 2, 0.0)())
 
 
-def test_a_state_says_what_is_no_json() -> None:
+def test_a_state_reports_keys_that_json_cannot_represent() -> None:
     state = State(fine=[1, {"a": None}])
     state.assert_serializable()
     state["client"] = object()
@@ -471,7 +473,7 @@ def test_a_reward_that_always_raises_is_in_the_summary(tmp_path: Path) -> None:
     assert "broken_rewards" not in asyncio.run(rove.evaluate(env, said("4")))
 
 
-def test_an_evaluation_of_v0s_own_warns(tmp_path: Path) -> None:
+def test_evaluation_with_v0s_loop_warns(tmp_path: Path) -> None:
     broken_in(tmp_path)
     env = load_environment("broken", tmp_path).inner  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="its reward is broken: right raised in every rollout"):
@@ -480,7 +482,7 @@ def test_an_evaluation_of_v0s_own_warns(tmp_path: Path) -> None:
 
 
 @pytest.mark.broad
-def test_the_command_says_that_a_reward_is_broken(
+def test_the_command_reports_a_broken_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken_in(tmp_path)
@@ -556,7 +558,7 @@ def test_the_newest_release_that_is_allowed(tmp_path: Path) -> None:
     assert project_requirements(tmp_path / "one.py") == []
 
 
-def test_older_names_are_told() -> None:
+def test_old_names_cause_warnings() -> None:
     rubric = vf.Rubric()
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")

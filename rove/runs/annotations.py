@@ -72,7 +72,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         for tag in (*self.add, *self.remove):
             if not 0 < len(tag) <= MAX_TAG_CHARS or tag != tag.strip() or not tag.isprintable():
                 raise ValueError(
-                    f"a tag is {tag[: 2 * MAX_TAG_CHARS]!r}; expected 1 to {MAX_TAG_CHARS} visible characters without outer spaces"
+                    f"a tag is {tag[: 2 * MAX_TAG_CHARS]!r}; expected 1 to {MAX_TAG_CHARS} visible characters, "
+                    "no space at either end"
                 )
         if len(self.note or "") > MAX_NOTE_CHARS:
             raise ValueError(f"a note has {MAX_NOTE_CHARS:,} characters at most, this one {len(self.note or ''):,}")

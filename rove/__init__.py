@@ -102,11 +102,11 @@ _LAZY = {
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
-"""Names that cost an import most users of the core do not need."""
+"""Names whose modules are imported on first use, to keep `import rove` fast."""
 
 
 def _installed_from_hub(env_id: str) -> Elsewhere | None:
-    """What `load_environment` asks about names like OWNER/NAME."""
+    """Find environments with names like OWNER/NAME that were installed from a hub."""
     from rove.hub.client.installed import finder
 
     return finder(env_id)

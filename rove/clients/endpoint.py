@@ -29,6 +29,7 @@ from rove.core.errors import (
     MissingKeyError,
     ModelError,
     OverlongPromptError,
+    cancelled_unanswered,
 )
 from rove.core.protocols import Request, Response
 from rove.wire.chat import excerpt
@@ -186,8 +187,7 @@ class EndpointClient(ABC):
         """Send one request, with retries.
 
         The response, and every error raised here, lists the failed tries in `attempts`, oldest first. If a request is
-        cancelled after failed tries or while it waits for the limiter, the attribute `rove_unanswered` of the
-        `CancelledError` lists them.
+        cancelled after failed tries or while it waits for the limiter, the `CancelledError` lists them.
 
         Returns:
             The response with message, usage and finish reason.
@@ -203,7 +203,7 @@ class EndpointClient(ABC):
             return await self._respond(request, attempts)
         except asyncio.CancelledError as cancelled:
             if attempts:
-                cancelled.rove_unanswered = list(attempts)  # pyright: ignore[reportAttributeAccessIssue]
+                raise cancelled_unanswered(attempts) from cancelled
             raise
         except Exception as error:
             masked = self._secrets.mask_error(error)
@@ -280,8 +280,7 @@ class EndpointClient(ABC):
         try:
             admitted = await limiter.acquire()
         except asyncio.CancelledError as cancelled:
-            cancelled.rove_unanswered = ["waited for admission"]  # pyright: ignore[reportAttributeAccessIssue]
-            raise
+            raise cancelled_unanswered(["waited for admission"]) from cancelled
         outcome, pause = "failed", 0.0
         try:
             status, headers, answer = await self._post(session, url, body)

@@ -11,7 +11,14 @@ import msgspec
 
 from rove.clients.endpoint import OVERLOADED_STATUSES, EndpointClient
 from rove.clients.limiter import Change
-from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError
+from rove.core.errors import (
+    ConfigError,
+    InfraError,
+    InvalidModelResponseError,
+    ModelError,
+    cancelled_unanswered,
+    unanswered_attempts,
+)
 from rove.core.protocols import Request, Response
 
 AVOID_S = 30.0
@@ -106,8 +113,8 @@ class Replicas:
                     raise
             except asyncio.CancelledError as cancelled:
                 if attempts:
-                    attempts += self._labeled(replica, getattr(cancelled, "rove_unanswered", ()))
-                    cancelled.rove_unanswered = attempts  # pyright: ignore[reportAttributeAccessIssue]
+                    attempts += self._labeled(replica, unanswered_attempts(cancelled) or ())
+                    raise cancelled_unanswered(attempts) from cancelled
                 raise
             else:
                 attempts += self._labeled(replica, response.attempts)

@@ -10,7 +10,16 @@ from typing import Any
 
 from rove.core.config import check_positive
 from rove.core.digest import digest_code
-from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, ends_task, nearest, phase
+from rove.core.errors import (
+    AgentError,
+    ConfigError,
+    Error,
+    LimitReachedError,
+    cancelled_unanswered,
+    ends_task,
+    nearest,
+    phase,
+)
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import TrajectoryStep
@@ -166,7 +175,7 @@ class AgentEnv(Environment):
                 result = await self._run_until_over(access, turns, state)
         except asyncio.CancelledError as cancelled:
             if turns.unanswered:
-                cancelled.rove_unanswered = turns.unanswered  # pyright: ignore[reportAttributeAccessIssue]
+                raise cancelled_unanswered(turns.unanswered) from cancelled
             raise
         finally:
             _set_completion(result[0], state)

@@ -307,9 +307,7 @@ class _RpcServer:
             self.write(_encode(frame))
             raise
         if "limit" in reply:
-            reached = LimitReachedError(reply["limit"])
-            reached.truncated = reply["truncated"]
-            raise reached
+            raise LimitReachedError(reply["limit"], reply["truncated"])
         if "failed" in reply:
             raise _error_from_dict(**reply["failed"])
         return reply

@@ -25,7 +25,7 @@ def test_a_board_comes_back_from_json_as_it_was(board: Rendering):
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([[("X", "blinking")]], "looks 'blinking'; expected one of '', 'free', 'first'"),
+        ([[("X", "blinking")]], "the style of a cell is 'blinking'; expected one of '', 'free', 'first'"),
         ([[("x" * 13, "")]], "at most 12 characters"),
         ([[]] * 41, "at most 40 rows"),
         ([[("", "")] * 41], "at most 40 rows of 40 cells"),

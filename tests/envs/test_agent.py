@@ -15,6 +15,7 @@ import pytest
 from fakes import tiny_model
 
 import rove as vf
+from rove.core.errors import cancelled_unanswered
 from rove.engine.client import EngineClient
 from rove.envs.agent import conversation, task_of
 from rove.server.proxy import Access
@@ -416,8 +417,7 @@ async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
                 try:
                     await asyncio.sleep(3600)
                 except asyncio.CancelledError as cancelled:
-                    cancelled.rove_unanswered = ["HTTP 503"]  # pyright: ignore[reportAttributeAccessIssue]
-                    raise
+                    raise cancelled_unanswered(["HTTP 503"]) from cancelled
             return await super().respond(request)
 
     def state_of(request: vf.Request) -> list[Any]:

@@ -53,7 +53,7 @@ def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
         (["tictactoe", "-o", "matrix.txt"], "ends in .md or .json"),
         (["tictactoe", "-o", "nowhere/matrix.md"], "the folder nowhere does not exist"),
         (["tictactoe", "-a", "5"], "-a takes a JSON object"),
-        (["."], "holds none"),
+        (["."], "contains none"),
         (["tictactoe", "-n", "0"], "num_examples is 0"),
         ([], "Missing argument"),
     ],

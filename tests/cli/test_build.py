@@ -54,7 +54,7 @@ def test_the_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     run([], standalone_mode=False)
     made = capsys.readouterr().out
     assert public_key(load_key()) in made
-    assert "made the key of" in made
+    assert "created the key in" in made
     run(["--json"], standalone_mode=False)
     said = json.loads(capsys.readouterr().out)
     assert (said["key"] in made, said["new"]) == (True, False)

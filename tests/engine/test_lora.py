@@ -372,7 +372,7 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         (
             {},
             {"base_model__model__lm_head__lora_A__weight": torch.zeros(2)},
-            "changes 'lm_head', which is no projection",
+            "changes 'lm_head', which is not a projection",
         ),
         ({}, {"model__layers__2__mlp__up_proj__lora_A__weight": torch.zeros(2)}, "layers 0 to 1"),
     ],
@@ -403,7 +403,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
     folder = save(adapter_of(loaded, 1), tmp_path / "a")
     with pytest.raises(ConfigError, match="nothing is not an adapter: it has no adapter_config.json"):
         engine.load_adapter("a", folder / "nothing")
-    with pytest.raises(ConfigError, match="the adapter's name is empty"):
+    with pytest.raises(ConfigError, match="the adapter name is empty"):
         engine.load_adapter("", folder)
     for name, content, reason in (
         ("adapter_config.json", b"{", "cannot be read"),

@@ -243,7 +243,7 @@ def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise
     assert first[:2] == (3, "policy_collapse")
     assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is probably too high" in first[2]
     assert second[:2] == (5, "zero_advantage_groups")
-    assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
+    assert "certain of its answers. If they do not earn the most, lower the learning rate first" in second[2]
 
 
 def test_a_certain_model_may_become_more_certain():

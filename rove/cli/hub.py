@@ -218,7 +218,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
         )
 
     with opened(data, new=True) as store:
-        owners = store.database.ask("SELECT 1 FROM owners LIMIT 1")
+        owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.enter():
             console.print(
                 f"{file} is missing or damaged; restore it from a backup",

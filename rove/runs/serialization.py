@@ -236,9 +236,7 @@ def decode_listed(line: bytes) -> Listed:
 
 def _check_version(version: int) -> None:
     if version > SCHEMA_VERSION:
-        raise RunError(
-            f"the rollout has schema {version}; this version of rove reads up to {SCHEMA_VERSION}: upgrade rove"
-        )
+        raise RunError(f"this rollout has schema {version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove")
 
 
 def _with_turns(stored: Any) -> Any:

@@ -85,7 +85,7 @@ def test_tags_are_short_and_can_be_seen(tag: str):
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="nothing to change"):
+    with pytest.raises(ConfigError, match="the change is empty"):
         annotate(tmp_path, Change(rollout=ONE))
     with pytest.raises(ValueError, match="on a rollout"):
         Change(note="x")

@@ -161,7 +161,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         ("chat/completions", {"messages": []}, "length >= 1"),
         ("chat/completions", {"messages": HI, "temperature": -1}, "temperature"),
         ("chat/completions", {"messages": HI, "logprobs": True}, "request text only"),
-        ("responses", {"input": "a", "previous_response_id": "r"}, "nothing is stored"),
+        ("responses", {"input": "a", "previous_response_id": "r"}, "this server is stateless"),
         ("messages", {"messages": HI}, "max_tokens"),
     ],
 )

@@ -354,7 +354,7 @@ async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
     [
         (b"", "not an annotation"),
         (b"[]", "not an annotation"),
-        (b'{"run": "worse"}', "nothing to change"),
+        (b'{"run": "worse"}', "the change is empty"),
         (b'{"run": "worse", "line": 99, "add": ["x"]}', "no rollout in line 99"),
         (b'{"run": "worse", "line": 1e99, "add": ["x"]}', "not an annotation"),
         (b'{"run": "worse", "line": -1, "add": ["x"]}', "not an annotation"),

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import rove as vf
 from rove.models.new import new_model
 from rove.runs.run import Run
-from rove.train.rl import RLConfig, train_rl
+from rove.train.config import RLConfig
+from rove.train.rl import train_rl
 
 WAIT, SLOWER, ONE_IN = 0.05, 20, 20
 

@@ -31,7 +31,7 @@ def stages(
     """The runs, seed by seed: name and settings."""
     found = []
     for seed, rate in itertools.product(seeds, ["", *rates]):
-        adapter = {"lora_rank": rank, "learning_rate": float(rate)} if rate else {}
+        adapter = {"lora": {"rank": rank}, "learning_rate": float(rate)} if rate else {}
         name = f"adapter, {rate}" if rate else "whole model"
         found.append((name, {**rl, **adapter, "seed": seed}))
     return found

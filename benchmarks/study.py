@@ -27,7 +27,7 @@ from rove.core.config import convert
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run
 from rove.statistics import compare, mean
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from rove.train.worker_group import SINGLE_PROCESS
 
 HERE = Path(__file__).parent
@@ -78,7 +78,9 @@ VARIANTS = {
     "weak-no-format": Variant(
         "no format reward, from a short SFT", {"format_reward": False}, env=VARIANT, start="weak"
     ),
-    "weak-no-bonus": Variant("from a short SFT, no entropy bonus", settings={"entropy_bonus": 0.0}, start="weak"),
+    "weak-no-bonus": Variant(
+        "from a short SFT, no entropy bonus", settings={"loss": {"entropy_bonus": 0.0}}, start="weak"
+    ),
     "first-best": Variant("perfect opponent, always its first best move", {"first_best": True, **PERFECT}, env=VARIANT),
     "T-1.25": Variant("T = 1.25", settings={"temperature": 1.25}),
     "T-1.4": Variant("T = 1.4", settings={"temperature": 1.4}),

@@ -51,7 +51,7 @@ def stage(start: str, seed: int) -> Any:
     """The settings of "RL 1", for both sides."""
     from rove.cli.demo import load_recipe
     from rove.core.config import convert
-    from rove.train.rl import RLConfig
+    from rove.train.config import RLConfig
 
     values = {key: value for key, value in load_recipe(ENV, smoke=False).rl[0].items() if key != "name"}
     over = {"env": ENV, "model": start, "seed": seed, "checkpoint_every": 1000, "threads": 1}
@@ -89,9 +89,9 @@ class Clock:
 
 def train_with_rove(config: Any, folder: Path) -> None:
     """Be the process that trains with rove."""
-    from rove.cli.main import KERNELS
+    from rove.cli.main import CPU_CACHE_SIZES
 
-    os.environ.update(KERNELS)  # as `rove rl` does, before torch is imported
+    os.environ.update(CPU_CACHE_SIZES)  # as `rove rl` does, before torch is imported
     from rove import Run, load_environment, load_model
     from rove.train.rl import train_rl
 
@@ -228,7 +228,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
         epsilon_high=config.max_ratio,  # of CISPO in TRL: the absolute ceiling, as in rove
         scale_rewards="none",
         beta=0.0,
-        entropy_coef=config.entropy_bonus,
+        entropy_coef=config.loss.entropy_bonus,
         **PEER_SETTINGS,
     )
     trainer = GRPOTrainer(

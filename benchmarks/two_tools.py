@@ -27,8 +27,7 @@ from rove.cli.sft import run_sft
 from rove.core.config import convert, read_toml
 from rove.envs.loading import environment_file
 from rove.runs.run import Run
-from rove.train.rl import RLConfig
-from rove.train.sft import SFTConfig
+from rove.train.config import RLConfig, SFTConfig
 
 ENV = "lookup"
 NOVICE = {"model": "scripted:novice", "train": True, "num_examples": 14000, "env_args": {"num_examples": 14000}}

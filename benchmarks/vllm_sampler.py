@@ -30,7 +30,7 @@ env = "tictactoe"
 batch_size = 128
 learning_rate = 3e-4
 final_lr_fraction = 0.3
-entropy_bonus = 0.01
+loss.entropy_bonus = 0.01
 max_tokens = 32
 micro_batch_tokens = 2048
 env_args = { num_examples = 4800, num_groups = 16, min_random_move_prob = 0.2, max_random_move_prob = 0.7 }

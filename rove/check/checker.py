@@ -23,7 +23,7 @@ from rove.check.rollouts import Limited, RolloutResults, run_rollouts
 from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, Deviation, deviations, generation
 from rove.check.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
-from rove.compat.verifiers.pins import newest_allowed, project_requirements
+from rove.compat.verifiers.release import newest_allowed, project_requirements
 from rove.core.errors import ConfigError
 from rove.remote.venv import make_venv
 from rove.statistics.reward_errors import broken_reward

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from packaging.version import Version
 
-from rove.compat.verifiers.pins import RELEASES
+from rove.compat.verifiers.release import RELEASES
 
 G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
 V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"

@@ -1,6 +1,6 @@
-"""How the tokens of a step lie in tensors: the decoded ones first, pool by pool, then those of chunks.
+"""Tensors of one step: first the decoded tokens, pool by pool, then the prefill chunks.
 
-Axes: N tokens of the step, B rows of one pool, n tokens of the longest chunk.
+Axes: N tokens of the step, B sequences of one pool, n tokens of the longest chunk.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import torch
 
-from rove.engine.kv_cache import Pool, Shape, Slot
-from rove.engine.lora import Adapted
+from rove.engine.kv_cache import CacheShape, Pool, Slot
+from rove.engine.lora import AdapterTokens
 from rove.engine.scheduler import Chunk, Step
 
-KEYS_STEP = 32
-"""Attention reads this many keys more or less: a new length every token would compile a new matrix product every token. In
-16 bits it reads whole rows: PyTorch copies pieces of them before it multiplies, which costs more than the empty end."""
-SCORES = 1 << 24
-"""Most attention scores computed at once while reading in."""
+KEYS_MULTIPLE = 32
+"""Attention reads a multiple of this many keys: a new length for every token would compile a new oneDNN matrix product for
+every token. In 16 bits whole rows are read, because PyTorch copies slices before it multiplies."""
+MAX_SCORES = 1 << 24
+"""Maximum attention scores computed at once during prefill."""
 
 
 class Piece(NamedTuple):
@@ -29,65 +29,69 @@ class Piece(NamedTuple):
 
     slot: Slot
     start: int
-    """Position of the first one."""
+    """Position of the first token."""
     size: int
 
 
 @dataclass
-class Decoded:
-    """Tokens that attend one by one, each after its key and value are in the cache: B of one pool. Those of one sequence stand
-    together, in order."""
+class DecodeBatch:
+    """Tokens of one pool (B) that attend one by one, each after its key and value are cached. Tokens of one sequence are
+    adjacent.
+    """
 
     pool: Pool
     tokens: slice
-    """Where in the step."""
+    """Slice of the step."""
     rows: torch.Tensor
-    """[B] of the pool."""
+    """[B] rows in the pool."""
     positions: torch.Tensor
-    """[B]"""
+    """[B] positions of the tokens."""
     sources: torch.Tensor
-    """[B] rows of the pool that hold the same ..."""
-    shared: torch.Tensor
-    """... in so many first positions."""
+    """[B] rows with the same content in the first `shared_prefixes` positions. Sequences of a group read the prefix from one
+    row, which then stays in the processor cache."""
+    shared_prefixes: torch.Tensor
+    """[B] number of those positions."""
     longest: int
-    """Positions of the longest sequence, its last token here included."""
+    """Length of the longest sequence, including its last token."""
     starts: list[int]
-    """Where each sequence's tokens begin, among the B."""
+    """Index of the first token of each sequence, within the B tokens."""
 
     @staticmethod
-    def of(pieces: Sequence[Piece], before: int) -> Decoded:
-        """The tokens of these, all of one pool; `before` tokens of the step come before them."""
+    def from_pieces(pieces: Sequence[Piece], before: int) -> DecodeBatch:
+        """Build the batch of pieces of one pool; `before` tokens of the step precede them."""
         shown: dict[int, Slot] = {}
         for slot, _, _ in pieces:
-            if slot.family and slot.common > (shown[slot.family].common if slot.family in shown else 0):
-                shown[slot.family] = slot
+            if slot.prefix_group and slot.shared_prefix > (
+                shown[slot.prefix_group].shared_prefix if slot.prefix_group in shown else 0
+            ):
+                shown[slot.prefix_group] = slot
         slots, firsts, sizes = zip(*pieces, strict=True)
-        sources = [shown[slot.family].index if slot.family else slot.index for slot in slots]
+        sources = [shown[slot.prefix_group].index if slot.prefix_group else slot.index for slot in slots]
         ends = list(accumulate(sizes))
         starts = [end - size for end, size in zip(ends, sizes, strict=True)]
         columns = torch.tensor(
-            ([slot.index for slot in slots], firsts, sources, [slot.common for slot in slots]), dtype=torch.long
+            ([slot.index for slot in slots], firsts, sources, [slot.shared_prefix for slot in slots]), dtype=torch.long
         )
         if ends[-1] > len(pieces):
             repeats = torch.tensor(sizes)
             columns = columns.repeat_interleave(repeats, 1)
             columns[1] += torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
         pool, longest = slots[0].pool, max(first + size for first, size in zip(firsts, sizes, strict=True))
-        return Decoded(
+        return DecodeBatch(
             pool, slice(before, before + ends[-1]), *columns.to(pool.shape.device), longest=longest, starts=starts
         )
 
     @cached_property
-    def keys(self) -> int:
-        """Keys that are read of every row."""
+    def num_keys(self) -> int:
+        """Number of keys read per row."""
         if self.pool.shape.dtype != torch.float32:
             return self.pool.capacity
-        return min(self.pool.capacity, -(-self.longest // KEYS_STEP) * KEYS_STEP)
+        return min(self.pool.capacity, -(-self.longest // KEYS_MULTIPLE) * KEYS_MULTIPLE)
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
-        """[B, keys] −∞ on what a row does not see, else 0; None when all see everything."""
-        hidden = torch.arange(self.keys, device=self.rows.device) > self.positions[:, None]
+        """[B, keys] −∞ on keys behind the token, else 0; None if every key is visible."""
+        hidden = torch.arange(self.num_keys, device=self.rows.device) > self.positions[:, None]
         if not hidden.any():
             return None
         bias = torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=hidden.device)
@@ -95,75 +99,77 @@ class Decoded:
 
 
 @dataclass
-class Read:
-    """Chunks of a pool, attended to together; tokens are counted from the first one of any chunk of the step."""
+class PrefillBatch:
+    """Prefill chunks of one pool, computed together. Token indices count from the first prefill token of the step."""
 
     pool: Pool
     slots: torch.Tensor
-    """[B] rows of the pool."""
-    tokens: torch.Tensor
-    """[B, n] where their tokens are; padded with any."""
-    back: torch.Tensor
-    """Where the tokens are in the flattened [B · n]."""
-    where: torch.Tensor
-    """The tokens."""
+    """[B] rows in the pool."""
+    padded_tokens: torch.Tensor
+    """[B, n] token indices; padding repeats the first token."""
+    padded_indices: torch.Tensor
+    """[tokens] index of each token in the flattened [B · n]."""
+    token_indices: torch.Tensor
+    """[tokens] token indices without padding."""
     rows: torch.Tensor
-    """The row of each token."""
-    places: torch.Tensor
-    """The position of each token."""
+    """[tokens] row of each token."""
+    positions: torch.Tensor
+    """[tokens] position of each token."""
     starts: torch.Tensor
-    """[B] positions of the first ones."""
-    keys: int
-    fresh: bool
-    """All start at position 0."""
+    """[B] position of the first token of each chunk."""
+    num_keys: int
+    starts_at_zero: bool
+    """Whether all chunks start at position 0, so that attention needs no cached keys."""
 
     @staticmethod
-    def of(chunks: Sequence[Chunk], offsets: Sequence[int]) -> Read:
-        """These chunks, whose tokens begin at `offsets`."""
-        slots = [slot for chunk in chunks if (slot := chunk.row.slot) is not None]
+    def from_chunks(chunks: Sequence[Chunk], offsets: Sequence[int]) -> PrefillBatch:
+        """Build the batch of chunks whose tokens start at `offsets`."""
+        slots = [slot for chunk in chunks if (slot := chunk.seq.slot) is not None]
         pool, longest = slots[0].pool, max(chunk.size for chunk in chunks)
         pieces = list(zip(slots, chunks, offsets, strict=True))
 
         def tensor(values: Sequence[object]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=pool.shape.device)
 
-        return Read(
+        return PrefillBatch(
             pool,
             slots=tensor([slot.index for slot in slots]),
-            tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
-            back=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
-            where=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
+            padded_tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
+            padded_indices=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
+            token_indices=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
             rows=tensor([slot.index for slot, chunk, _ in pieces for _ in range(chunk.size)]),
-            places=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
+            positions=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
             starts=tensor([chunk.start for chunk in chunks]),
-            keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_STEP) * KEYS_STEP),
-            fresh=all(chunk.start == 0 for chunk in chunks),
+            num_keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_MULTIPLE) * KEYS_MULTIPLE),
+            starts_at_zero=all(chunk.start == 0 for chunk in chunks),
         )
 
 
 @dataclass
 class Batch:
-    """The tensors of one step."""
+    """Tensors of one step."""
 
     ids: torch.Tensor
-    """[N]"""
-    most: int
-    """The largest position of any."""
-    last: torch.Tensor | None
-    """Tokens whose logits are asked for; None = every one's."""
-    count: int
-    """Tokens of the decoded parts."""
-    decoded: list[Decoded]
-    read: list[Read]
-    positions: torch.Tensor
-    """[N − count], of the tokens that are read."""
-    adapted: list[Adapted]
-    """Empty where the model is asked as it is."""
+    """[N] token ids."""
+    max_position: int
+    """Largest position."""
+    logit_tokens: torch.Tensor | None
+    """Tokens whose logits are needed; None: all."""
+    decode_tokens: int
+    """Number of decoded tokens."""
+    decode: list[DecodeBatch]
+    prefill: list[PrefillBatch]
+    prefill_positions: torch.Tensor
+    """[N − decode_tokens] positions of the prefill tokens."""
+    adapter_tokens: list[AdapterTokens]
+    """Tokens of each adapter; empty if only the base model is used."""
 
     @staticmethod
-    def of(step: Step, shape: Shape, one_by_one: bool) -> Batch:
-        """Lay a step out; its decoded rows are in the order of their pools. With `one_by_one` the tokens of chunks are decoded,
-        too, else read together."""
+    def from_step(step: Step, shape: CacheShape, one_by_one: bool) -> Batch:
+        """Build the tensors of a step whose decoded sequences are sorted by pool.
+
+        With `one_by_one`, prefill tokens attend one by one too (native kernels do this faster than a padded matrix product).
+        """
         decode = [Piece(slot, len(row.tokens) - 1, 1) for row in step.decode if (slot := row.slot) is not None]
         chunks = [Piece(slot, start, size) for row, start, size in step.chunks if (slot := row.slot) is not None]
         ids = [row.tokens[-1] for row in step.decode]
@@ -172,41 +178,44 @@ class Batch:
         pieces = [*decode, *chunks]
         most = max(piece.start + piece.size for piece in pieces) - 1
         ends = list(accumulate(piece.size for piece in pieces))
-        decoded: list[Decoded] = []
+        decoded: list[DecodeBatch] = []
         count = 0
         for _, same in groupby(pieces if one_by_one else decode, key=lambda piece: piece.slot.pool.capacity):
-            decoded.append(Decoded.of(list(same), count))
+            decoded.append(DecodeBatch.from_pieces(list(same), count))
             count = decoded[-1].tokens.stop
-        read: list[Read] = []
+        read: list[PrefillBatch] = []
         positions: list[int] = []
         if not one_by_one:
             offsets = dict(
                 zip(step.chunks, (end - c.size - count for c, end in zip(chunks, ends[count:])), strict=True)
             )
-            read = [Read.of(some, [offsets[c] for c in some]) for some in _alike(step.chunks, shape.heads)]
+            read = [
+                PrefillBatch.from_chunks(some, [offsets[c] for c in some])
+                for some in _similar_chunks(step.chunks, shape.kv_heads)
+            ]
             positions = [start + i for _, start, size in chunks for i in range(size)]
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
 
         last = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
-        owners = [*((row.adapter, 1) for row in step.decode), *((c.row.adapter, c.size) for c in step.chunks)]
-        adapted = Adapted.of(owners, shape.device)
+        owners = [*((row.adapter, 1) for row in step.decode), *((c.seq.adapter, c.size) for c in step.chunks)]
+        adapted = AdapterTokens.from_owners(owners, shape.device)
         return Batch(tensor(ids), most, last, count, decoded, read, tensor(positions), adapted)
 
 
-def _alike(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
-    """Chunks of one pool and of similar length, so that little is padded."""
+def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
+    """Group chunks of one pool and similar length, to limit padding."""
 
     def kind(chunk: Chunk) -> tuple[int, bool]:
-        assert chunk.row.slot is not None
-        return chunk.row.slot.pool.capacity, chunk.start == 0
+        assert chunk.seq.slot is not None
+        return chunk.seq.slot.pool.capacity, chunk.start == 0
 
     group: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda chunk: (*kind(chunk), -chunk.size)):
         if group:
             scores = (len(group) + 1) * heads * group[0].size * kind(chunk)[0]
-            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > SCORES:
+            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > MAX_SCORES:
                 yield group
                 group = []
         group.append(chunk)

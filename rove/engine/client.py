@@ -1,4 +1,4 @@
-"""The embedded engine as a client: messages or a text in, messages and their exact tokens out."""
+"""Client for an inference engine: messages or text to tokens, completions to messages with their exact tokens."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message
 from rove.core.protocols import Generation, InferenceEngine, Request, Response, SamplingParams
+from rove.engine.constraints import tool_call_grammar
 from rove.engine.engine import Engine
-from rove.engine.tool_grammar import tool_call_grammar
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 
 
 class ClientEngine(InferenceEngine, Protocol):
-    """What a client needs of an engine beside."""
+    """What `EngineClient` needs of an engine in addition to `InferenceEngine`."""
 
     max_batch: int
-    """How many requests it likes to have under way."""
+    """Suggested maximum of concurrent requests."""
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and completion."""
         ...
 
     @property
     def adapters(self) -> list[str]:
-        """Names of the adapters that are loaded."""
+        """Names of the loaded adapters."""
         ...
 
     def release(self) -> None:
-        """Forget what it keeps of ended requests."""
+        """Free the cache of ended requests."""
         ...
 
 
@@ -40,20 +40,23 @@ AnEngine = TypeVar("AnEngine", bound=ClientEngine)
 
 
 class EngineClient(Generic[AnEngine]):
-    """Answers requests with an engine: the embedded one, or another that takes tokens.
+    """Answers model requests with an engine that takes tokens.
 
     Args:
-        engine: generates tokens.
-        renderer: of the same model.
-        model: name of the weights, for the identity of runs.
+        engine: Generates tokens.
+        renderer: Renderer of the same model.
+        model: Name of the weights, for the identity of runs.
+
+    Example:
+        client = EngineClient.from_model(rove.load_model("models/tiny"))
+        response = await client.respond(Request([UserMessage("Hello")]))
     """
 
     forces_tool_calls = True
-    """Whether it honors `Request.tool_choice`."""
+    """Whether the client honors `Request.tool_choice`."""
 
     def __init__(self, engine: AnEngine, renderer: Renderer, model: str = ""):
         self.identity = {"model": model} if model else {}
-        """What tells its answers from those of another client."""
         self.engine = engine
         self.renderer = renderer
         self.max_concurrent = engine.max_batch
@@ -62,7 +65,7 @@ class EngineClient(Generic[AnEngine]):
     def from_model(
         cls, loaded: LoadedModel, max_batch: int = 256, in_flight_updates: bool = False
     ) -> EngineClient[Engine]:
-        """A client around a loaded model; `in_flight`: see `Engine`."""
+        """Return a client with an embedded engine for a loaded model; `in_flight_updates`: see `Engine`."""
         renderer = loaded.renderer
         engine = Engine(
             loaded.model, sorted(renderer.stop_ids), max_batch, renderer=renderer, in_flight_updates=in_flight_updates
@@ -70,17 +73,17 @@ class EngineClient(Generic[AnEngine]):
         return EngineClient(engine, renderer, loaded.name)
 
     async def respond(self, request: Request) -> Response:
-        """Sample an answer; `request.previous` is extended, never tokenised again, unless what was said was rewritten.
+        """Sample a response.
 
-        Where `request.model` is the name of a loaded adapter, that answers; any other name means the model as it is.
-        Tool calls are read from what the model wrote; `request.tool_choice` constrains it to calls of those tools.
-        `request.on_text` is told the text as it comes, but for what may still turn out to be the beginning of a stop text or a
-        tool call.
+        The tokens of `request.previous` are extended, not tokenized again, unless the conversation before was changed. A
+        `request.model` that names a loaded adapter selects it; any other name means the base model. Tool calls are parsed from
+        the completion; `request.tool_choice` constrains the completion to calls of those tools. `request.on_text` receives the
+        text as it is sampled, except for a suffix that may still become a stop string or a tool call.
 
         Raises:
-            ConfigError: the model cannot call tools, or sampling arguments that the engine does not have.
-            OverlongPromptError: the prompt leaves no room in the model's context.
-            ModelError: see `Engine.generate`.
+            ConfigError: The model cannot call tools, or a sampling parameter is not supported.
+            OverlongPromptError: The prompt leaves no room in the context.
+            ModelError: See `Engine.generate`.
         """
         text, previous = request.text, request.previous
         if text is None:
@@ -102,20 +105,18 @@ class EngineClient(Generic[AnEngine]):
         return Response.of(message, prompt_ids, made, "tool_calls" if called else None)
 
     def _sampling(self, request: Request) -> SamplingParams:
-        """The request's sampling, constrained to a tool call if the request requires one."""
+        """Return the request's sampling parameters, constrained to a tool call if it requires one."""
         sampling, how = request.sampling_params, self.renderer.tool_format
         if request.tool_choice is None or how is None:
             return sampling
         given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
         if given:
-            raise ConfigError(
-                f"tool_choice forces a tool call, and {given[0]} is given too; expected one of them: leave the other out"
-            )
+            raise ConfigError(f"tool_choice forces a tool call, and {given[0]} is given too; expected only one of them")
         grammar = tool_call_grammar(how, request.tools or [], request.tool_choice, self.renderer.special_token)
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
     def _message(self, request: Request, prompt_ids: list[int], made: Generation) -> Message:
-        """What was sampled; a stop text has cut `made.text`."""
+        """Return the completion as a message; `made.text` is already cut at a stop string."""
         if request.text is not None:
             cut = made.text
             return self.renderer.read_text(prompt_ids, made.ids) if cut is None else AssistantMessage(cut)
@@ -124,5 +125,5 @@ class EngineClient(Generic[AnEngine]):
         return self.renderer.message(made.text, request.tools, len(prompt_ids))
 
     async def close(self) -> None:
-        """Forget cached keys and values."""
+        """Free cached keys and values."""
         self.engine.release()

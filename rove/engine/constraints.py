@@ -1,11 +1,16 @@
-"""Structured output: which tokens may come next, so that the answer has the form that was asked for.
+"""Structured output: grammars (by llguidance) that restrict the next token of a completion.
 
-The grammars are llguidance's, which knows JSON schemas, regular expressions and Lark.
+They come from JSON schemas, regular expressions, choices, Lark, or a forced tool call. Grammars of tool calls accept calls of
+the allowed tools in the model's own format, with arguments that match the tool's JSON schema. `rove.rendering.tool_calls` parses
+every text that they accept, except numbers beyond the range of a float (1e999) and strings that contain the end mark of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,55 +19,60 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from rove.core.errors import ConfigError, in_json
-from rove.core.protocols import SamplingParams
+from rove.core.protocols import SamplingParams, ToolChoice
+from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
-"""Between the parts of a JSON text there may be one space. With any whitespace, as JSON has it, small models (and large ones
-now and then) write line breaks until their tokens run out."""
+"""Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
+occasionally large ones) write line breaks until they run out of tokens."""
 
 
 class Constraint:
-    """How far one answer has come in its grammar.
+    """The state of one completion in its grammar.
 
     Args:
-        matcher: of llguidance, at the beginning of the grammar.
+        matcher: llguidance matcher at the start of the grammar.
     """
 
     def __init__(self, matcher: LLMatcher):
         self._matcher = matcher
 
     def mask(self, vocab: int) -> torch.Tensor:
-        """Which of the model's `vocab` tokens may come next [V], bool, on the CPU. Without an error there always is one."""
+        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one may, unless `error`
+        is set.
+        """
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        return torch.nn.functional.pad(allowed, (0, vocab - len(allowed)))  # cuts where the model has fewer tokens
+        return torch.nn.functional.pad(
+            allowed, (0, vocab - len(allowed))
+        )  # a negative pad truncates, if the model has fewer tokens than the tokenizer
 
     def advance(self, token: int) -> None:
-        """Take a token that was sampled; see `error` for one that must not come."""
+        """Consume a sampled token; `error` is set if it is not allowed."""
         self._matcher.consume_token(token)
 
     @property
     def done(self) -> bool:
-        """Whether nothing more can come: the form is complete, or there was an error."""
+        """Whether no token can follow: the form is complete, or there was an error."""
         return self._matcher.is_stopped()
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot go on, such as by a limit on its complexity; "" = it can."""
+        """Why the grammar failed, such as a limit on its complexity; "" if it did not."""
         return self._matcher.get_error().partition("\n")[0]
 
 
 def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
-    """The constraint at the beginning of an answer; None where none is asked for.
+    """Return the constraint of a new completion; None if no structured output is requested.
 
-    The grammar of a form is compiled once; the first use of a tokenizer takes up to a second.
+    A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
-        sampling: its `response_format` or `structured_outputs` count.
-        tokenizer: a `transformers` fast tokenizer.
-        stop_ids: tokens that may come where the form is complete but could go on. Default: the tokenizer's end.
+        sampling: Its `response_format` or `structured_outputs` is used.
+        tokenizer: A `transformers` fast tokenizer.
+        stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
 
     Raises:
-        ConfigError: the form is not one that the engine knows, or there is something wrong with it.
+        ConfigError: The form is unknown or invalid.
     """
     grammar = _grammar_of(sampling)
     if grammar is None:
@@ -70,8 +80,10 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
     matcher = _matcher(tokenizer, tuple(sorted(stop_ids)), grammar)
     if matcher.is_error():
         why = " ".join(matcher.get_error().partition("<state>")[0].split())
-        why = why.replace("NoExtensionBias", "there is nothing that fits it")
-        raise ConfigError(f"the structured output asked for is not possible: {why}; expected a form that can be met")
+        why = why.replace("NoExtensionBias", "no text matches it")
+        raise ConfigError(
+            f"the requested structured output is not possible: {why}; expected a form that some text matches"
+        )
     return Constraint(matcher.deep_copy())
 
 
@@ -80,7 +92,7 @@ def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatch
     matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0)
     probe = matcher.deep_copy()
     if not probe.is_error():
-        probe.compute_logit_bias()  # only now is it seen that nothing fits the form, or that it is too complex to begin
+        probe.compute_logit_bias()  # only this finds forms that nothing matches, or that are too complex
     return probe if probe.is_error() else matcher
 
 
@@ -90,8 +102,8 @@ def _tokenizer(tokenizer: Any, stop_ids: tuple[int, ...]) -> LLTokenizer:
 
 
 def _grammar_of(sampling: SamplingParams) -> str | None:
-    asked = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
-    if len(asked) > 1:
+    given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
+    if len(given) > 1:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")
     if sampling.response_format is not None:
         return _of_response_format(sampling.response_format)
@@ -116,8 +128,8 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> str:
-    told = [(kind, value) for kind, value in given.items() if value is not None]
-    match told:
+    options = [(kind, value) for kind, value in given.items() if value is not None]
+    match options:
         case [("json", str() as schema)]:
             return _json(schema)
         case [("json", dict() as schema)]:
@@ -127,7 +139,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
         case [("regex", str() as regex)]:
             return LLMatcher.grammar_from_regex(regex)
         case [("choice", [str(), *_] as texts)] if all(isinstance(text, str) for text in texts):
-            # By their code points, so that no character has a meaning.
+            # Escaped as code points, so that no character is special in the regular expression.
             literal = ["".join(f"\\x{{{ord(character):x}}}" for character in text) for text in texts]
             return LLMatcher.grammar_from_regex("|".join(literal))
         case [("grammar", str() as lark)]:
@@ -145,3 +157,185 @@ def _json(schema: Mapping[str, Any] | str) -> str:
         )
     except ValueError as error:
         raise ConfigError(f"the JSON schema '{schema}' is not valid: {error}") from error
+
+
+FindSpecialToken = Callable[[str], int | None]
+"""Return the id of the special token with this text; None for ordinary text."""
+
+MAX_CALLS = 8
+"""Maximum calls in one response; small models tend to repeat themselves until they run out of tokens."""
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MISTRAL_NAME = re.compile(r"[\w.-]+")
+_COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
+"""Parts of a schema that may describe arguments not in its `properties`."""
+
+
+def tool_call_grammar(
+    how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: FindSpecialToken
+) -> str:
+    """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
+
+    Args:
+        how: Tool call format of the model.
+        tools: All tools of the request, in chat form.
+        choice: The tools that may be called, and whether several calls are allowed.
+        special_token: Finds special tokens, which grammars name by id.
+
+    Raises:
+        ConfigError: The format cannot express a tool's name or arguments.
+    """
+    functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
+    lark = _Lark(special_token)
+    write = _WRITERS[how.name]
+    begin, separator, end, calls = write(lark, functions)
+    call = f"({' | '.join(calls)})"
+    several = f" ({separator} {call}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+    return "\n".join([f"start: {begin} {call}{several} {end}", *lark.rules])
+
+
+class _Lark:
+    """Collects the rules of a grammar."""
+
+    def __init__(self, special_token: FindSpecialToken):
+        self.rules: list[str] = []
+        self._special_token = special_token
+
+    def literal(self, text: str) -> str:
+        """Return an expression for exactly this text."""
+        return json.dumps(text) if text else ""
+
+    def mark(self, text: str) -> str:
+        """Return an expression for a mark of the format, which may be a special token."""
+        token = self._special_token(text)
+        return self.literal(text) if token is None else f"<[{token}]>"
+
+    def rule(self, body: str) -> str:
+        """Add a rule; returns its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Add a rule for the JSON texts that match a schema; returns its name."""
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}))
+
+
+CallRules = tuple[str, str, str, list[str]]
+"""Expressions for the beginning, the separator of calls, the end, and a call of each function."""
+
+
+def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are always an object.
+
+    Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
+    """
+    schema = function.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ConfigError(f"the parameters of the tool '{function['name']}' have type {kind}; expected object")
+    schema = {**schema, "type": "object"}
+    is_closed = "properties" in schema and not _COMPOSED & schema.keys() and not _undescribed(schema)
+    return {"additionalProperties": False, **schema} if is_closed else schema
+
+
+def _undescribed(schema: Mapping[str, Any]) -> list[str]:
+    """Return the required arguments that `properties` does not describe, sorted."""
+    return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
+
+
+def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
+    begin = lark.literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": ')
+    return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
+
+
+def _tagged(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+    begin = f"{lark.mark('<tool_call>')} {lark.literal(chr(10))}"
+    end = f"{lark.literal(chr(10))} {lark.mark('</tool_call>')}"
+    return "", lark.literal("\n"), "", [f"{begin} {_json_call(lark, one)} {end}" for one in functions]
+
+
+def _llama(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+    return "", lark.literal("; "), "", [_json_call(lark, one, "parameters") for one in functions]
+
+
+def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+    begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
+    return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
+
+
+def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+    calls = []
+    for one in functions:
+        name = lark.literal(_checked(one["name"], bool(_MISTRAL_NAME.fullmatch(one["name"]))))
+        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
+    return "", "", "", calls
+
+
+def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+    begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
+    end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
+    return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]
+
+
+def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
+    """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
+    name, schema = _python_function(function["name"]), _schema(function)
+    properties = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    if missing := _undescribed(schema):
+        raise ConfigError(f"the tool '{name}' requires {missing[0]}, which its properties do not describe; describe it")
+    if composed := sorted(_COMPOSED & schema.keys()):
+        raise ConfigError(
+            f"the parameters of the tool '{name}' use {composed[0]}, which this model's format of calls cannot follow; "
+            "expected properties only: list all arguments there"
+        )
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    first, more = "", ""  # rules before and after the first argument
+    for key, value in reversed(properties.items()):
+        if value is False:
+            if key in required:
+                raise ConfigError(
+                    f"the tool '{name}' requires {key}, whose schema false allows no value; give it another"
+                )
+            continue
+        value = {} if value is True else value
+        argument = f"{lark.literal(f'{_python_argument(key)}=')} {lark.json({**value, **shared})}"
+        then = lark.rule(f"{argument} {more}")
+        after = f"{lark.literal(', ')} {then}"
+        if key in required:
+            first, more = then, after
+        else:
+            first, more = f"({then} | {first})", f"({after} | {more})"
+    return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
+
+
+def _python_function(name: str) -> str:
+    fits = _PYTHON_NAME.fullmatch(name) is not None and all(map(_is_identifier, name.split(".")))
+    return _checked(name, fits and not name.endswith(".call"))  # the parser reads "f.call" as a call of f
+
+
+def _python_argument(name: str) -> str:
+    return _checked(name, _is_identifier(name))
+
+
+def _is_identifier(name: str) -> bool:
+    """Return whether Python's parser reads this name unchanged; the tool call parser also allows keywords."""
+    return name.isidentifier() and unicodedata.normalize("NFKC", name) == name
+
+
+def _checked(name: str, fits: bool) -> str:
+    if not fits:
+        raise ConfigError(
+            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores "
+            "in Unicode's normal form NFKC, and no '.call' at the end: rename it"
+        )
+    return name
+
+
+_WRITERS: dict[str, Callable[[_Lark, Sequence[Mapping[str, Any]]], CallRules]] = {
+    "hermes": _tagged,
+    "llama3": _llama,
+    "lfm2": _pythonic,
+    "mistral": _mistral,
+    "mistral_named": _mistral_named,
+}

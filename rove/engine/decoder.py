@@ -1,29 +1,110 @@
-"""A forward pass for plain decoder models, over tokens of many sequences at once: some being decoded, some being read in.
+"""Forward pass of decoder-only models over the tokens of many sequences, some being decoded, some being prefilled.
 
-The same arithmetic as the model's own modules, with less around it: the projections of a layer that read the same input are
-one matrix product, and no token is padded, but by PyTorch's attention over what is read in. The model's weights stay the
-truth: the joined and packed ones are copies, made again after an update. An adapter of PEFT inside the model is added to them.
+It computes what the model's modules compute, with less overhead: projections of a layer that read the same input are one matrix
+product, and only PyTorch's prefill attention pads. The model's parameters stay the source: joined and packed weights are copies,
+rebuilt after an update, with the model's PEFT adapter added.
 
-Axes: N tokens, H query heads, K key/value heads, G = H / K, d head size, T keys.
+LFM2 has short convolutions in some layers. They need the layer's own inputs at the last L − 1 positions; the cache holds these
+inputs for every position, as it holds values for attention, so a sequence can be continued from any position.
+
+Axes: N tokens, H query heads, K key/value heads, d head size, T keys; of convolutions: n tokens of one pool, L kernel length, D
+model width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import embedding
 
-from rove.engine.batch import Batch, Read
-from rove.engine.convolution import Convolution, Window, convolve
+from rove.engine.batch import Batch, PrefillBatch
 from rove.engine.families import FAMILIES
-from rove.engine.kv_cache import Shape
-from rove.engine.lora import adapt
-from rove.engine.native import NativeOps
-from rove.engine.ops import Heads, Ops, TorchOps, turned
-from rove.engine.scheduler import Step
+from rove.engine.kv_cache import CacheShape, Pool
+from rove.engine.lora import AdapterTokens, adapt
+from rove.engine.ops import AttentionHeads, NativeOps, Ops, TorchOps, rotate_qkv
+from rove.engine.scheduler import Chunk, Step
 from rove.models.attention import attend_chunk
 from rove.models.linear import effective_weight, linear, pack_weight
+
+
+class Convolution(NamedTuple):
+    """Weights of a convolution layer."""
+
+    in_proj: torch.Tensor
+    """[3 · D, D]: input gates, output gates, input."""
+    in_proj_bias: torch.Tensor | None
+    kernel: torch.Tensor
+    """[L, D] in fp32, oldest position first; a depthwise convolution."""
+    bias: torch.Tensor | None
+    out_proj: torch.Tensor
+    out_proj_bias: torch.Tensor | None
+
+    @staticmethod
+    def from_module(module: Any) -> Convolution:
+        """Return the weights of transformers' module."""
+        return Convolution(
+            in_proj=pack_weight(effective_weight(module.in_proj)),
+            in_proj_bias=module.in_proj.bias,
+            kernel=module.conv.weight.detach()[:, 0].t().float().contiguous(),
+            bias=module.conv.bias,
+            out_proj=pack_weight(effective_weight(module.out_proj)),
+            out_proj_bias=module.out_proj.bias,
+        )
+
+
+class ConvWindow(NamedTuple):
+    """The convolution windows of the tokens of one pool."""
+
+    pool: Pool
+    tokens: torch.Tensor
+    """[n] indices in the step."""
+    rows: torch.Tensor
+    """[n, 1] rows in the pool."""
+    positions: torch.Tensor
+    """[n, L] positions in the window, the token's own last; 0 before the sequence."""
+    outside: torch.Tensor
+    """[n, L, 1] whether a position is before the sequence."""
+
+    @staticmethod
+    def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
+        """Return a window per pool; tokens are counted in the order of the step, decoded sequences first."""
+        places: dict[Pool, list[tuple[int, int, int]]] = {}
+        token = 0
+        for row, start, size in [*(Chunk(row, len(row.tokens) - 1, 1) for row in step.decode), *step.chunks]:
+            assert row.slot is not None
+            index = row.slot.index
+            places.setdefault(row.slot.pool, []).extend((token + i, index, start + i) for i in range(size))
+            token += size
+        windows = []
+        for pool, every in places.items():
+            tokens, rows, own = torch.tensor(every, device=device).T
+            positions = own[:, None] + torch.arange(1 - length, 1, device=device)
+            windows.append(ConvWindow(pool, tokens, rows[:, None], positions.clamp(min=0), (positions < 0)[..., None]))
+        return windows
+
+
+def convolve(
+    layer: int, weights: Convolution, x: torch.Tensor, windows: list[ConvWindow], adapted: Sequence[AdapterTokens] = ()
+) -> torch.Tensor:
+    """Write the inputs of a convolution layer to the cache, and return its output [N, D] for x [N, D] (already normed).
+
+    Products are summed in fp32, as PyTorch's 16-bit convolutions do.
+    """
+    three = adapt(linear(x, weights.in_proj, weights.in_proj_bias), x, adapted, (layer, "conv_in"))
+    input_gate, output_gate, x = three.chunk(3, dim=-1)
+    x = input_gate * x
+    mixed = torch.empty_like(x)
+    for pool, tokens, rows, positions, outside in windows:
+        inputs = pool.values[layer][:, 0]
+        inputs[rows[:, 0], positions[:, -1]] = x[tokens]
+        seen = inputs[rows, positions].masked_fill_(outside, 0).float() * weights.kernel
+        total = seen.sum(1) if weights.bias is None else seen.sum(1) + weights.bias
+        mixed[tokens] = total.to(x.dtype)
+    gated = output_gate * mixed
+    return adapt(linear(gated, weights.out_proj, weights.out_proj_bias), gated, adapted, (layer, "conv_out"))
+
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone."""
@@ -33,11 +114,11 @@ class _Attention(NamedTuple):
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norm: torch.Tensor | None
-    """[H + K, d]: of queries and keys."""
+    """[H + K, d] weights of the query and key norms."""
     out: torch.Tensor
     out_bias: torch.Tensor | None
     rotates: bool
-    """Whether queries and keys are turned by their positions."""
+    """Whether the layer has rotary embeddings (SmolLM3 has layers without)."""
 
 
 class _Layer(NamedTuple):
@@ -49,7 +130,7 @@ class _Layer(NamedTuple):
 
 
 def supports(model: Any) -> bool:
-    """Whether `Decoder` computes what this model means."""
+    """Return whether `Decoder` computes exactly what this model defines."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -68,8 +149,8 @@ class Decoder:
     """The forward pass of one model.
 
     Args:
-        model: a transformers model that `supports` accepts.
-        native: use kernels compiled for this processor, where they can be had.
+        model: A transformers model that `supports` accepts.
+        native: Use C kernels if they can be compiled.
     """
 
     def __init__(self, model: Any, native: bool = True):
@@ -80,12 +161,12 @@ class Decoder:
         keys = getattr(config, "num_key_value_heads", None) or queries
         size = getattr(config, "head_dim", None) or config.hidden_size // queries
         eps = getattr(config, self.names.eps)
-        self.heads = Heads(queries, keys, size, eps)
+        self.heads = AttentionHeads(queries, keys, size, eps)
         self.ops = self._ops(native, eps)
         self.gemma = config.model_type == "gemma"
         self.kernel = getattr(config, "conv_L_cache", 0)
         kinds = getattr(config, "layer_types", None) or []
-        self.shape = Shape(
+        self.shape = CacheShape(
             config.num_hidden_layers,
             keys,
             size,
@@ -99,31 +180,35 @@ class Decoder:
         self._versions: tuple[tuple[int, int], ...] = ()
         self._layers: list[_Layer] = []
         self._norm = self._head = torch.empty(0)
-        self._turns = torch.zeros(0, size // 2, dtype=torch.complex64, device=model.device)
-        self._still = self._turns
+        self._rotations = torch.zeros(0, size // 2, dtype=torch.complex64, device=model.device)
+        self._no_rotation = self._rotations
 
     def _ops(self, native: bool, eps: float) -> Ops:
         activation, weights = _activation(self.model.config), self.model.get_input_embeddings().weight
         mlp = getattr(self.model.model.layers[0], self.names.mlp)
         widths = [weights.shape[1], getattr(mlp, self.names.up).weight.shape[0]]
-        ops = NativeOps.of(self.heads, eps, activation, widths, weights) if native else None
+        ops = NativeOps.create(self.heads, eps, activation, widths, weights) if native else None
         return ops or TorchOps(self.heads, eps, activation)
 
     def refresh(self, force: bool = False) -> None:
-        """Join the weights again if any of them was changed since, or if told to (fused optimizers leave no trace)."""
+        """Rebuild the joined weights if a parameter changed, or with `force` (fused optimizers do not increment version
+        counters).
+        """
         versions = tuple((p.data_ptr(), p._version) for p in self._parameters)
         if force or versions != self._versions:
             with torch.inference_mode():
-                self._layers = [self._join(layer) for layer in self.model.model.layers]
+                self._layers = [self._join_layer(layer) for layer in self.model.model.layers]
                 self._norm = self._norm_weight(getattr(self.model.model, self.names.last_norm))
                 self._head = pack_weight(self.model.lm_head.weight)
             self._versions = versions
 
-    def _join(self, layer: Any) -> _Layer:
+    def _join_layer(self, layer: Any) -> _Layer:
         names, mlp = self.names, getattr(layer, self.names.mlp)
         return _Layer(
             norm=self._norm_weight(getattr(layer, names.mixer_norm)),
-            mixer=Convolution.of(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn),
+            mixer=Convolution.from_module(layer.conv)
+            if hasattr(layer, "conv")
+            else self._join_attention(layer.self_attn),
             mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
             gate_up=pack_weight(torch.cat([effective_weight(getattr(mlp, name)) for name in (names.gate, names.up)])),
             down=pack_weight(effective_weight(getattr(mlp, names.down))),
@@ -132,15 +217,20 @@ class Decoder:
     def _join_attention(self, attention: Any) -> _Attention:
         names = self.names
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        weights = [self.paired(effective_weight(p)) for p in projections[:2]] + [effective_weight(projections[2])]
+        weights = [self.interleave_halves(effective_weight(p)) for p in projections[:2]] + [
+            effective_weight(projections[2])
+        ]
         bias = None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([self.paired(p.bias) for p in projections[:2]] + [projections[2].bias])
+            bias = torch.cat([self.interleave_halves(p.bias) for p in projections[:2]] + [projections[2].bias])
         head_norm = None
         if hasattr(attention, names.query_norm):
             norms = ((names.query_norm, self.heads.queries), (names.key_norm, self.heads.keys))
             head_norm = torch.cat(
-                [self.paired(self._norm_weight(getattr(attention, name))).expand(heads, -1) for name, heads in norms]
+                [
+                    self.interleave_halves(self._norm_weight(getattr(attention, name))).expand(heads, -1)
+                    for name, heads in norms
+                ]
             )
         out = getattr(attention, names.out)
         return _Attention(
@@ -152,10 +242,10 @@ class Decoder:
             rotates=bool(getattr(attention, "use_rope", True)),
         )
 
-    def paired(self, weight: torch.Tensor) -> torch.Tensor:
-        """Reorder each head's outputs from (first halves, second halves) to pairs, so that a rotation is one complex product.
+    def interleave_halves(self, weight: torch.Tensor) -> torch.Tensor:
+        """Reorder the outputs of each head from (first half, second half) to pairs, so that a rotation is one complex product.
 
-        Queries and keys are reordered alike, which leaves their products as they were.
+        Queries and keys are reordered alike, so their dot products do not change.
         """
         heads = weight.view(-1, 2, self.heads.size // 2, *weight.shape[1:])
         return heads.transpose(1, 2).reshape(weight.shape)
@@ -164,66 +254,68 @@ class Decoder:
         weight = norm.weight.float() + 1 if self.gemma else norm.weight.detach()
         return weight if self.ops.norm_dtype is None else weight.to(self.ops.norm_dtype)
 
-    def _reach(self, most: int) -> None:
-        """Work out the angles of positions up to `most`."""
-        if most < len(self._turns):
+    def _extend_rotations(self, most: int) -> None:
+        """Compute the rotations of positions up to `most`."""
+        if most < len(self._rotations):
             return
         every = torch.arange(max(256, 2 * most), device=self.shape.device)[None]
         cos, sin = self.model.model.rotary_emb(torch.zeros(1, device=self.shape.device), every)
         half = self.heads.size // 2
-        self._turns = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
-        self._still = torch.ones_like(self._turns)
+        self._rotations = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        self._no_rotation = torch.ones_like(self._rotations)
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Compute a step: fills the cache, and returns the logits [rows, V] after the last token of every decoded row and of
-        every chunk, in the step's order (decoded rows first)."""
-        batch = Batch.of(step, self.shape, self.ops.anywhere)
+        """Compute a step: fill the cache and return logits [rows, V].
+
+        There is a row for the last token of every decoded sequence and of every chunk, in the order of the step.
+        """
+        batch = Batch.from_step(step, self.shape, self.ops.takes_any_rows)
         x = embedding(batch.ids, self.model.model.embed_tokens.weight)
         if self.gemma:
             x = x * torch.tensor(self.model.config.hidden_size**0.5, dtype=x.dtype)
-        self._reach(batch.most)
-        windows = Window.of(step, self.kernel, self.shape.device) if self.shape.convolutions else []
+        self._extend_rotations(batch.max_position)
+        windows = ConvWindow.from_step(step, self.kernel, self.shape.device) if self.shape.conv_layers else []
         more = None
         for i, layer in enumerate(self._layers):
             normed = self.ops.add_norm(x, more, layer.norm)
             if isinstance(layer.mixer, Convolution):
-                more = convolve(i, layer.mixer, normed, windows, batch.adapted)
+                more = convolve(i, layer.mixer, normed, windows, batch.adapter_tokens)
             else:
                 more = self._attend(i, layer.mixer, normed, batch)
             normed = self.ops.add_norm(x, more, layer.mlp_norm)
-            both = adapt(linear(normed, layer.gate_up), normed, batch.adapted, (i, "gate_up"))
+            both = adapt(linear(normed, layer.gate_up), normed, batch.adapter_tokens, (i, "gate_up"))
             gated = self.ops.gate(both)
-            more = adapt(linear(gated, layer.down), gated, batch.adapted, (i, "down"))
-        if batch.last is not None:
-            x, more = x[batch.last], more if more is None else more[batch.last]
+            more = adapt(linear(gated, layer.down), gated, batch.adapter_tokens, (i, "down"))
+        if batch.logit_tokens is not None:
+            x, more = x[batch.logit_tokens], more if more is None else more[batch.logit_tokens]
         return linear(self.ops.add_norm(x, more, self._norm), self._head, self.model.lm_head.bias)
 
     def _attend(self, i: int, layer: _Attention, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        qkv = adapt(linear(x, layer.qkv, layer.qkv_bias), x, batch.adapted, (i, "qkv"))
+        qkv = adapt(linear(x, layer.qkv, layer.qkv_bias), x, batch.adapter_tokens, (i, "qkv"))
         qkv = qkv.view(len(x), -1, self.heads.size)
-        angles = self._turns if layer.rotates else self._still
+        angles = self._rotations if layer.rotates else self._no_rotation
         seen = qkv.new_empty(len(x), self.heads.queries, self.heads.size)
-        for part in batch.decoded:
+        for part in batch.decode:
             self.ops.attend(i, qkv[part.tokens], layer.head_norm, angles, part, seen[part.tokens])
-        if batch.read:
-            first = batch.count
-            turns = angles[batch.positions]
-            query, key, value = turned(qkv[first:], self.heads, layer.head_norm, turns)
-            for part in batch.read:
-                self._read(i, part, query, key, value, seen[first:])
+        if batch.prefill:
+            first = batch.decode_tokens
+            turns = angles[batch.prefill_positions]
+            query, key, value = rotate_qkv(qkv[first:], self.heads, layer.head_norm, turns)
+            for part in batch.prefill:
+                self._prefill(i, part, query, key, value, seen[first:])
         flat = seen.flatten(1)
-        return adapt(linear(flat, layer.out, layer.out_bias), flat, batch.adapted, (i, "out"))
+        return adapt(linear(flat, layer.out, layer.out_bias), flat, batch.adapter_tokens, (i, "out"))
 
-    def _read(
-        self, i: int, part: Read, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor
+    def _prefill(
+        self, i: int, part: PrefillBatch, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Put keys and values of chunks into the cache, and write what each token sees to `out`."""
+        """Write the keys and values of chunks to the cache, and the attention outputs of their tokens to `out`."""
         pool = part.pool
-        pool.write(i, part.rows, part.places, key[part.where], value[part.where])
-        if part.fresh:
-            seen = attend_chunk(query[part.tokens], key[part.tokens], value[part.tokens])
+        pool.write(i, part.rows, part.positions, key[part.token_indices], value[part.token_indices])
+        if part.starts_at_zero:
+            seen = attend_chunk(query[part.padded_tokens], key[part.padded_tokens], value[part.padded_tokens])
         else:
-            keys = pool.keys_to(i, part.keys)[part.slots].transpose(-1, -2).flatten(2, 3)
-            values = pool.values[i][:, :, : part.keys][part.slots]
-            seen = attend_chunk(query[part.tokens], keys[:, :, : part.keys], values, part.starts)
-        out[part.where] = seen.flatten(0, 1)[part.back]
+            keys = pool.first_keys(i, part.num_keys)[part.slots].transpose(-1, -2).flatten(2, 3)
+            values = pool.values[i][:, :, : part.num_keys][part.slots]
+            seen = attend_chunk(query[part.padded_tokens], keys[:, :, : part.num_keys], values, part.starts)
+        out[part.token_indices] = seen.flatten(0, 1)[part.padded_indices]

@@ -1,4 +1,4 @@
-"""The model families that the decoder computes, and where each keeps its parts."""
+"""Model families that the decoder supports, and the attribute names of their modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Names(NamedTuple):
-    """Attributes of a family's modules and configuration; most families have Llama's."""
+    """Attribute names of a family's modules and configuration; the defaults are Llama's."""
 
     eps: str = "rms_norm_eps"
     last_norm: str = "norm"

@@ -1,8 +1,8 @@
-"""LoRA adapters: small changes of a model's projections that requests of one batch may differ in.
+"""LoRA adapters: low-rank changes of a model's projections, chosen per request within one batch.
 
-A projection y = x Wᵀ becomes y + scale · (x Aᵀ) Bᵀ with A [r, in] and B [out, r] of a low rank r; scale is lora_alpha / r
-(Hu et al. 2021, https://arxiv.org/abs/2106.09685) or lora_alpha / √r (rsLoRA, https://arxiv.org/abs/2312.03732). The weights W
-stay as they are, so every token may have an adapter of its own. Files are those of PEFT.
+A projection y = x Wᵀ becomes y + scale · (x Aᵀ) Bᵀ with A [r, in] and B [out, r] of rank r; scale is lora_alpha / r (Hu et al.
+2021, https://arxiv.org/abs/2106.09685) or lora_alpha / √r (rsLoRA, https://arxiv.org/abs/2312.03732). W does not change, so
+every token may have its own adapter. The files are PEFT's.
 
 Axes: N tokens of a step.
 """
@@ -30,7 +30,7 @@ from rove.core.digest import ADAPTER_TENSORS as TENSORS
 from rove.core.errors import ConfigError, nearest
 from rove.engine.families import FAMILIES
 
-SAYS_NOTHING = {
+IGNORED_SETTINGS = {
     "auto_mapping",
     "base_model_name_or_path",
     "eva_config",
@@ -47,12 +47,12 @@ SAYS_NOTHING = {
     "runtime_config",
     "task_type",
 }
-"""Settings of PEFT that change nothing about what an adapter computes once its tensors are there."""
-HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Ways to initialise an adapter that leave the model's own weights alone; PiSSA and its like do not."""
+"""PEFT settings that do not change what an adapter computes once its tensors exist."""
+SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Initializations that leave the base weights unchanged; PiSSA and similar ones change them."""
 
-Place = tuple[int, str]
-"""A joined projection of the decoder: layer and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
+Projection = tuple[int, str]
+"""A joined projection of the decoder: layer, and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
 T = TypeVar("T")
 
 
@@ -62,20 +62,20 @@ class PeftWeights(NamedTuple):
     tensors: Mapping[str, torch.Tensor]
     """[base_model.model.]MODULE.lora_A.weight [r, in] and … .lora_B.weight [out, r]."""
     config: Mapping[str, Any]
-    """The content of adapter_config.json."""
+    """Content of adapter_config.json."""
 
 
 Source = str | Path | PeftWeights
-"""An adapter's folder, or what is in it."""
+"""Folder of an adapter, or its content."""
 
 
 class LowRank(NamedTuple):
-    """What is added to a projection."""
+    """The change of one projection."""
 
     a: torch.Tensor
     """[r, in]"""
     b: torch.Tensor
-    """[out, r], times the scale."""
+    """[out, r], multiplied by the scale."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] → [..., out]."""
@@ -84,28 +84,28 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One that is loaded."""
+    """A loaded adapter."""
 
     version: int
-    """Written on the tokens sampled with it."""
+    """Recorded with every token sampled with it."""
     parts: Mapping[str, LowRank]
-    """By the names of the model's modules."""
-    joined: Mapping[Place, LowRank]
-    """By the decoder's projections."""
+    """Changes by module name of the model."""
+    joined: Mapping[Projection, LowRank]
+    """Changes by projection of the decoder."""
     scope: int = field(default_factory=partial(next, count(1)))
-    """Keys and values are shared only within one scope; 0 is the model's own."""
+    """Cache scope; keys and values are shared only within a scope (0: the base model)."""
 
 
-class Adapted(NamedTuple):
-    """The tokens of a step that one adapter is for."""
+class AdapterTokens(NamedTuple):
+    """The tokens of a step that use one adapter."""
 
     adapter: Adapter
     tokens: torch.Tensor | None
-    """Where they are; None = all of them."""
+    """Token indices; None: all."""
 
     @staticmethod
-    def of(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[Adapted]:
-        """One for each adapter of a step, given whose and how many its tokens are, in their order."""
+    def from_owners(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[AdapterTokens]:
+        """Group the tokens of a step by adapter, given (adapter, number of tokens) in order."""
         places: dict[Adapter, list[int]] = {}
         total = 0
         for adapter, size in owners:
@@ -113,13 +113,13 @@ class Adapted(NamedTuple):
                 places.setdefault(adapter, []).extend(range(total, total + size))
             total += size
         return [
-            Adapted(adapter, None if len(own) == total else torch.tensor(own, device=device))
+            AdapterTokens(adapter, None if len(own) == total else torch.tensor(own, device=device))
             for adapter, own in places.items()
         ]
 
 
-def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[Adapted], place: Place) -> torch.Tensor:
-    """Add to y [N, out], in place, what adapters make of x [N, in] for their tokens; returns y."""
+def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], place: Projection) -> torch.Tensor:
+    """Add to the outputs y [N, out] of a joined projection of x [N, in], in place, what the adapters of the tokens change."""
     for adapter, tokens in adapted:
         change = adapter.joined.get(place)
         if change is None:
@@ -132,8 +132,8 @@ def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[Adapted], place: P
 
 
 @contextmanager
-def applied(model: Any, adapter: Adapter | None) -> Iterator[None]:
-    """Context in which the model's own modules compute what they compute with the adapter."""
+def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
+    """Return a context in which the model's own modules compute with the adapter."""
     parts = adapter.parts if adapter else {}
     hooks = [
         model.get_submodule(name).register_forward_hook(lambda _, given, y, part=part: y + part(given[0]))
@@ -146,31 +146,31 @@ def applied(model: Any, adapter: Adapter | None) -> Iterator[None]:
             hook.remove()
 
 
-def load(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
-    """An adapter for a model that the decoder supports, on its device and in its precision.
+def load_adapter(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+    """Load an adapter for a model that the decoder supports, on its device and in its precision.
 
     Args:
-        model: whose projections it changes; left as it is.
-        source: the adapter's folder, or its tensors and settings.
-        version: written on the tokens sampled with it.
-        paired: reorders outputs of queries and keys as the decoder does.
+        model: The base model; not changed.
+        source: Folder of the adapter, or its tensors and settings.
+        version: Recorded with every token sampled with it.
+        paired: `Decoder.interleave_halves`, for the outputs of queries and keys.
 
     Raises:
-        ConfigError: there is none, or it is not a plain LoRA of this model's attention, MLP and convolution projections.
+        ConfigError: No adapter, or not a plain LoRA of this model's attention, MLP and convolution projections.
     """
     given = source if isinstance(source, PeftWeights) else read_folder(source)
     try:
         parts = _parts(model, given)
     except re.error as error:
-        raise ConfigError(f"the adapter's {CONFIG} has a pattern that is no regular expression: {error}") from error
+        raise ConfigError(f"the adapter's {CONFIG} has an invalid pattern: {error}") from error
     return Adapter(version, parts, _joined(model, parts, paired))
 
 
-def named(adapters: Mapping[str, Adapter], name: str) -> Adapter:
-    """The adapter of this name.
+def find_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
+    """Return the adapter of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: No such adapter is loaded.
     """
     if name not in adapters:
         raise ConfigError(f"no adapter '{name}' is loaded; {nearest(name, adapters)}. Load it with load_adapter")
@@ -178,17 +178,17 @@ def named(adapters: Mapping[str, Adapter], name: str) -> Adapter:
 
 
 def read_folder(path: str | Path) -> PeftWeights:
-    """What PEFT's `save_pretrained` has written to a folder; the tensors are on the CPU.
+    """Read a folder written by PEFT's `save_pretrained`; tensors are on the CPU.
 
     Raises:
-        ConfigError: a file is missing or cannot be read.
+        ConfigError: A file is missing or damaged.
     """
     folder = Path(path).expanduser()
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
             raise ConfigError(
-                f"{folder} is no adapter: it has no {name}; expected a folder with {CONFIG} and {TENSORS}, as "
-                "save_pretrained of PEFT writes it"
+                f"{folder} is not an adapter: it has no {name}; expected a folder with {CONFIG} and {TENSORS}, as written by "
+                "PEFT's save_pretrained"
             )
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes())
@@ -198,7 +198,7 @@ def read_folder(path: str | Path) -> PeftWeights:
 
 
 class _Config(msgspec.Struct):
-    """The settings that tell what an adapter computes."""
+    """The settings that define what an adapter computes."""
 
     r: int
     lora_alpha: float
@@ -211,52 +211,54 @@ class _Config(msgspec.Struct):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Of A and B."""
+        """Return the rank of A and B."""
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """What the product of A and B is multiplied by."""
+        """Return the factor of the product of A and B."""
         rank = self.rank(module)
         return _by_pattern(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
-    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
+    """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _check_config(given: Any) -> _Config:
     if not isinstance(given, Mapping):
         raise ConfigError(f"the adapter's {CONFIG} holds {type(given).__name__}; expected a JSON object")
-    told = {name: value for name, value in given.items() if value is not None}
-    if told.get("peft_type") != "LORA":
-        raise ConfigError(f"the adapter's peft_type is {told.get('peft_type')!r}; expected 'LORA'")
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings.get("peft_type") != "LORA":
+        raise ConfigError(f"the adapter's peft_type is {settings.get('peft_type')!r}; expected 'LORA'")
     try:
-        config = msgspec.convert(told, _Config)
+        config = msgspec.convert(settings, _Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the adapter's {CONFIG}: {error}; expected the settings that PEFT writes") from error
     more = {
-        name: told[name] for name in sorted(told.keys() - {*_Config.__struct_fields__, *SAYS_NOTHING}) if told[name]
+        name: settings[name]
+        for name in sorted(settings.keys() - {*_Config.__struct_fields__, *IGNORED_SETTINGS})
+        if settings[name]
     }
     if config.bias != "none":
         more["bias"] = config.bias
-    if config.init_lora_weights not in HARMLESS_STARTS:
+    if config.init_lora_weights not in SUPPORTED_INITS:
         more["init_lora_weights"] = config.init_lora_weights
     if more:
-        told_more = ", ".join(f"{name} = {value!r}" for name, value in more.items())
+        unsupported = ", ".join(f"{name} = {value!r}" for name, value in more.items())
         raise ConfigError(
-            f"the adapter has {told_more}; expected a plain LoRA of linear layers: train it without, or merge it into the "
-            "model with PEFT and load that"
+            f"the adapter has {unsupported}; expected a plain LoRA of linear layers: train it without this, or merge it "
+            "into the model with PEFT and load the merged model"
         )
     if min([config.r, *config.rank_pattern.values()]) < 1:
         raise ConfigError(f"the adapter's ranks are {config.r} and {config.rank_pattern}; expected 1 or more")
     return config
 
 
-def projections(model: Any) -> dict[Place, list[str]]:
-    """The decoder's joined projections, and the names of the model's modules that each is made of, in their order."""
+def projections(model: Any) -> dict[Projection, list[str]]:
+    """Return the decoder's joined projections and the names of the modules that each consists of, in order."""
     names = FAMILIES[model.config.model_type]
-    places: dict[Place, list[str]] = {}
+    places: dict[Projection, list[str]] = {}
     for i, layer in enumerate(model.model.layers):
         if hasattr(layer, "conv"):
             inside = {"conv_in": ["conv.in_proj"], "conv_out": ["conv.out_proj"]}
@@ -285,7 +287,7 @@ def _parts(model: Any, given: PeftWeights) -> dict[str, LowRank]:
         if name not in modules:
             can = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
             raise ConfigError(
-                f"the adapter changes '{name}', which is no projection of this model's layers; expected any of {can}, in "
+                f"the adapter changes '{name}', which is not a projection of this model's layers; expected one of {can}, in "
                 f"layers 0 to {len(model.model.layers) - 1}: is it an adapter of another model?"
             )
     _check_targets(config.target_modules, list(pairs))
@@ -293,7 +295,7 @@ def _parts(model: Any, given: PeftWeights) -> dict[str, LowRank]:
 
 
 def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
-    """Whether the modules that have tensors are those that the settings name: else the files are not of one adapter."""
+    """Check that the modules with tensors are those named in the settings; otherwise the files belong to different adapters."""
 
     def matches(target: str, module: str) -> bool:
         return module == target or module.endswith(f".{target}")
@@ -327,14 +329,16 @@ def _low_rank(weight: torch.Tensor, name: str, pair: Mapping[str, torch.Tensor],
             f"{wanted[1]} for this model and r = {rank}: is it an adapter of another model?"
         )
     b = pair["B"].detach().float() * config.scale(name)
-    a = pair["A"].detach().to(weight.device, weight.dtype, copy=True)  # the giver may go on training his
+    a = (
+        pair["A"].detach().to(weight.device, weight.dtype, copy=True)
+    )  # copy: the caller may continue to train this tensor
     return LowRank(a, b.to(weight.device, weight.dtype))
 
 
 def _joined(
     model: Any, parts: Mapping[str, LowRank], paired: Callable[[torch.Tensor], torch.Tensor]
-) -> dict[Place, LowRank]:
-    """Every joined projection's parts as one: A's on top of each other, B's in blocks."""
+) -> dict[Projection, LowRank]:
+    """Join the changes of every joined projection: A matrices stacked, B matrices block-diagonal."""
     made = {}
     for place, names in projections(model).items():
         own = [parts[name] for name in names if name in parts]

@@ -1,4 +1,4 @@
-"""Two ways to compute next-token logits for rows that come and go: together and fast, or through the model's own cache."""
+"""Two ways to compute next-token logits: batched with the embedded decoder, or through the model's own modules."""
 
 from __future__ import annotations
 
@@ -12,161 +12,165 @@ from rove.core.errors import ConfigError
 from rove.engine.decoder import Decoder
 from rove.engine.families import FAMILIES
 from rove.engine.kv_cache import KVCache
-from rove.engine.lora import Adapter, Source, load
-from rove.engine.scheduler import Row, Scheduler
+from rove.engine.lora import Adapter, Source, load_adapter
+from rove.engine.scheduler import Scheduler, SequenceState
 
 
 class Runner(Protocol):
-    """Computes one step after another."""
+    """Computes steps for sequences that join and leave."""
 
-    computed: int
-    """Tokens put through the model so far."""
+    computed_tokens: int
+    """Number of tokens computed so far."""
 
-    def submit(self, row: Row) -> None:
-        """Queue a row.
+    def submit(self, seq: SequenceState) -> None:
+        """Queue a sequence.
 
         Raises:
-            ConfigError: it can never fit in memory.
+            ConfigError: It can never fit in memory.
         """
         ...
 
-    def rows(self) -> list[Row]:
-        """Everybody who waits or runs."""
+    def active(self) -> list[SequenceState]:
+        """Return all waiting and running sequences."""
         ...
 
-    def step(self) -> tuple[list[Row], torch.Tensor]:
-        """Compute something; returns rows whose next token is due and their logits [rows, V]. They must then either be given
-        that token (appended to `tokens`) or be finished."""
-        ...
+    def step(self) -> tuple[list[SequenceState], torch.Tensor]:
+        """Compute a step; return the sequences whose next token is due, and their logits [rows, V].
 
-    def finish(self, rows: Sequence[Row]) -> None:
-        """These have ended or were given up."""
-        ...
-
-    def drop_all(self) -> list[Row]:
-        """Give up everybody, keeping nothing; returns them."""
-        ...
-
-    def forget(self, release: bool = False) -> None:
-        """Drop what is kept of ended rows (the weights may have changed), with `release` also the memory it took."""
-        ...
-
-    def outdate(self) -> None:
-        """The weights have changed: who is being decoded goes on with what was computed for him, and nobody else does."""
-        ...
-
-    def load(self, source: Source, version: int) -> Adapter:
-        """An adapter for rows to come.
-
-        Raises:
-            ConfigError: it does not fit, or this runner has none.
+        The caller appends the sampled token to `tokens` of each, or finishes it.
         """
         ...
 
-    def drop(self, adapter: Adapter) -> None:
-        """Drop what is kept of ended rows with this adapter; none is under way."""
+    def finish(self, seqs: Sequence[SequenceState]) -> None:
+        """Remove ended or cancelled sequences."""
+        ...
+
+    def drop_all(self) -> list[SequenceState]:
+        """Remove all sequences, clear their cache and return them."""
+        ...
+
+    def clear_cache(self, release: bool = False) -> None:
+        """Drop the cache of ended sequences (the weights may have changed); with `release` also free its memory."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Record new weights: running sequences continue with their cache, which no other sequence may reuse."""
+        ...
+
+    def load_adapter(self, source: Source, version: int) -> Adapter:
+        """Load an adapter.
+
+        Raises:
+            ConfigError: It does not fit the model, or this runner does not support adapters.
+        """
+        ...
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Drop the cache of ended sequences of this adapter; none is running."""
         ...
 
 
-def _check_fits(row: Row, fits: bool, position_bytes: int, budget: int) -> None:
+def _check_fits(seq: SequenceState, fits: bool, position_bytes: int, budget: int) -> None:
     if not fits:
-        need = (row.prompt_length + row.max_tokens) * position_bytes
+        need = (seq.prompt_length + seq.max_tokens) * position_bytes
         raise ConfigError(
-            f"a request of {row.prompt_length} prompt tokens and max_tokens {row.max_tokens} needs up to {need / 2**20:.4g} MiB "
+            f"a request of {seq.prompt_length} prompt tokens and max_tokens {seq.max_tokens} needs up to {need / 2**20:.4g} MiB "
             f"of keys and values, the engine has {budget / 2**20:.4g} MiB: lower max_tokens, shorten the prompt, or give the "
             "engine more cache_bytes"
         )
 
 
 class FastRunner:
-    """All rows in one forward pass per step, from one cache.
+    """All sequences in one forward pass per step, with a shared KV cache.
 
     Args:
-        model: one that the decoder supports.
-        max_batch: most rows under way.
-        cache_bytes: most memory for keys and values, those of ended rows included.
-        chunk: most prompt tokens read in by one step.
-        native: use kernels compiled for this processor, where they can be had.
+        model: A model that the decoder supports.
+        max_batch: Maximum running sequences.
+        cache_bytes: Maximum memory for keys and values, including those of ended sequences.
+        chunk: Maximum prompt tokens per step.
+        native: Use C kernels if they can be compiled.
     """
 
     def __init__(self, model: Any, max_batch: int, cache_bytes: int, chunk: int, native: bool = True):
         self.decoder = Decoder(model, native)
         self.cache = KVCache(self.decoder.shape, cache_bytes, max_batch)
         self.scheduler = Scheduler(self.cache, max_batch, chunk)
-        self.computed = 0
+        self.computed_tokens = 0
         self._changed = True
 
-    def submit(self, row: Row) -> None:  # noqa: D102
-        fits = self.cache.can_ever_hold(row.prompt_length + row.max_tokens)
-        _check_fits(row, fits, self.cache.shape.bytes, self.cache.budget)
-        self.scheduler.submit(row)
+    def submit(self, seq: SequenceState) -> None:  # noqa: D102
+        fits = self.cache.fits(seq.prompt_length + seq.max_tokens)
+        _check_fits(seq, fits, self.cache.shape.position_bytes, self.cache.budget)
+        self.scheduler.submit(seq)
 
-    def rows(self) -> list[Row]:  # noqa: D102
+    def active(self) -> list[SequenceState]:  # noqa: D102
         return [*self.scheduler.running, *self.scheduler.waiting]
 
-    def step(self) -> tuple[list[Row], torch.Tensor]:  # noqa: D102
+    def step(self) -> tuple[list[SequenceState], torch.Tensor]:  # noqa: D102
         self.decoder.refresh(self._changed)
         self._changed = False
         step = self.scheduler.plan()
-        if not self.decoder.ops.anywhere:
+        if not self.decoder.ops.takes_any_rows:
             for pool in self.cache.pools.values():
-                pool.arrange([row.slot for row in step.decode if row.slot is not None and row.slot.pool is pool])
+                pool.make_contiguous(
+                    [seq.slot for seq in step.decode if seq.slot is not None and seq.slot.pool is pool]
+                )
         step.decode.sort(key=_place)
         logits = self.decoder(step)
-        self.computed += len(step.decode) + sum(chunk.size for chunk in step.chunks)
-        ready = self.scheduler.done(step)
+        self.computed_tokens += len(step.decode) + sum(chunk.size for chunk in step.chunks)
+        ready = self.scheduler.complete(step)
         if len(ready) < len(logits):
-            last = [*step.decode, *(chunk.row for chunk in step.chunks)]
-            due = [i for i, row in enumerate(last) if row.pending == 0]
+            last = [*step.decode, *(chunk.seq for chunk in step.chunks)]
+            due = [i for i, seq in enumerate(last) if seq.pending == 0]
             logits = logits[torch.tensor(due, dtype=torch.long, device=logits.device)]
         return ready, logits
 
-    def finish(self, rows: Sequence[Row]) -> None:  # noqa: D102
-        self.scheduler.finish(rows)
+    def finish(self, seqs: Sequence[SequenceState]) -> None:  # noqa: D102
+        self.scheduler.finish(seqs)
 
-    def drop_all(self) -> list[Row]:  # noqa: D102
-        rows = self.scheduler.drop_all()
-        self.cache.forget()
-        return rows
+    def drop_all(self) -> list[SequenceState]:  # noqa: D102
+        seqs = self.scheduler.drop_all()
+        self.cache.clear()
+        return seqs
 
-    def forget(self, release: bool = False) -> None:  # noqa: D102
-        self.cache.forget(release)
+    def clear_cache(self, release: bool = False) -> None:  # noqa: D102
+        self.cache.clear(release)
         self._changed = True
 
-    def outdate(self) -> None:  # noqa: D102
-        self.forget()
-        self.scheduler.outdate()
+    def weights_changed(self) -> None:  # noqa: D102
+        self.clear_cache()
+        self.scheduler.mark_outdated()
 
-    def load(self, source: Source, version: int) -> Adapter:  # noqa: D102
-        return load(self.decoder.model, source, version, self.decoder.paired)
+    def load_adapter(self, source: Source, version: int) -> Adapter:  # noqa: D102
+        return load_adapter(self.decoder.model, source, version, self.decoder.interleave_halves)
 
-    def drop(self, adapter: Adapter) -> None:  # noqa: D102
-        self.cache.forget(scope=adapter.scope)
+    def drop_adapter(self, adapter: Adapter) -> None:  # noqa: D102
+        self.cache.clear(scope=adapter.scope)
 
 
-def _place(row: Row) -> tuple[int, int]:
-    assert row.slot is not None
-    return row.slot.pool.capacity, row.slot.index
+def _place(seq: SequenceState) -> tuple[int, int]:
+    assert seq.slot is not None
+    return seq.slot.pool.capacity, seq.slot.index
 
 
 @dataclass(eq=False)
 class _Group:
-    """Rows whose prompts had one length, in a cache of the model's own making."""
+    """Sequences whose prompts have equal length, with one cache of the model's own type."""
 
-    rows: list[Row]
+    seqs: list[SequenceState]
     cache: Any = None
-    gone: set[Row] = field(default_factory=set)
+    ended: set[SequenceState] = field(default_factory=set)
 
 
 class SlowRunner:
-    """Rows with prompts of one length together, through the model's own modules and cache: right for any architecture.
+    """Sequences with prompts of equal length in a batch, through the model's own modules and cache; works for any architecture.
 
-    Nothing is shared or kept. One group after another takes a step.
+    No prefixes are shared. The groups take turns, one step each.
 
     Args:
-        model: any causal language model.
-        max_batch: most rows under way.
-        cache_bytes: most memory for keys and values, counted as if every layer had them.
+        model: Any causal language model.
+        max_batch: Maximum running sequences.
+        cache_bytes: Maximum memory for keys and values, counted as if every layer had them.
     """
 
     def __init__(self, model: Any, max_batch: int, cache_bytes: int):
@@ -175,73 +179,72 @@ class SlowRunner:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.model, self.max_batch, self.budget = model, max_batch, cache_bytes
         self.position_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-        self.waiting: list[Row] = []
+        self.waiting: list[SequenceState] = []
         self.groups: list[_Group] = []
-        self.computed = 0
+        self.computed_tokens = 0
 
-    def submit(self, row: Row) -> None:  # noqa: D102
-        _check_fits(row, self._bytes(row) <= self.budget, self.position_bytes, self.budget)
-        self.waiting.append(row)
+    def submit(self, seq: SequenceState) -> None:  # noqa: D102
+        _check_fits(seq, self._bytes(seq) <= self.budget, self.position_bytes, self.budget)
+        self.waiting.append(seq)
 
-    def _bytes(self, row: Row) -> int:
-        return (row.prompt_length + row.max_tokens) * self.position_bytes
+    def _bytes(self, seq: SequenceState) -> int:
+        return (seq.prompt_length + seq.max_tokens) * self.position_bytes
 
-    def rows(self) -> list[Row]:  # noqa: D102
-        return [*(row for group in self.groups for row in group.rows if row not in group.gone), *self.waiting]
+    def active(self) -> list[SequenceState]:  # noqa: D102
+        return [*(seq for group in self.groups for seq in group.seqs if seq not in group.ended), *self.waiting]
 
     def _admit(self) -> None:
-        under_way = [row for group in self.groups for row in group.rows]
-        used, room = sum(map(self._bytes, under_way)), self.max_batch - len(under_way)
-        by_length: dict[int, list[Row]] = {}
-        while self.waiting and room and used + self._bytes(self.waiting[0]) <= self.budget:
-            row = self.waiting.pop(0)
-            used, room = used + self._bytes(row), room - 1
-            by_length.setdefault(len(row.tokens), []).append(row)
-        self.groups += [_Group(rows) for rows in by_length.values()]
+        active = [seq for group in self.groups for seq in group.seqs]
+        used, free_rows = sum(map(self._bytes, active)), self.max_batch - len(active)
+        by_length: dict[int, list[SequenceState]] = {}
+        while self.waiting and free_rows and used + self._bytes(self.waiting[0]) <= self.budget:
+            seq = self.waiting.pop(0)
+            used, free_rows = used + self._bytes(seq), free_rows - 1
+            by_length.setdefault(len(seq.tokens), []).append(seq)
+        self.groups += [_Group(seqs) for seqs in by_length.values()]
 
-    def step(self) -> tuple[list[Row], torch.Tensor]:  # noqa: D102
+    def step(self) -> tuple[list[SequenceState], torch.Tensor]:  # noqa: D102
         self._admit()
         group = self.groups.pop(0)
         self.groups.append(group)
-        new = [row.tokens if group.cache is None else row.tokens[-1:] for row in group.rows]
+        new = [seq.tokens if group.cache is None else seq.tokens[-1:] for seq in group.seqs]
         ids = torch.tensor(new, device=self.model.device)
         out = self.model(input_ids=ids, past_key_values=group.cache, use_cache=True, logits_to_keep=1)
         group.cache = out.past_key_values
-        self.computed += ids.numel()
-        alive = [i for i, row in enumerate(group.rows) if row not in group.gone]
-        return [group.rows[i] for i in alive], out.logits[:, -1][torch.tensor(alive, device=out.logits.device)]
+        self.computed_tokens += ids.numel()
+        alive = [i for i, seq in enumerate(group.seqs) if seq not in group.ended]
+        return [group.seqs[i] for i in alive], out.logits[:, -1][torch.tensor(alive, device=out.logits.device)]
 
-    def finish(self, rows: Sequence[Row]) -> None:  # noqa: D102
-        gone = set(rows)
-        self.waiting = [row for row in self.waiting if row not in gone]
+    def finish(self, seqs: Sequence[SequenceState]) -> None:  # noqa: D102
+        ended = set(seqs)
+        self.waiting = [seq for seq in self.waiting if seq not in ended]
         for group in self.groups:
-            group.gone |= gone & set(group.rows)
+            group.ended |= ended & set(group.seqs)
             self._shrink(group)
-        self.groups = [group for group in self.groups if len(group.gone) < len(group.rows)]
+        self.groups = [group for group in self.groups if len(group.ended) < len(group.seqs)]
 
     def _shrink(self, group: _Group) -> None:
-        """Take ended rows out of the batch where the cache can; else they are computed along and ignored."""
-        if group.gone and group.cache is None:
-            group.rows = [row for row in group.rows if row not in group.gone]
-            group.gone = set()
+        if group.ended and group.cache is None:
+            group.seqs = [seq for seq in group.seqs if seq not in group.ended]
+            group.ended = set()
 
-    def drop_all(self) -> list[Row]:  # noqa: D102
-        rows = self.rows()
+    def drop_all(self) -> list[SequenceState]:  # noqa: D102
+        seqs = self.active()
         self.waiting, self.groups = [], []
-        return rows
+        return seqs
 
-    def forget(self, release: bool = False) -> None:
-        """Nothing is kept."""
+    def clear_cache(self, release: bool = False) -> None:
+        """Do nothing: no cache outlives its sequences."""
 
-    def outdate(self) -> None:
-        """Nothing is shared."""
+    def weights_changed(self) -> None:
+        """Do nothing: no cache is shared."""
 
-    def load(self, source: Source, version: int) -> Adapter:
-        """There are no adapters here."""
+    def load_adapter(self, source: Source, version: int) -> Adapter:
+        """Raise: adapters need the fast path."""
         raise ConfigError(
             f"{self.model.config.model_type} has no fast path in rove's engine, and adapters need it; expected a model of "
             f"{', '.join(FAMILIES)}: merge the adapter into the model with PEFT, and load that"
         )
 
-    def drop(self, adapter: Adapter) -> None:
-        """Nothing is kept."""
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Do nothing: there are no adapters."""

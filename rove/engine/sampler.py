@@ -1,18 +1,18 @@
-"""Choosing the next tokens of a batch whose rows ask for different things.
+"""Choose the next tokens of a batch whose rows have different sampling parameters.
 
-What happens to a row's logits, in this order (vLLM's), each only where the row asks for it:
+Processing order of a row's logits (vLLM's order), each step only if the row uses it:
 
-1. the grammar of a structured output, `min_tokens` and `logit_bias`: tokens that must not come get −∞, others their bias;
-2. repetition, frequency and presence penalties (`rove.engine.penalties`);
-3. the temperature;
-4. min-p, top-k, top-p (`rove.engine.draw.keep_likely`).
+1. the grammar of a structured output, `min_tokens` and `logit_bias`: forbidden tokens get −∞, others their bias;
+2. repetition, frequency and presence penalties;
+3. temperature;
+4. min-p, top-k, top-p (`filter_unlikely`).
 
-The token is drawn from the outcome, and the log-probabilities reported are of the outcome, all four included: they are those
-that the token was drawn with, which is what importance weights of off-policy training need (vLLM calls this
-`processed_logprobs`). Training that computes its own from temperature alone therefore has to sample by temperature alone, as
-rove's does. Greedy rows take the likeliest token after step 2, and report log-probabilities at temperature 1.
+Tokens are drawn from the result, and the reported log-probabilities are those of the result: off-policy training needs the
+probabilities that tokens were really drawn with (vLLM's `processed_logprobs`). A trainer that recomputes log-probabilities from
+the temperature alone must therefore sample by temperature alone, as rove's does. Greedy rows take the most likely token after
+step 2 and report log-probabilities at temperature 1.
 
-Axes: B rows, V vocabulary.
+Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
 """
 
 from __future__ import annotations
@@ -20,50 +20,254 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from rove.core.errors import ConfigError
 from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
-from rove.engine.draw import alternatives, draw, keep_likely, temper, uniforms
-from rove.engine.penalties import Penalties, has_penalty
 from rove.engine.stop_checker import end_token_ids
 
+MIN_TEMPERATURE = 1e-5
+"""Smaller positive temperatures are raised to this value: logits divided by them overflow."""
+MAX_CUMSUM_VOCAB = 8192
+"""Up to this vocabulary size, CPUs sample from one cumulative sum; above, first a block, then a token in it."""
+BLOCK_TOKENS = 512
 
-class Row(NamedTuple):
-    """One answer under way, as a sampler needs to know it."""
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64 (torch's is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Return a number in [0, 1) per row, a function of its seed [B] and position [B] (int64) alone.
+
+    It is splitmix64 (Steele et al. 2014): stateless, so a token does not depend on what else is in the batch.
+    """
+    x = seeds + (position + 1) * _GOLDEN
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    x = x ^ _shift_right(x, 31)
+    return _shift_right(x, 11).double() * 2.0**-53
+
+
+def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Return logits [B, V] / temperature [B] in fp32; greedy rows (0) as at temperature 1."""
+    divisor = torch.where(temperature == 0, 1.0, temperature.clamp_min(MIN_TEMPERATURE))
+    return logits.float() / divisor[:, None]
+
+
+def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Return a token id per row [B] by inverse transform sampling: where `uniform` [B] falls in the cumulative distribution [B,
+    V].
+
+    Rows of `probabilities` need not sum to exactly 1; an id of probability 0 is never drawn.
+    """
+    vocab = probabilities.shape[1]
+    if probabilities.is_cuda or vocab <= MAX_CUMSUM_VOCAB:
+        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        return _falls_in(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
+    # First a block, then an id in it: fp64 sums over the whole vocabulary take 14 times as long as fp32 ones, and fp32 sums
+    # near 1 are rounded by about the probability of a rare token.
+    sums = _block_sums(probabilities).double()
+    cumulative = sums.cumsum(-1)
+    target = uniform[:, None] * cumulative[:, -1:]
+    block = _falls_in(cumulative, target)
+    size = sums.gather(1, block)
+    share = (target - (cumulative.gather(1, block) - size)) / size
+    ids = block * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=probabilities.device)
+    inside = (probabilities.gather(1, ids.clamp_max(vocab - 1)).double() * (ids < vocab)).cumsum(-1)
+    return ids.gather(1, _falls_in(inside, share * inside[:, -1:]))[:, 0].clamp_max_(vocab - 1)
+
+
+def _falls_in(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the index [B, 1] at which each cumulative sum [B, N] first exceeds the target [B, 1]."""
+    total = cumulative[:, -1:]
+    below = torch.nextafter(
+        total, torch.zeros_like(total)
+    )  # a target that rounds up to the total would select no token
+    found = torch.searchsorted(cumulative, target.minimum(below), right=True)
+    return found.clamp_max_(cumulative.shape[1] - 1)  # only for NaN
+
+
+def _block_sums(probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the sums of each `BLOCK` successive probabilities [B, V]; the last block may be shorter."""
+    whole = probabilities.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
+    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK_TOKENS)).sum(-1)
+    rest = probabilities[:, whole:]
+    return torch.cat([sums, rest.sum(-1, keepdim=True)], 1) if rest.shape[1] else sums
+
+
+def filter_unlikely(
+    probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Return the distributions [F, V] without unlikely tokens, renormalized.
+
+    In vLLM's order: first tokens less likely than `min_p` times the most likely one are dropped, then those outside of the
+    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a likely one are likely, so
+    that the result does not depend on token ids. The most likely token is always likely.
+
+    Args:
+        probabilities: [F, V].
+        top_k: [F] int64, 1 to V (V: off).
+        top_p: [F], above 0 to 1 (off).
+        min_p: [F], 0 (off) to 1.
+    """
+    ordered = _ascending(probabilities)
+    vocab = ordered.shape[1]
+    least = torch.maximum(ordered[:, -1:] * min_p[:, None], ordered.gather(1, (vocab - top_k)[:, None]))
+    mass = ordered.cumsum(-1)
+    count = torch.searchsorted(ordered, least)  # of tokens less likely than that
+    gone = mass.gather(1, (count - 1).clamp_min_(0)) * (count > 0)
+    unneeded = gone + (mass[:, -1:] - gone) * (1 - top_p[:, None])
+    first = torch.searchsorted(mass, unneeded, right=True).clamp_max_(vocab - 1)
+    least = ordered.gather(1, first)
+    likely = probabilities * (probabilities >= least)
+    return likely / likely.sum(-1, keepdim=True)
+
+
+def _ascending(values: torch.Tensor) -> torch.Tensor:
+    if values.device.type == "cpu":  # numpy's sort is thirty times as fast as torch's here
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(-1).values
+
+
+def top_tokens(probabilities: torch.Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
+    """Return the most likely ids of each row [B, V] with their log-probabilities, most likely first.
+
+    Args:
+        probabilities: [B, V].
+        counts: Number of ids per row; ids of probability 0 are left out.
+    """
+    values, ids = probabilities.topk(min(max(counts, default=0), probabilities.shape[1]))
+    rows = zip(ids.tolist(), values.log().tolist(), counts, strict=True)
+    return [
+        [(id, logprob) for id, logprob in zip(ids[:count], logprobs[:count]) if logprob > -float("inf")]
+        for ids, logprobs, count in rows
+    ]
+
+
+def score_tokens(
+    logits: torch.Tensor, ids: torch.Tensor, top: int = 0
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Score given tokens, such as those of a prompt.
+
+    Args:
+        logits: [N, V] before each token.
+        ids: [N].
+        top: Number of most likely ids to return at each position.
+
+    Returns:
+        Log-probabilities of the ids at temperature 1, and the most likely ids (see `top_tokens`).
+    """
+    logprobs = logits.float().log_softmax(-1)
+    return logprobs.gather(1, ids[:, None])[:, 0].tolist(), top_tokens(logprobs.exp(), [top] * len(ids))
+
+
+class Penalties:
+    """Token counts per row, and the penalties that they cause.
+
+    The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and completion, as in transformers and vLLM;
+    presence and frequency penalties count the completion only, as in OpenAI's API and vLLM. Memory: 5 bytes per vocabulary entry
+    and row.
+
+    Args:
+        vocab: Size of the vocabulary.
+        device: Device of the logits.
+    """
+
+    def __init__(self, vocab: int, device: torch.device | str = "cpu"):
+        self._counts = torch.zeros(0, vocab, device=device)  # of the answer
+        self._seen = torch.zeros(0, vocab, dtype=torch.bool, device=device)  # by prompt or answer
+        self._weights = torch.zeros(3, 0, device=device)  # repetition, presence, frequency
+
+    def add(self, rows: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]]) -> None:
+        """Append rows: sampling parameters, prompt, and the tokens sampled so far."""
+        counts = self._counts.new_zeros(len(rows), self._counts.shape[1])
+        had = self._seen.new_zeros(counts.shape)
+        for i, (_, prompt, answer) in enumerate(rows):
+            tokens = torch.tensor([*answer], dtype=torch.long, device=counts.device)
+            counts[i].index_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
+            had[i, torch.tensor([*prompt, *answer], dtype=torch.long, device=counts.device)] = True
+        weights = [
+            (
+                1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
+                sampling.presence_penalty or 0.0,
+                sampling.frequency_penalty or 0.0,
+            )
+            for sampling, _, _ in rows
+        ]
+        self._counts = torch.cat([self._counts, counts])
+        self._seen = torch.cat([self._seen, had])
+        self._weights = torch.cat([self._weights, self._weights.new_tensor(weights).reshape(-1, 3).T], 1)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        index = torch.tensor(order, dtype=torch.long, device=self._counts.device)
+        self._counts, self._seen, self._weights = self._counts[index], self._seen[index], self._weights[:, index]
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the penalized logits [P, V]."""
+        repetition, presence, frequency = self._weights[:, :, None]
+        # Positive logits are divided by the penalty, negative ones multiplied. For a penalty above 1 that is the smaller of
+        # the two results, below 1 the larger one; minimum is ten times as fast as torch.where on the sign.
+        side = torch.where(repetition < 1, -1.0, 1.0)
+        repeated = torch.minimum(logits * (side / repetition), logits * (side * repetition)) * side
+        logits = torch.where(self._seen, repeated, logits)
+        logits = torch.addcmul(logits, frequency, self._counts, value=-1)
+        return torch.addcmul(logits, presence, self._counts.clamp_max(1), value=-1)
+
+    def count(self, ids: torch.Tensor) -> None:
+        """Append a token [P] to each row's completion."""
+        rows = torch.arange(len(ids), device=ids.device)
+        self._counts[rows, ids] += 1
+        self._seen[rows, ids] = True
+
+
+def has_penalty(sampling: SamplingParams) -> bool:
+    """Return whether any penalty is on."""
+    return bool(sampling.repetition_penalty not in (None, 1) or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+class SamplerRow(NamedTuple):
+    """A running request, as the sampler sees it."""
 
     sampling: SamplingParams
     seed: int
-    """Of its own random stream, any integer."""
+    """Seed of its random stream, any integer."""
     prompt: Sequence[int]
     answer: Sequence[int] = ()
-    """Tokens that it has already, such as those from before it was set aside."""
+    """Tokens sampled so far, such as before a preemption."""
     constraint: Constraint | None = None
-    """Of a structured output, which has seen `answer`."""
+    """State of its grammar, which has consumed `answer`."""
 
 
-class Step(NamedTuple):
+class SampledTokens(NamedTuple):
     """The next token of every row."""
 
     ids: torch.Tensor
     """[B] int64."""
     logprobs: torch.Tensor
-    """[B] fp32, under the distribution that it was drawn from. NaN: the row's logits were no numbers."""
+    """[B] fp32, under the distribution that the token was drawn from. NaN: the logits were not finite."""
     top: dict[int, list[tuple[int, float]]]
-    """Row → likeliest ids and their log-probabilities, likeliest first, for rows that ask for some."""
+    """Row → most likely ids with log-probabilities, most likely first, for rows that request them."""
 
 
 class Sampler:
-    """Draws the next tokens of rows that come and go.
+    """Samples the next tokens of rows that join and leave.
 
-    A row's token depends on its own logits, seed and position alone, whatever else is in the batch.
+    A row's token depends on its own logits, seed and position alone, not on other rows.
 
     Args:
-        vocab: entries of the model's logits.
-        stop_ids: the model's own end tokens; `min_tokens` keeps them away.
-        device: where logits are.
-        rows: the first ones.
+        vocab: Size of the model's logits.
+        stop_ids: The model's end tokens, which `min_tokens` suppresses.
+        device: Device of the logits.
+        rows: Initial rows.
     """
 
     def __init__(
@@ -71,13 +275,13 @@ class Sampler:
         vocab: int,
         stop_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
-        rows: Sequence[Row] = (),
+        rows: Sequence[SamplerRow] = (),
     ):
         device = torch.device(device)
         self.vocab = vocab
         self.stop_ids = frozenset(stop_ids)
         self.device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
-        self._needs: list[_Needs | None] = []
+        self._needs: list[_RowOptions | None] = []
         self._greedy: list[bool] = []
         self._temperature = torch.zeros(0, device=self.device)
         self._seeds = torch.zeros(0, dtype=torch.long, device=self.device)
@@ -90,11 +294,11 @@ class Sampler:
         return len(self._needs)
 
     @torch.inference_mode()
-    def add(self, rows: Sequence[Row]) -> None:
-        """More rows, after those there are.
+    def add(self, rows: Sequence[SamplerRow]) -> None:
+        """Append rows.
 
         Raises:
-            ConfigError: a bias is for a token that the model does not have; none of the rows has joined.
+            ConfigError: A bias is for a token outside of the vocabulary; no row was added.
         """
         for row in rows:
             unknown = [token for token in row.sampling.logit_bias or {} if token >= self.vocab]
@@ -102,7 +306,7 @@ class Sampler:
                 raise ConfigError(f"logit_bias is for the tokens {unknown}; expected ids below {self.vocab}")
         temperature = [1.0 if row.sampling.temperature is None else row.sampling.temperature for row in rows]
         seeds = [row.seed % (1 << 63) for row in rows]  # what an int64 holds
-        self._needs += [_Needs.of(row, self.vocab, self.stop_ids) for row in rows]
+        self._needs += [_RowOptions.of(row, self.vocab, self.stop_ids) for row in rows]
         self._greedy += [t == 0 for t in temperature]
         self._temperature = torch.cat([self._temperature, self._temperature.new_tensor(temperature)])
         self._seeds = torch.cat([self._seeds, self._seeds.new_tensor(seeds)])
@@ -112,7 +316,7 @@ class Sampler:
 
     @torch.inference_mode()
     def keep(self, order: Sequence[int]) -> None:
-        """Go on with these rows, in this order; the others are gone."""
+        """Keep these rows, in this order."""
         penalised = (i for i, needs in enumerate(self._needs) if needs is not None and needs.penalties)
         slots = {i: slot for slot, i in enumerate(penalised)}
         if slots:
@@ -126,20 +330,20 @@ class Sampler:
         self._plan = None
 
     @torch.inference_mode()
-    def step(self, logits: torch.Tensor) -> Step:
+    def step(self, logits: torch.Tensor) -> SampledTokens:
         """The next token of every row.
 
         Args:
             logits: [B, V], of any float type, in the order of the rows. Not changed.
         """
         plan = self._plan = self._plan or _Plan(self._needs, self._greedy, self.device)
-        scores = temper(self._edited(logits.to(self.device), plan), self._temperature)
+        scores = apply_temperature(self._edited(logits.to(self.device), plan), self._temperature)
         probabilities = scores.softmax(-1)
         if len(plan.filtered):
-            probabilities[plan.filtered] = keep_likely(probabilities[plan.filtered], *plan.filters)
+            probabilities[plan.filtered] = filter_unlikely(probabilities[plan.filtered], *plan.filters)
         ids = self._chosen(scores, probabilities, plan)
         logprobs = probabilities.gather(1, ids[:, None])[:, 0].log()
-        top = alternatives(probabilities[plan.asked], plan.top_counts) if plan.top_counts else []
+        top = top_tokens(probabilities[plan.top_rows], plan.top_counts) if plan.top_counts else []
         self._position = self._position + 1
         if len(plan.penalised):
             self._penalties.count(ids[plan.penalised])
@@ -147,18 +351,18 @@ class Sampler:
             drawn = ids.tolist()
             for i, constraint in plan.constrained:
                 constraint.advance(drawn[i])
-        rows = dict(zip(plan.asked, top, strict=True))
-        return Step(ids.to(logits.device), logprobs.to(logits.device), rows)
+        rows = dict(zip(plan.top_rows, top, strict=True))
+        return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), rows)
 
     def _edited(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """The logits after steps 1 and 2."""
+        """Return the logits after processing steps 1 and 2."""
         if not plan.edits:
             return logits
         scores = logits.to(torch.float32, copy=True)
         for i, constraint in plan.constrained:
             scores[i].masked_fill_(~constraint.mask(self.vocab).to(self.device), -torch.inf)
-        if len(plan.late):
-            row, token, least = plan.late.unbind(1)
+        if len(plan.min_tokens):
+            row, token, least = plan.min_tokens.unbind(1)
             scores[row, token] = scores[row, token].where(self._position[row] >= least, -torch.inf)
         if len(plan.biased):
             scores.index_put_(tuple(plan.biased.unbind(1)), plan.biases, accumulate=True)
@@ -170,52 +374,52 @@ class Sampler:
         if not len(plan.drawn):
             return scores.argmax(-1)
         if not len(plan.greedy):
-            return draw(probabilities, uniforms(self._seeds, self._position))
+            return sample_ids(probabilities, uniforms(self._seeds, self._position))
         ids = torch.empty_like(self._seeds)
         ids[plan.greedy] = scores[plan.greedy].argmax(-1)
         random = uniforms(self._seeds[plan.drawn], self._position[plan.drawn])
-        ids[plan.drawn] = draw(probabilities[plan.drawn], random)
+        ids[plan.drawn] = sample_ids(probabilities[plan.drawn], random)
         return ids
 
 
-class _Needs(NamedTuple):
-    """What a row asks for beyond a temperature; worked out once, when it joins."""
+class _RowOptions(NamedTuple):
+    """What a row needs besides a temperature; computed once when it joins."""
 
     filters: tuple[int, float, float] | None
     """top_k, top_p, min_p."""
     penalties: bool
-    late: list[tuple[int, int]]
-    """Tokens, and how many others must come before them."""
+    min_tokens: list[tuple[int, int]]
+    """(token, number of tokens that must come before it)."""
     biases: list[tuple[int, float]]
     top: int
     constraint: Constraint | None
 
     @classmethod
-    def of(cls, row: Row, vocab: int, stop_ids: frozenset[int]) -> _Needs | None:
-        """The needs of a row; None = there are none."""
-        asked = row.sampling
-        top_k = min(asked.top_k or 0, vocab)
-        filters = (top_k if top_k > 0 else vocab, 1.0 if asked.top_p is None else asked.top_p, asked.min_p or 0.0)
-        least = asked.min_tokens or 0
-        ends = sorted(end_token_ids(asked, stop_ids)) if least > len(row.answer) else []
+    def of(cls, row: SamplerRow, vocab: int, stop_ids: frozenset[int]) -> _RowOptions | None:
+        """Return the options of a row; None if it has none."""
+        params = row.sampling
+        top_k = min(params.top_k or 0, vocab)
+        filters = (top_k if top_k > 0 else vocab, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0)
+        least = params.min_tokens or 0
+        ends = sorted(end_token_ids(params, stop_ids)) if least > len(row.answer) else []
         needs = cls(
-            filters=None if filters == (vocab, 1, 0) or asked.temperature == 0 else filters,
-            penalties=has_penalty(asked),
-            late=[(token, least) for token in ends if token < vocab],
-            biases=list((asked.logit_bias or {}).items()),
-            top=min(asked.logprobs or 0, vocab),
+            filters=None if filters == (vocab, 1, 0) or params.temperature == 0 else filters,
+            penalties=has_penalty(params),
+            min_tokens=[(token, least) for token in ends if token < vocab],
+            biases=list((params.logit_bias or {}).items()),
+            top=min(params.logprobs or 0, vocab),
             constraint=row.constraint,
         )
         return needs if any(needs) or needs.constraint is not None else None
 
 
 class _Plan:
-    """Which rows need what, as indices; the same from step to step while the rows are the same."""
+    """Row indices by option; reused from step to step while the rows are the same."""
 
-    def __init__(self, needs: Sequence[_Needs | None], greedy: Sequence[bool], device: torch.device):
+    def __init__(self, needs: Sequence[_RowOptions | None], greedy: Sequence[bool], device: torch.device):
         def long(values: Sequence[object], width: int = 0) -> torch.Tensor:
-            made = torch.tensor(values, dtype=torch.long, device=device)
-            return made.reshape(-1, width) if width else made
+            tensor = torch.tensor(values, dtype=torch.long, device=device)
+            return tensor.reshape(-1, width) if width else tensor
 
         def real(values: Sequence[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -231,10 +435,10 @@ class _Plan:
             real([least for _, (_, _, least) in filters]),
         )
         self.penalised = long([i for i, need in rows if need.penalties])
-        self.late = long([(i, token, least) for i, need in rows for token, least in need.late], 3)
+        self.min_tokens = long([(i, token, least) for i, need in rows for token, least in need.min_tokens], 3)
         self.biased = long([(i, token) for i, need in rows for token, _ in need.biases], 2)
         self.biases = real([bias for _, need in rows for _, bias in need.biases])
         self.constrained = [(i, need.constraint) for i, need in rows if need.constraint is not None]
-        self.asked = [i for i, need in rows if need.top]
+        self.top_rows = [i for i, need in rows if need.top]
         self.top_counts = [need.top for _, need in rows if need.top]
-        self.edits = bool(len(self.penalised) or len(self.late) or len(self.biased) or self.constrained)
+        self.edits = bool(len(self.penalised) or len(self.min_tokens) or len(self.biased) or self.constrained)

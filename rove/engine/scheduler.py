@@ -1,6 +1,7 @@
-"""What the engine computes next: a plain function of who waits, who runs and what memory holds, never of the clock.
+"""Continuous batching: which sequences are computed in the next forward pass.
 
-So the same requests in the same order are computed in the same batches, and rounding errors are the same from run to run.
+The plan is a function of the waiting sequences, the running sequences and the cache, never of the clock. So the same requests in
+the same order are computed in the same batches, and rounding errors repeat from run to run.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from typing import Any, NamedTuple
 from rove.engine.kv_cache import KVCache, Slot, copy_row
 from rove.engine.lora import Adapter
 
-WORTH_COPYING = 16
-"""Shared tokens from which on a copy, or waiting for a neighbour's prefill, beats computing them."""
-HEADROOM = 64
-"""Positions reserved for what a sequence will say; those who say more move to a larger row."""
+MIN_COPIED_TOKENS = 16
+"""A shared prefix of at least this many tokens is copied, or waited for, instead of being computed again."""
+RESERVED_POSITIONS = 64
+"""Positions reserved for the completion at admission; a longer completion moves to a larger row."""
 
 
 @dataclass(eq=False)
-class Row:
-    """One request under way."""
+class SequenceState:
+    """A request in the scheduler: its tokens and where their keys and values are."""
 
-    number: int
+    arrival: int
     """Order of arrival."""
     tokens: list[int]
-    """The prompt and what has been sampled."""
+    """Prompt and sampled tokens."""
     max_tokens: int
-    """Most tokens to sample."""
+    """Maximum tokens to sample."""
     request: Any = None
-    """Whoever asked; the scheduler does not look at it."""
+    """The caller's data; the scheduler does not read it."""
     adapter: Adapter | None = None
-    """None = the model as it is."""
+    """LoRA adapter; None: the base model."""
     prompt_length: int = field(init=False)
     slot: Slot | None = None
 
@@ -41,168 +42,175 @@ class Row:
 
     @property
     def pending(self) -> int:
-        """Tokens whose keys and values are not computed yet; once it is computed, the last one's logits give the next."""
+        """Number of tokens whose keys and values are not computed yet. The logits of the last one give the next token."""
         return len(self.tokens) - (self.slot.filled if self.slot else 0)
 
     @property
     def scope(self) -> int:
-        """Whose keys and values are of use to it."""
+        """Cache scope: prefixes are shared only between sequences of one adapter (0: the base model)."""
         return self.adapter.scope if self.adapter else 0
 
     @property
-    def left(self) -> int:
-        """Tokens it may still sample."""
+    def remaining_tokens(self) -> int:
+        """Number of tokens that may still be sampled."""
         return self.max_tokens - (len(self.tokens) - self.prompt_length)
 
 
 class Chunk(NamedTuple):
-    """The next `size` tokens of a sequence that is being read in."""
+    """The next `size` tokens of a prompt that is being prefilled."""
 
-    row: Row
+    seq: SequenceState
     start: int
     size: int
 
 
 class Step(NamedTuple):
-    """One forward pass: one token of each row of `decode`, and these chunks."""
+    """One forward pass: one token of each sequence in `decode`, and the prefill chunks."""
 
-    decode: list[Row]
+    decode: list[SequenceState]
     chunks: list[Chunk]
 
 
 class Scheduler:
-    """Decides who runs. First come, first served; who has come waits only for memory, or for a neighbour who is computing
-    what he needs too. When memory runs out while sequences grow, the last to come gives his up and is computed again later.
+    """First-come-first-served scheduler with chunked prefill, prefix reuse and preemption.
+
+    A sequence waits only for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
+    sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
 
     Args:
-        cache: where keys and values are.
-        max_batch: most sequences under way.
-        chunk: most tokens read in by one step; a long prompt is read in pieces, so that nobody waits long for his next token.
+        cache: Keys and values.
+        max_batch: Maximum number of running sequences.
+        chunk: Maximum prompt tokens per step. Long prompts are prefilled in chunks so that running sequences keep their latency.
     """
 
     def __init__(self, cache: KVCache, max_batch: int, chunk: int):
         self.cache, self.max_batch, self.chunk = cache, max_batch, chunk
-        self.waiting: list[Row] = []
-        self.running: list[Row] = []
+        self.waiting: list[SequenceState] = []
+        self.running: list[SequenceState] = []
 
-    def submit(self, row: Row) -> None:
-        """Queue a request."""
-        insort(self.waiting, row, key=lambda row: row.number)
+    def submit(self, seq: SequenceState) -> None:
+        """Queue a sequence."""
+        insort(self.waiting, seq, key=lambda seq: seq.arrival)
 
     def plan(self) -> Step:
-        """Make room, admit who fits, and say what to compute; an empty step when there is nothing to do."""
-        self._make_room()
+        """Grow slots, admit waiting sequences and return the next step; the step is empty if there is no work."""
+        self._grow_slots()
         self._admit()
-        pending = [(row, row.pending) for row in self.running]
-        decode = [row for row, count in pending if count == 1]
+        pending = [(seq, seq.pending) for seq in self.running]
+        decode = [seq for seq, count in pending if count == 1]
+        # Decoding counts against the budget, but a quarter is left for prefill: else a full batch would starve new prompts.
         left = max(self.chunk - len(decode), self.chunk // 4, 1)
         chunks = []
-        for row, count in pending:
+        for seq, count in pending:
             if count > 1 and left:
-                assert row.slot is not None
+                assert seq.slot is not None
                 size = min(count, left)
-                chunks.append(Chunk(row, row.slot.filled, size))
+                chunks.append(Chunk(seq, seq.slot.filled, size))
                 left -= size
         return Step(decode, chunks)
 
-    def done(self, step: Step) -> list[Row]:
-        """Take note that a step was computed; returns the rows whose next token can be sampled, in the step's order."""
-        for row in step.decode:
-            assert row.slot is not None
-            row.slot.filled += 1
-        for row, _, size in step.chunks:
-            assert row.slot is not None
-            row.slot.filled += size
-        return [*step.decode, *(row for row, _, _ in step.chunks if not row.pending)]
+    def complete(self, step: Step) -> list[SequenceState]:
+        """Record that `step` was computed; return the sequences whose next token can be sampled, in the order of the step."""
+        for seq in step.decode:
+            assert seq.slot is not None
+            seq.slot.filled += 1
+        for seq, _, size in step.chunks:
+            assert seq.slot is not None
+            seq.slot.filled += size
+        return [*step.decode, *(seq for seq, _, _ in step.chunks if not seq.pending)]
 
-    def finish(self, rows: Sequence[Row]) -> None:
-        """These have ended or were given up; what was computed for them is kept for whoever continues them."""
-        gone = set(rows)
-        self.waiting = [row for row in self.waiting if row not in gone]
-        self.running = [row for row in self.running if row not in gone]
-        for row in rows:
-            if row.slot is not None:
-                self.cache.keep(row.slot, row.tokens)
-                row.slot = None
+    def finish(self, seqs: Sequence[SequenceState]) -> None:
+        """Remove ended or cancelled sequences; their slots stay in the cache for requests that continue them."""
+        gone = set(seqs)
+        self.waiting = [seq for seq in self.waiting if seq not in gone]
+        self.running = [seq for seq in self.running if seq not in gone]
+        for seq in seqs:
+            if seq.slot is not None:
+                self.cache.retire(seq.slot, seq.tokens)
+                seq.slot = None
 
-    def outdate(self) -> None:
-        """The weights have changed: who runs goes on with the keys and values he has, which become of no use to others."""
-        for row in self.running:
-            assert row.slot is not None
-            self.cache.outdate(row.slot)
+    def mark_outdated(self) -> None:
+        """Record new weights: running sequences keep their keys and values, which no other sequence may reuse."""
+        for seq in self.running:
+            assert seq.slot is not None
+            self.cache.mark_outdated(seq.slot)
 
-    def drop_all(self) -> list[Row]:
-        """Give up everybody and free what they had (a step failed, so it may be half written)."""
-        rows = [*self.running, *self.waiting]
-        for row in rows:
-            if row.slot is not None:
-                self.cache.free(row.slot)
-                row.slot = None
+    def drop_all(self) -> list[SequenceState]:
+        """Remove all sequences and free their slots. Called after a failed step, whose cache entries may be incomplete."""
+        seqs = [*self.running, *self.waiting]
+        for seq in seqs:
+            if seq.slot is not None:
+                self.cache.free(seq.slot)
+                seq.slot = None
         self.running, self.waiting = [], []
-        return rows
+        return seqs
 
-    def _make_room(self) -> None:
-        full = [row for row in self.running if row.slot and len(row.tokens) > row.slot.pool.capacity]
-        for row in full:
-            while row.slot is not None and len(row.tokens) > row.slot.pool.capacity:
-                larger = self.cache.grow(row.slot, len(row.tokens))
+    def _grow_slots(self) -> None:
+        full = [seq for seq in self.running if seq.slot and len(seq.tokens) > seq.slot.pool.capacity]
+        for seq in full:
+            while seq.slot is not None and len(seq.tokens) > seq.slot.pool.capacity:
+                larger = self.cache.grow(seq.slot, len(seq.tokens))
                 if larger is None:
                     self._preempt(self.running[-1])
                 else:
-                    if larger is not row.slot and not larger.outdated:
-                        self.cache.index.add(row.tokens[: row.prompt_length], larger, row.scope)
-                    row.slot = larger
+                    if larger is not seq.slot and not larger.outdated:
+                        self.cache.index.add(seq.tokens[: seq.prompt_length], larger, seq.scope)
+                    seq.slot = larger
 
-    def _preempt(self, row: Row) -> None:
-        assert row.slot is not None
-        self.cache.free(row.slot)
-        row.slot = None
-        self.running.remove(row)
-        self.submit(row)
+    def _preempt(self, seq: SequenceState) -> None:
+        assert seq.slot is not None
+        self.cache.free(seq.slot)
+        seq.slot = None
+        self.running.remove(seq)
+        self.submit(seq)
 
     def _admit(self) -> None:
-        held = []
+        postponed = []
         expected = min(len(self.waiting), self.max_batch - len(self.running))
-        for i, row in enumerate(self.waiting):
+        for i, seq in enumerate(self.waiting):
             if len(self.running) >= self.max_batch:
-                held += self.waiting[i:]
+                postponed += self.waiting[i:]
                 break
-            source, usable, promised = self._best(row)
-            if promised >= usable + WORTH_COPYING:
-                held.append(row)
+            source, usable, promised = self._find_prefix(seq)
+            # A running sequence is computing this prefix: wait and copy it instead of computing it twice.
+            if promised >= usable + MIN_COPIED_TOKENS:
+                postponed.append(seq)
                 continue
-            row.slot = self._place(row, source, usable, expected)
-            if row.slot is None:
-                held += self.waiting[i:]
+            seq.slot = self._allocate(seq, source, usable, expected)
+            if seq.slot is None:
+                postponed += self.waiting[i:]
                 break
-            row.slot.target, row.slot.scope = len(row.tokens), row.scope
-            self.cache.index.add(row.tokens, row.slot, row.scope)
-            insort(self.running, row, key=lambda row: row.number)
-        self.waiting = held
+            seq.slot.target, seq.slot.scope = len(seq.tokens), seq.scope
+            self.cache.index.add(seq.tokens, seq.slot, seq.scope)
+            insort(self.running, seq, key=lambda seq: seq.arrival)
+        self.waiting = postponed
 
-    def _best(self, row: Row) -> tuple[Slot | None, int, int]:
-        """The slot that holds the longest beginning of a row's tokens, how much of it, and the most that one will hold."""
+    def _find_prefix(self, seq: SequenceState) -> tuple[Slot | None, int, int]:
+        """Return the slot with the longest computed prefix of a sequence, its length, and the longest prefix that any slot
+        will hold.
+        """
         best, usable, promised = None, 0, 0
-        for shared, slot in self.cache.index.nearest(row.tokens, row.scope):
-            shared = min(shared, len(row.tokens) - 1)  # the last one's logits are needed in any case
+        for shared, slot in self.cache.index.nearest(seq.tokens, seq.scope):
+            shared = min(shared, len(seq.tokens) - 1)  # the last token is always computed: its logits are needed
             if min(shared, slot.filled) > usable:
                 best, usable = slot, min(shared, slot.filled)
             promised = max(promised, min(shared, slot.target))
         return best, usable, promised
 
-    def _place(self, row: Row, source: Slot | None, usable: int, expected: int) -> Slot | None:
-        length = len(row.tokens) + min(row.left, HEADROOM)
+    def _allocate(self, seq: SequenceState, source: Slot | None, usable: int, expected: int) -> Slot | None:
+        length = len(seq.tokens) + min(seq.remaining_tokens, RESERVED_POSITIONS)
         slot = None
-        if source in self.cache.kept and source.filled == usable:
+        if source in self.cache.reusable and source.filled == usable:
             self.cache.reuse(source)
-            slot = self.cache.grow(source, len(row.tokens))
-            if slot is None:  # it goes back where it was
-                self.cache.keep(source, row.tokens)
+            slot = self.cache.grow(source, len(seq.tokens))
+            if slot is None:  # no memory to grow: put it back
+                self.cache.retire(source, seq.tokens)
         else:
-            slot = self.cache.take(length, source, expected)
-            if slot is not None and source is not None and usable >= WORTH_COPYING:
+            slot = self.cache.allocate(length, source, expected)
+            if slot is not None and source is not None and usable >= MIN_COPIED_TOKENS:
                 copy_row(source, slot, usable)
-                slot.join(source, usable)
-        if slot is None and not self.running:  # then what is kept must give way, even that which would have helped
-            slot = self.cache.take(length, None, expected)
+                slot.share_prefix(source, usable)
+        # No running sequence will free memory later: evict even the slot with the shared prefix
+        if slot is None and not self.running:
+            slot = self.cache.allocate(length, None, expected)
         return slot

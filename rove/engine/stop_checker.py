@@ -1,4 +1,4 @@
-"""Where an answer ends, and which of its text counts. Plain Python: no model and no tensors."""
+"""Stop conditions of a completion, and the text that remains. No model and no tensors."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 
 UNFINISHED = "\ufffd"
-"""What decoders write for bytes that are no character, or not yet."""
-WINDOW = 32
-"""Most tokens decoded together, unless their characters are unfinished."""
+"""What decoders write for bytes that are not, or not yet, a character."""
+DECODE_WINDOW = 32
+"""Maximum tokens decoded together, unless their characters are unfinished."""
 
 
 def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
-    """The tokens that end an answer: the model's own, unless they are to be ignored, and the request's."""
+    """Return the tokens that end a completion: the request's, and the model's unless `ignore_eos` is set."""
     own = frozenset() if sampling.ignore_eos else stop_ids
     return own | frozenset(sampling.stop_token_ids or ())
 
 
 class StopChecker:
-    """Watches one answer, token by token, for its end.
+    r"""Checks one completion for its end, token by token.
 
-    It ends with the first of: a stop token; a stop text, which may begin and end inside tokens; the end of its grammar; the
-    length limit. The first two count only after `min_tokens` tokens. All tokens pushed belong to the answer; its text stops
-    short of a stop text and of a stop token.
+    It ends with the first of: a stop token; a stop string, which may begin and end within tokens; the end of its grammar; the
+    length limit. Stop tokens and strings count only after `min_tokens` tokens. All pushed tokens belong to the completion; its
+    text excludes the stop string and the stop token.
 
-    Of several stop texts the one that is complete first counts, and of these the longest, so that the cut does not
-    depend on how the text is split into tokens.
+    Of several stop strings the one that is complete first wins, then the longest, so the cut does not depend on how text is
+    split into tokens.
 
     Args:
-        sampling: its stop, stop_token_ids, min_tokens and ignore_eos count.
-        max_tokens: the length limit.
-        stop_ids: the model's own end tokens.
-        decode: ids → text. Needed for stop texts and to stream, else None.
-        constraint: of a structured output, advanced by whoever samples.
+        sampling: Its stop, stop_token_ids, min_tokens and ignore_eos are used.
+        max_tokens: Length limit.
+        stop_ids: The model's end tokens.
+        decode: Token ids → text; needed for stop strings and streaming, else None.
+        constraint: Grammar state of a structured output, advanced by the sampler.
+
+    Example:
+        checker = StopChecker(SamplingParams(stop=["\\n"]), max_tokens=64, decode=renderer.decode)
+        reason = checker.push(token)  # None until the completion ends
     """
 
     def __init__(
@@ -46,30 +50,30 @@ class StopChecker:
         decode: Callable[[Sequence[int]], str] | None = None,
         constraint: Constraint | None = None,
     ):
-        assert decode is not None or not sampling.stop, "stop texts need a decoder"
+        assert decode is not None or not sampling.stop, "stop strings need a decoder"
         self.reason: str | None = None
-        """"stop" or "length" once it has ended."""
+        """"stop" or "length" after the end."""
         self.stopped_by: str | int | None = None
-        """The stop text or stop token."""
+        """The stop string or stop token."""
         self.text = ""
-        """As far as it is known; "" without a decoder."""
+        """Decoded text; "" without `decode`."""
         self._stops = sampling.stop or []
         self._ends = end_token_ids(sampling, stop_ids)
         self._min_tokens = sampling.min_tokens or 0
         self._max_tokens = max_tokens
         self._constraint = constraint
-        self._reader = None if decode is None else _Reader(decode)
+        self._reader = None if decode is None else _TokenDecoder(decode)
         self._count = 0
         self._taken = 0
 
     def push(self, token: int) -> str | None:
-        """Take the next token.
+        """Add a token.
 
         Returns:
-            "stop" or "length" if it ends the answer, else None.
+            "stop" or "length" if it ends the completion, else None.
 
         Raises:
-            ModelError: the grammar of a structured output could not go on.
+            ModelError: The grammar of a structured output failed.
         """
         assert self.reason is None, "the answer has ended"
         self._count += 1
@@ -90,14 +94,14 @@ class StopChecker:
         return self.reason
 
     def take_text(self) -> str:
-        """The text since the last call that no stop text can take back any more; at the end all of it."""
+        """Return the new text that no stop string can still remove; after the end all of it."""
         held = 0 if self.reason else self._held()
         ready = self.text[self._taken : len(self.text) - held]
         self._taken += len(ready)
         return ready
 
     def _read(self, token: int | None, may_stop: bool) -> None:
-        """Add a token's text, or (None) what is left of unfinished characters, as far as no stop text cuts it."""
+        """Append the text of a token, or (None) of unfinished characters, and cut it at a stop string."""
         if self._reader is None:
             return
         new = self._reader.rest() if token is None else self._reader.read(token)
@@ -115,7 +119,7 @@ class StopChecker:
             self.reason, self.stopped_by = "stop", stop
 
     def _held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop text."""
+        """Return the number of characters at the end that may begin a stop string."""
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for length in range(min(longest, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-length:]) for stop in self._stops):
@@ -123,31 +127,31 @@ class StopChecker:
         return 0
 
 
-class _Reader:
-    """Text of tokens that come one by one; a character split over tokens comes with its last one.
+class _TokenDecoder:
+    """Incremental detokenizer; a character split over tokens comes with its last token.
 
-    Tokens are decoded behind some that came before, because some tokenizers write a token differently at the beginning.
+    Tokens are decoded after some earlier ones, because some tokenizers decode a token differently at the start of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._ids: list[int] = []
         self._text = ""
-        self._told = 0  # characters of that text
+        self._returned = 0  # characters of that text
 
     def read(self, token: int) -> str:
-        """The text that is known now."""
+        """Return the text that is now complete."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
         known = self._text.rstrip(UNFINISHED)
-        new, self._told = known[self._told :], max(self._told, len(known))
-        if known == self._text and len(self._ids) >= WINDOW:  # or every token would take longer than the one before
-            self._ids = self._ids[-WINDOW // 4 :]
+        new, self._returned = known[self._returned :], max(self._returned, len(known))
+        if known == self._text and len(self._ids) >= DECODE_WINDOW:  # bound the cost of decoding
+            self._ids = self._ids[-DECODE_WINDOW // 4 :]
             self._text = self._decode(self._ids)
-            self._told = len(self._text)
+            self._returned = len(self._text)
         return new
 
     def rest(self) -> str:
-        """The text of tokens whose last character was never finished."""
-        new, self._told = self._text[self._told :], len(self._text)
+        """Return the text of tokens whose last character was never finished."""
+        new, self._returned = self._text[self._returned :], len(self._text)
         return new

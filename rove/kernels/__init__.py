@@ -1,6 +1,6 @@
-"""Small C kernels for CPUs, compiled on first use by the machine's C compiler and kept for the next time.
+"""C kernels for CPUs, compiled on first use by the machine's C compiler and cached.
 
-They are optional: whoever uses one does the same in PyTorch, slower, where there is no compiler.
+They are optional: without a compiler, callers fall back to slower PyTorch code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch
 logger = logging.getLogger(__name__)
 
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
-SECONDS = 60.0
-"""Most time for the compiler, which takes half a second."""
-MOST_GROUPS = 16
-"""Query heads of a key head; more would not fit the processor's registers."""
+COMPILE_TIMEOUT_S = 60.0
+"""Timeout of the compiler, which takes half a second."""
+MAX_GROUPS = 16
+"""Maximum query heads per key head; more do not fit in the registers."""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-ARGUMENTS: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
+SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
     "decode": {
         "attend": ([POINTER, POINTER, FLOAT, POINTER, FLOAT, *[POINTER] * 7, *[INT] * 3], None),
         "gate": ([POINTER, POINTER, INT, INT], None),
@@ -40,65 +40,67 @@ ARGUMENTS: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
         "backward": ([*[POINTER] * 3, FLOAT, *[POINTER] * 3, *[INT] * 4, *[POINTER] * 6], ctypes.c_int),
     },
 }
-"""Source → its functions' arguments and what they return."""
+"""Source → argument types and return type of its functions."""
 
 
-def vector_of(size: int) -> int:
-    """Floats per vector for heads of this size; 0 when there are no kernels for it."""
+def vector_floats(size: int) -> int:
+    """Return the floats per vector for heads of this size; 0 if no kernels support it."""
     return 16 if size % 16 == 0 else 8 if size % 8 == 0 else 0
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+def kernel_cache() -> Path:
+    """Return the folder of compiled kernels."""
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     return (Path(base) if base else Path.home() / ".cache") / "rove"
 
 
 @lru_cache(maxsize=32)
-def compiled(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
-    """The kernels of a source; None, and a line in the log, where they cannot be had.
+def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
+    """Return the kernels of a source; None, with a log line, if they cannot be compiled.
 
     Args:
-        name: of the source, "decode" or "attention".
-        groups: query heads of a key head.
-        size: of a head.
-        bf16: what they read and write, instead of fp32.
+        name: Source: "decode" or "attention".
+        groups: Query heads per key head.
+        size: Head size.
+        bf16: Read and write bf16 instead of fp32.
     """
-    vector = vector_of(size)
-    if not vector or not 1 <= groups <= MOST_GROUPS:
+    vector = vector_floats(size)
+    if not vector or not 1 <= groups <= MAX_GROUPS:
         return None
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        logger.info("no C compiler here, so attention is PyTorch's alone, which is slower")
+        logger.info("no C compiler found: using PyTorch attention, which is slower")
         return None
     source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
     named = "\n".join([source.read_text(), header.read_text(), *flags, compiler, _processor()])
-    path = cache_folder() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
+    path = kernel_cache() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
     try:
         if not path.exists():
             _compile([compiler, *flags, str(source)], path)
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
-        told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
-        logger.info("attention is PyTorch's alone, which is slower; its kernels could not be compiled: %s", told)
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+        logger.info("attention kernels could not be compiled: using PyTorch attention, which is slower: %s", reason)
         return None
-    for function, (arguments, returned) in ARGUMENTS[name].items():
+    for function, (arguments, returned) in SIGNATURES[name].items():
         getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
     return library
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile to `path`, which others may be doing too."""
+    """Compile to `path`; other processes may do the same concurrently."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=SECONDS)
-        made.replace(path)
+        library = Path(folder) / path.name
+        subprocess.run(
+            [*command, "-o", str(library)], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+        )
+        library.replace(path)
 
 
 def _processor() -> str:
-    """What the code is compiled for: homes may be shared by different machines."""
+    """Return a description of the processor: home folders may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

@@ -1,7 +1,7 @@
-"""A LoRA adapter of PEFT inside a model: put in to be trained, written and read as PEFT does, merged into the weights.
+"""A PEFT LoRA adapter inside a model: add it, save it, merge it.
 
-PEFT replaces linear layers by its own, which hold the old ones; the model around them stays what it was, so that attention,
-packing and fast linear layers apply as they do without (`rove.engine.lora` is about adapters that requests choose).
+PEFT replaces linear layers by its own, which contain the old ones. The rest of the model does not change, so attention, packing
+and fast linear layers still apply. (`rove.engine.lora` applies adapters per request instead.)
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch import nn
 
 from rove.core.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
 from rove.core.errors import ConfigError, nearest
-from rove.models.linear import FastLinear, fast_adapter
+from rove.models.linear import FastLinear, lora_linear
 
-NAME = "default"
-"""What PEFT calls the one adapter of a model."""
+ADAPTER_NAME = "default"
+"""PEFT's name for the only adapter of a model."""
 
 
 class Adapter:
-    """The one in a model.
+    """The adapter in a model.
 
     Args:
-        wrapped: PEFT's wrapper of the model, whose modules the model has.
-        base: where the model without it is: a folder, or a name on the hub.
+        wrapped: PEFT's wrapper, which contains the model's modules.
+        base: Folder or hub name of the base model.
     """
 
     def __init__(self, wrapped: PeftModel, base: str):
@@ -41,16 +41,16 @@ class Adapter:
         self._base_digest = digest_model(base)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Its weights themselves by PEFT's names, as in the file that `save` writes."""
+        """Return its weights (not copies) by PEFT's names, as in the file that `save` writes."""
         return get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
 
     def save(self, path: Path) -> None:
-        """Write what PEFT's `save_pretrained` would write: its settings, with the base's place among them, and its weights."""
+        """Write what PEFT's `save_pretrained` writes: weights, and settings with the path of the base model."""
         path.mkdir(parents=True, exist_ok=True)
-        config: Any = copy.copy(self._wrapped.peft_config[NAME])
+        config: Any = copy.copy(self._wrapped.peft_config[ADAPTER_NAME])
         config.base_model_name_or_path = self.base
         config.inference_mode = True
-        config.target_modules = sorted(config.target_modules)  # a set, whose order is another in every process
+        config.target_modules = sorted(config.target_modules)  # sets have a different order in every process
         config.save_pretrained(str(path))
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
         save_file(tensors, path / ADAPTER_TENSORS, metadata={"format": "pt"})
@@ -60,19 +60,19 @@ class Adapter:
 def add_adapter(
     model: nn.Module, rank: int, alpha: float, dropout: float, targets: Sequence[str], seed: int, base: str
 ) -> Adapter:
-    """Put a new adapter into a model, which it does not change yet; from then on its weights alone are trained.
+    """Add a new adapter to a model; it changes nothing yet, and from now on its weights alone are trained.
 
     Args:
-        model: changed in place.
-        rank: of its matrices.
-        alpha: what it adds is multiplied by alpha / rank.
-        dropout: share of its inputs left out while it is trained.
-        targets: last names of linear layers; none = all but the head.
-        seed: of its random half.
-        base: where the model is found again.
+        model: Changed in place.
+        rank: Rank of the matrices.
+        alpha: The change is scaled by alpha / rank.
+        dropout: Fraction of its inputs dropped in training.
+        targets: Last parts of the names of linear layers; empty: all but the head.
+        seed: Seed of its random half (A; B starts at zero).
+        base: Folder or hub name of the base model.
 
     Raises:
-        ConfigError: no layer has one of these names.
+        ConfigError: No layer has one of these names.
     """
     known = _linear_names(model)
     unknown = [name for name in targets if name not in known]
@@ -80,60 +80,58 @@ def add_adapter(
         raise ConfigError(f"lora_targets has '{unknown[0]}'; {nearest(unknown[0], known)}")
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (a float is as good)
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (PEFT accepts floats)
         lora_dropout=dropout,
         target_modules=list(targets) or known,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PEFT's calls into transformers
+        warnings.simplefilter("ignore", FutureWarning)  # from PEFT's calls into transformers
         torch.manual_seed(seed)
         wrapped: Any = get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
     model.eval()
     for layer in model.modules():
         if type(layer) is lora.Linear and type(layer.base_layer) is FastLinear:
-            layer.__class__ = FastLora
+            layer.__class__ = FastLoRA
     return Adapter(wrapped, base)
 
 
-class FastLora(lora.Linear):
-    """PEFT's layer around a fast one; same weights, same results within rounding, and less around them."""
+class FastLoRA(lora.Linear):
+    """PEFT's layer around a `FastLinear`: equal weights, equal results up to rounding, less overhead."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """x [..., in] → [..., out]."""
-        if self.disable_adapters or not isinstance(self.lora_dropout[NAME], nn.Identity):
+        if self.disable_adapters or not isinstance(self.lora_dropout[ADAPTER_NAME], nn.Identity):
             return super().forward(x, *args, **kwargs)
-        a, b = self.lora_A[NAME].weight, self.lora_B[NAME].weight
-        return fast_adapter(x, self.base_layer, a, b, self.scaling[NAME])  # pyright: ignore[reportArgumentType]
+        a, b = self.lora_A[ADAPTER_NAME].weight, self.lora_B[ADAPTER_NAME].weight
+        return lora_linear(x, self.base_layer, a, b, self.scaling[ADAPTER_NAME])  # pyright: ignore[reportArgumentType]
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Last names of the linear layers that are not the head."""
+    """Return the last parts of the names of the linear layers except the head."""
     head = model.get_output_embeddings()
     layers = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head)
     return sorted({name.rpartition(".")[2] for name in layers})
 
 
-def merge(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Add an adapter's change to the weights of its base, in place; returns the model, which is an ordinary one then.
+def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Merge an adapter into the weights of its base model, in place; return the model.
 
     Raises:
-        ConfigError: the adapter cannot be read, or is not one of this model.
+        ConfigError: The adapter cannot be read, or belongs to another model.
     """
     try:
         held = load_file(Path(folder) / ADAPTER_TENSORS).keys()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing weights, which are an error below, and of PEFT's calls
+            warnings.simplefilter("ignore")  # missing weights are an error below
             wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=str(next(model.parameters()).device))  # pyright: ignore[reportArgumentType]
         odd = sorted(held ^ get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys())
     except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"the adapter in {folder} cannot be put into its base model: {said}; expected {ADAPTER_CONFIG} and "
+            f"the adapter in {folder} cannot be put into its base model: {reason}; expected {ADAPTER_CONFIG} and "
             f"{ADAPTER_TENSORS} as PEFT writes them for that model"
         ) from error
     if odd:
-        raise ConfigError(
-            f"the adapter in {folder} is of another model than its base: '{odd[0]}' is in one of them alone"
-        )
+        raise ConfigError(f"the adapter in {folder} does not fit its base model: only one of them has '{odd[0]}'")
     return wrapped.merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]

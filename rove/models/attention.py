@@ -1,29 +1,211 @@
-"""One attention function for sampling and training, registered with transformers as "rove".
+"""Attention for sampling and training, registered with transformers as "rove", also over packed batches with shared prefixes.
 
-Axes: B rows, H query heads, K key/value heads, n queries, T keys, d head size.
+Axes: B rows or sequences, N tokens of a packed batch, H query heads, K key/value heads, n queries, T keys, d head size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rove.models.packing import Packing, packed_attention
+from rove import kernels
+
+MAX_LENGTH_RATIO = 2
+"""Maximum ratio of sequence lengths in one call of PyTorch's attention; shorter sequences are padded."""
+MAX_SCORES = 1 << 22
+"""Maximum attention scores per head and call."""
+
+
+class PaddedRows(NamedTuple):
+    """B sequences for one call of PyTorch attention, padded to the longest."""
+
+    queries: torch.Tensor
+    """[B, n] token indices; padding is arbitrary."""
+    keys: torch.Tensor
+    """[B, T] token indices of the queries and the tokens before them; padding is arbitrary."""
+    real_indices: torch.Tensor
+    """Indices of the flattened queries without padding."""
+    bias: torch.Tensor | None
+    """[B, 1, n, T] −∞ on keys that a query does not attend to, else 0; None: queries and keys are the same, with a causal
+    mask."""
+
+
+@dataclass(eq=False)
+class Packing:
+    """Which tokens of a packed batch attend to which.
+
+    Sequences that start with the same tokens share them: a shared prefix belongs to an earlier sequence, where its tokens are
+    queries. Every token is the query of exactly one sequence and attends to the tokens before it there.
+    """
+
+    paths: Sequence[np.ndarray]
+    """Tokens of each sequence, as indices of the batch."""
+    shared_lengths: np.ndarray
+    """[B] length of the prefix that belongs to another sequence."""
+    device: torch.device
+
+    @cached_property
+    def flat_paths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Concatenated paths; [B + 1] their offsets; [B] shared lengths."""
+        offsets = np.cumsum([0, *map(len, self.paths)])
+        return (
+            torch.from_numpy(np.concatenate(self.paths)),
+            torch.from_numpy(offsets),
+            torch.from_numpy(self.shared_lengths),
+        )
+
+    @cached_property
+    def padded_rows(self) -> list[PaddedRows]:
+        """Groups of sequences of similar length, for PyTorch."""
+        return [self._padded(some) for some in self._alike()]
+
+    @cached_property
+    def token_order(self) -> torch.Tensor:
+        """[N] index of each token among the queries of all groups."""
+        order = np.concatenate([self.paths[i][self.shared_lengths[i] :] for some in self._alike() for i in some])
+        return torch.from_numpy(np.argsort(order)).to(self.device)
+
+    def _alike(self) -> Iterator[list[int]]:
+        new = np.array([len(path) for path in self.paths]) - self.shared_lengths
+        group: list[int] = []
+        for i in sorted(np.flatnonzero(new).tolist(), key=lambda i: (self.shared_lengths[i] > 0, -new[i])):
+            if group:
+                most = max(len(self.paths[j]) for j in [*group, i])
+                other_kind = (self.shared_lengths[i] > 0) != (self.shared_lengths[group[0]] > 0)
+                if (
+                    other_kind
+                    or new[i] * MAX_LENGTH_RATIO < new[group[0]]
+                    or (len(group) + 1) * new[group[0]] * most > MAX_SCORES
+                ):
+                    yield group
+                    group = []
+            group.append(i)
+        if group:
+            yield group
+
+    def _padded(self, chosen: Sequence[int]) -> PaddedRows:
+        starts = self.shared_lengths[chosen]
+        counts = np.array([len(self.paths[i]) for i in chosen]) - starts
+        queries = np.zeros((len(chosen), counts.max()), dtype=np.int64)
+        keys = np.zeros((len(chosen), (counts + starts).max()), dtype=np.int64)
+        for b, i in enumerate(chosen):
+            queries[b, : counts[b]], keys[b, : len(self.paths[i])] = self.paths[i][starts[b] :], self.paths[i]
+        real = np.flatnonzero((np.arange(queries.shape[1]) < counts[:, None]).ravel())
+        bias = None
+        if starts.any():
+            seen = starts[:, None] + np.arange(queries.shape[1])
+            hidden = torch.from_numpy(np.arange(keys.shape[1]) > seen[:, :, None]).to(self.device)
+            bias = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, float("-inf"))[:, None]
+        made = (torch.from_numpy(x).to(self.device) for x in (queries, keys, real))
+        return PaddedRows(*made, bias)  # pyright: ignore[reportCallIssue]
+
+
+def packed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
+) -> torch.Tensor:
+    """Attention over a packed batch: query [1, H, N, d], key and value [1, K, N, d] → [1, N, H, d]."""
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    library = None
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        library = kernels.load_kernels("attention", query.shape[1] // key.shape[1], query.shape[2])
+    if library is None:
+        return _in_torch(query, key, value, packing, scale)
+    out: Any = _NativeAttention.apply(query.contiguous(), key.contiguous(), value.contiguous(), packing, scale, library)
+    return out[None]
+
+
+def _in_torch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
+) -> torch.Tensor:
+    seen = []
+    for rows in packing.padded_rows:
+        mine, keys, values = (
+            # index_select is twenty times as fast as indexing when gradients are needed
+            x.reshape(len(x), -1).index_select(0, places.flatten()).view(*places.shape, -1, x.shape[-1]).transpose(1, 2)
+            for x, places in ((query, rows.queries), (key, rows.keys), (value, rows.keys))
+        )
+        bias = None if rows.bias is None else rows.bias.to(mine.dtype)
+        out = scaled_dot_product_attention(
+            mine, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=True
+        )
+        seen.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real_indices))
+    return torch.cat(seen).index_select(0, packing.token_order).view(1, len(query), -1, query.shape[-1])
+
+
+class _NativeAttention(torch.autograd.Function):
+    """query [N, H, d], key and value [N, K, d], contiguous fp32 on the CPU → [N, H, d]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        packing: Packing,
+        scale: float,
+        library: ctypes.CDLL,
+    ) -> torch.Tensor:
+        out, lse = torch.empty_like(query), query.new_empty(query.shape[:2])
+        _run(library.forward, (query, key, value), scale, packing, (out, lse))
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.packing, ctx.scale, ctx.library = packing, scale, library
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        wanted = (out, lse, grads[0].contiguous(), d_query, d_key, d_value)
+        _run(ctx.library.backward, (query, key, value), ctx.scale, ctx.packing, wanted)
+        return d_query, d_key, d_value, None, None, None
+
+
+def _run(
+    function: Callable[..., int],
+    given: tuple[torch.Tensor, ...],
+    scale: float,
+    packing: Packing,
+    wanted: tuple[torch.Tensor, ...],
+) -> None:
+    """Call a kernel with its key heads split over as many threads as PyTorch would use."""
+    heads = given[1].shape[1]
+    parts = min(torch.get_num_threads(), heads)
+    edges = [heads * i // parts for i in range(parts + 1)]
+
+    def some(first: int, last: int) -> int:
+        layout = (x.data_ptr() for x in packing.flat_paths)
+        counts = (len(packing.paths), heads, first, last)
+        return function(*(x.data_ptr() for x in given), scale, *layout, *counts, *(x.data_ptr() for x in wanted))
+
+    if parts == 1:
+        failed = some(0, heads)
+    else:
+        with ThreadPoolExecutor(parts) as pool:
+            failed = any(list(pool.map(some, edges[:-1], edges[1:])))
+    if failed:
+        raise MemoryError("out of memory in attention; lower micro_batch_tokens")
+
 
 NAME = "rove"
 
-PLAIN = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
-"""Model types whose attention is nothing but softmax(q·k)·v over everything before."""
+PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
+"""Model types whose attention is softmax(q·k)·v over all earlier tokens."""
 
 
-def fits(config: Any) -> bool:
-    """Whether our attention is what the model means: no sliding windows, soft caps or attention sinks."""
+def is_plain(config: Any) -> bool:
+    """Return whether this attention computes what the model defines: no sliding window, soft cap or attention sink."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None
-    return config.model_type in PLAIN and kinds <= {"full_attention", "conv"} and not windowed
+    return config.model_type in PLAIN_MODEL_TYPES and kinds <= {"full_attention", "conv"} and not windowed
 
 
 def grouped_attention(
@@ -37,11 +219,11 @@ def grouped_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over query [B, H, n, d] and key, value [B, K, T, d] → [B, n, H, d].
+    """Compute attention of query [B, H, n, d] over key and value [B, K, T, d] → [B, n, H, d].
 
-    Without a mask it is causal, the last query standing on the last key. A boolean mask [B, 1, n, T] says which keys each
-    query sees; then query heads that share a key head go through one matrix product, which at n = 1 on a CPU is several
-    times faster than PyTorch's fused attention and needs no copy of the keys per head. With `packing` see `packed_attention`.
+    Without a mask it is causal, with the last query at the last key. A boolean mask [B, 1, n, T] marks the visible keys; query
+    heads that share a key head then go through one matrix product, which at n = 1 on a CPU is several times faster than
+    PyTorch's fused attention and does not copy keys per head. With `packing` see `packed_attention`.
     """
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
@@ -70,10 +252,10 @@ def grouped_attention(
 def attend_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """One new token per sequence: query [B, H, d], already scaled, over keys [B, K, d, T] and values [B, K, T, d] → [B, H, d].
+    """Compute attention of one token per sequence: query [B, H, d] (scaled), keys [B, K, d, T], values [B, K, T, d] → [B, H, d].
 
-    `bias` [B, T] is −∞ on the keys that a sequence does not see, else 0. Query heads that share a key head are the rows of one
-    matrix product, and keys that are stored transposed are read in order.
+    `bias` [B, T] is −∞ on hidden keys, else 0. Query heads that share a key head are the rows of one matrix product, and keys
+    stored transposed are read sequentially.
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -87,10 +269,10 @@ def attend_decode(
 def attend_chunk(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Several new tokens per sequence: query [B, n, H, d], already scaled → [B, n, H, d].
+    """Compute attention of several tokens per sequence: query [B, n, H, d] (scaled) → [B, n, H, d].
 
-    Without `starts` the keys and values [B, n, K, d] are those of the very same tokens. With it they are all of the sequence
-    so far, [B, K, T, d], and the queries of row b stand at positions starts[b] and following.
+    Without `starts`, keys and values [B, n, K, d] are those of the same tokens. With `starts`, they cover the whole sequence,
+    [B, K, T, d], and the queries of row b are at positions starts[b] and following.
     """
     rows, queries, heads, size = query.shape
     if starts is None:
@@ -110,7 +292,7 @@ def attend_chunk(
 
 
 def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
-    """transformers asks for a mask per attention function; ours is causal without one."""
+    """Return no mask: transformers asks for one per attention function, and ours is causal without it."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "rove's attention takes no padding mask: pad on the right, or pass a boolean mask [B, 1, n, T]"

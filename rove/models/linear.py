@@ -1,8 +1,8 @@
-"""Faster linear layers on CPUs: oneDNN forward in fp32, and on request matrix products of the backward pass in bf16.
+"""Faster linear layers on CPUs: oneDNN in fp32, and optionally bf16 matrix products in the backward pass.
 
-PyTorch's fp32 matrix product takes MKL's slow path on AMD processors; oneDNN's is as exact and up to twice as fast. The
-backward products in bf16 are twice as fast again; they change gradients in the third digit and nothing else: weights,
-activations and log-probabilities stay fp32, so sampler and trainer still agree.
+PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The bf16
+backward products are again twice as fast; they change gradients in the third digit only: weights, activations and
+log-probabilities stay fp32, so sampler and trainer still agree.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-PACKED_FOR = 256
-"""Rows that packed weights are laid out for; they serve any other number as well."""
+PACK_ROWS = 256
+"""Number of input rows that packed weights are optimized for; other numbers work too."""
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ONEDNN_DTYPES = [torch.float32] if _HAS_ONEDNN else []
 if _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # oneDNN's bf16 needs AVX-512 on x86
@@ -27,14 +27,14 @@ def _forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """A copy of a weight [out, in], laid out as `linear` reads it fastest; the weight itself where there is no such layout."""
+    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is none."""
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACK_ROWS)
 
 
 def effective_weight(layer: Any) -> torch.Tensor:
-    """A linear layer's weight [out, in], with what an adapter of PEFT inside it adds."""
+    """Return a linear layer's weight [out, in] including its PEFT adapter."""
     weight = layer.weight.detach()
     for name in getattr(layer, "active_adapters", ()) if not getattr(layer, "disable_adapters", False) else ():
         weight = weight + layer.get_delta_weight(name).detach()
@@ -42,7 +42,7 @@ def effective_weight(layer: Any) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, in] times a weight [out, in], packed or not, without gradients."""
+    """Return x [N, in] times a weight [out, in] (packed or not), without gradients."""
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)
@@ -51,7 +51,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        # Inputs are kept for the weight's gradient alone, which a weight beside an adapter does not have.
+        # Inputs are needed for the weight's gradient only; a weight under an adapter has none.
         ctx.save_for_backward(x.to(dtype) if ctx.needs_input_grad[1] else None, weight)
         ctx.dtype = dtype
         return _forward(x, weight)
@@ -69,7 +69,7 @@ class _Linear(torch.autograd.Function):
 
 
 class FastLinear(nn.Linear):
-    """A bias-free fp32 linear layer on a CPU; same weights, same results within rounding."""
+    """A bias-free fp32 linear layer on a CPU: equal weights, equal results up to rounding."""
 
     backward_dtype = torch.float32
 
@@ -80,8 +80,8 @@ class FastLinear(nn.Linear):
         return _forward(input, self.weight)
 
 
-class _LowRank(torch.autograd.Function):
-    """x [..., in] times a weight that is not trained, and a change of it by a [r, in] and b [out, r] that is."""
+class _LoRALinear(torch.autograd.Function):
+    """x [..., in] times a frozen weight, plus the trained change by a [r, in] and b [out, r]."""
 
     @staticmethod
     def forward(
@@ -90,7 +90,7 @@ class _LowRank(torch.autograd.Function):
         inner = _forward(x, a)
         ctx.save_for_backward(x.to(dtype), inner.to(dtype), weight, a, b)
         ctx.scale, ctx.dtype = scale, dtype
-        return low_rank(x, weight, inner, b, scale)
+        return add_low_rank(x, weight, inner, b, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -105,25 +105,27 @@ class _LowRank(torch.autograd.Function):
         return grad_x, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
 
 
-def low_rank(x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """x Wᵀ + scale · inner bᵀ, where inner [..., r] = x aᵀ."""
+def add_low_rank(
+    x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return x Wᵀ + scale · inner bᵀ, with inner [..., r] = x aᵀ."""
     y = _forward(x, weight)
     y.view(-1, y.shape[-1]).addmm_(inner.flatten(0, -2), b.t(), alpha=scale)
     return y
 
 
-def fast_adapter(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """What a layer says with an adapter, [..., in] → [..., out]."""
+def lora_linear(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return the output [..., out] of a linear layer with an adapter for x [..., in]."""
     if torch.is_grad_enabled():
-        return _LowRank.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
-    return low_rank(x, base.weight, _forward(x, a), b, scale)
+        return _LoRALinear.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
+    return add_low_rank(x, base.weight, _forward(x, a), b, scale)
 
 
 def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:
-    """Turn the model's fp32 bias-free CPU linear layers into fast ones, in place; returns how many there are."""
+    """Convert the model's fp32 bias-free CPU linear layers to `FastLinear`, in place; return their number."""
     if not _HAS_ONEDNN:
         return 0
-    # Without bf16 products in hardware they are emulated, several times slower than fp32.
+    # Without hardware support, bf16 products are emulated and several times slower than fp32.
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     dtype = torch.bfloat16 if bf16_backward and has_bf16 else torch.float32
     count = 0

@@ -1,4 +1,4 @@
-"""Loading and saving Hugging Face causal language models with their tokenizer."""
+"""Load and save Hugging Face causal language models with their tokenizer."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ from rove.rendering.renderer import Renderer
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
 
-# rove shows its own progress, and only for what takes long.
+# rove shows its own progress.
 disable_progress_bar()
 
 
 class LoadedModel(NamedTuple):
-    """A model, its tokenizer, and the renderer made of the tokenizer's chat template."""
+    """A model, its tokenizer, and the renderer of its chat template."""
 
     model: Any
     tokenizer: Any
     renderer: Renderer
     name: str = ""
-    """What tells its weights from others (see `digest_model`); "" when it was not loaded from anywhere."""
+    """Identity of its weights (see `digest_model`); "" if it was not loaded."""
     adapter: Adapter | None = None
-    """What alone of it is trained and saved; None = all of it."""
+    """The adapter that is trained and saved; None: the whole model."""
 
     @property
     def context(self) -> int:
-        """Tokens that the model takes, prompt and answer together."""
+        """Maximum tokens of prompt and completion."""
         return context_of(self.model)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights themselves that `save` writes, by the names in its file; tied ones more than once."""
+        """Return the weights (not copies) that `save` writes, by their names in the file; tied weights under each name."""
         return self.model.state_dict() if self.adapter is None else self.adapter.tensors()
 
     def save(self, path: Path) -> None:
-        """Write an ordinary Hugging Face folder, or that of an adapter in PEFT's format."""
+        """Write a Hugging Face model folder, or an adapter folder in PEFT format."""
         if self.adapter is None:
             self.model.save_pretrained(path)
             self.tokenizer.save_pretrained(path)
         else:
             self.adapter.save(path)
         mode = next(path.glob("*config.json")).stat().st_mode & 0o777
-        for file in path.glob("*.safetensors"):  # written so that nobody else can read them
+        for file in path.glob("*.safetensors"):  # safetensors writes them readable by the owner only
             file.chmod(mode)
 
 
 def context_of(model: Any) -> int:
-    """Tokens that a model takes, as its config says; very many where that says nothing."""
+    """Return the maximum number of tokens from the model's config; a very large number if it is not specified."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30))
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name`; "auto" = CUDA, else MPS, else CPU."""
+    """Return the device called `name`; "auto": CUDA, else MPS, else CPU."""
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
@@ -83,16 +83,23 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model folder (or a hub name already in the local cache) for sampling and training.
+    """Load a model for sampling and training, from a folder or, by hub name, from the local Hugging Face cache.
 
-    Of an adapter's folder it is the base with the adapter merged into its weights; that base may be an adapter too.
+    For an adapter folder, load the base model with the adapter merged into it; the base may be an adapter too.
 
     Args:
-        trust_remote_code: run the Python files that the model's `auto_map` names, where it has any. Default: never.
+        path: Folder or hub name.
+        device: "auto" (CUDA, else MPS, else CPU) or a PyTorch device.
+        dtype: Type of the weights.
+        trust_remote_code: Run the Python files named in the model's `auto_map`.
 
     Raises:
-        ConfigError: there is no model there, its tokenizer has no chat template, an adapter's base is not where it says, or
-            the model needs Python files of its own and `trust_remote_code` is false.
+        ConfigError: There is no model, its tokenizer has no chat template, an adapter's base is missing, or the model needs its
+            own Python files and `trust_remote_code` is false.
+
+    Example:
+        loaded = load_model("models/tiny")
+        client = EngineClient.from_model(loaded)
     """
     check_model(path)
     if adapter_base(path) is not None:
@@ -106,7 +113,7 @@ def load_model(
     except (OSError, ValueError, SafetensorError) as error:
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ConfigError(
-                f"the model '{path}' needs Python code that comes with it ({', '.join(remote_code(path))}); rove does not run "
+                f"the model '{path}' needs its own Python code ({', '.join(remote_code(path))}); rove does not run "
                 "it: read the code and, if you trust it, add --trust-remote-code (in a settings file and for load_model: "
                 "trust_remote_code = true)"
             ) from error
@@ -118,8 +125,10 @@ def load_model(
 
 
 def remote_code(path: str | Path) -> list[str]:
-    """Return the Python files that a model's configuration files name in `auto_map`; a file of another hub repository is
-    "OWNER/REPO: FILE"."""
+    """Return the Python files named in `auto_map` of a model's configuration files.
+
+    A file of another hub repository is "OWNER/REPO: FILE".
+    """
     files: dict[str, None] = {}
     for name in ("config.json", "tokenizer_config.json"):
         file = Path(path) / name if Path(path).is_dir() else try_to_load_from_cache(str(path), name)
@@ -135,10 +144,10 @@ def remote_code(path: str | Path) -> list[str]:
 
 
 def check_model(path: str | Path) -> None:
-    """See that a model, or an adapter, is there; nothing is read of its weights.
+    """Check that a model or an adapter exists, without reading its weights.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: It does not exist.
     """
     folder = Path(path).expanduser()
     if adapter_base(folder) is not None:
@@ -146,11 +155,13 @@ def check_model(path: str | Path) -> None:
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
     if not folder.is_dir() and not _is_cached(str(path)):
-        raise ConfigError(f"no model '{path}': no such folder, nor a model in the local Hugging Face cache")
+        raise ConfigError(
+            f"no model '{path}': expected a folder, or the name of a model in the local Hugging Face cache"
+        )
 
 
 def _is_cached(name: str) -> bool:
-    """Whether the local Hugging Face cache has a model; nobody else is asked."""
+    """Return whether the local Hugging Face cache has a model; no network."""
     try:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
@@ -163,18 +174,18 @@ def load_adapter(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load the base of the adapter in a folder, with the adapter merged into its weights; arguments as for `load_model`.
+    """Load the base model of an adapter with the adapter merged into it; arguments as for `load_model`.
 
     Raises:
-        ConfigError: there is no adapter, it is another model's, or its base is not where it says.
+        ConfigError: There is no adapter, it belongs to another model, or its base is missing.
     """
     check_peft()
-    from rove.models.adapter import merge
+    from rove.models.adapter import merge_adapter
 
     folder = Path(path).expanduser()
     base = adapter_base(folder)
     if base is None:
-        raise ConfigError(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
+        raise ConfigError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
     try:
         loaded = load_model(base, device, dtype, trust_remote_code)
     except ConfigError as error:
@@ -183,25 +194,25 @@ def load_adapter(
             "base_model_name_or_path"
         ) from error
     check_base(folder, base)
-    merge(loaded.model, folder)
+    merge_adapter(loaded.model, folder)
     return loaded._replace(name=digest_model(folder))
 
 
 def check_peft() -> None:
-    """Refuse adapters where PEFT is not installed.
+    """Check that PEFT is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: It is not.
     """
     if find_spec("peft") is None:
-        raise missing_train_package("peft", "a LoRA adapter (lora_rank, or a model folder with an adapter)")
+        raise missing_train_package("peft", "a LoRA adapter (lora.rank, or a model folder with an adapter)")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Parameter name → tensor of a model folder's safetensors files, on the CPU.
+    """Return the weights in a folder's safetensors files by parameter name, on the CPU.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: There are none.
     """
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
@@ -212,29 +223,29 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def trainable_parameters(model: Any) -> dict[str, torch.Tensor]:
-    """Name → those parameters of a model that are trained: all, or an adapter's."""
+    """Return the trained parameters by name: all, or an adapter's."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def clone_model(model: Any) -> Any:
-    """A copy of a model with weights of its own where they are trained, and the very same ones where they are not."""
+    """Return a copy of a model with its own trained weights; frozen weights are shared."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
 def disable_adapters(model: Any) -> None:
-    """Let a model compute what it does without its adapter, from now on."""
+    """Make a model compute without its adapter from now on."""
     for layer in model.modules():
         if hasattr(layer, "get_delta_weight"):
             layer.enable_adapters(False)
 
 
 def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy parameter name → tensor into a model's own parameters: into all, or into those alone that are `trained`.
+    """Copy weights into a model's parameters: all, or only the `trainable_parameters`.
 
-    A tied parameter may come under each of its names, as in a `state_dict()`, if the tensors are equal.
+    A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal.
 
     Raises:
-        ConfigError: names or shapes do not match, or tensors of a tied parameter differ; nothing was copied then.
+        ConfigError: Names or shapes do not match, or tensors of a tied parameter differ; nothing was copied.
     """
     parameters = dict(model.named_parameters())
     weights = _without_tied(model, weights)
@@ -251,10 +262,10 @@ def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _without_tied(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights without further names of tied parameters, such as `lm_head.weight` beside the embeddings.
+    """Return the weights without additional names of tied parameters, such as `lm_head.weight`.
 
     Raises:
-        ConfigError: the tensors of a tied parameter differ.
+        ConfigError: The tensors of a tied parameter differ.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
@@ -273,22 +284,22 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def load_for_sampling(path: str | Path, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a model to sample from, on the best device, with a sensible number of threads."""
+    """Load a model for sampling on the best device, with a suitable number of threads."""
     torch.set_num_threads(default_threads())
     return load_model(path, trust_remote_code=trust_remote_code)
 
 
 def default_threads() -> int:
-    """Threads for PyTorch on this machine: half the cores, so that one is left for everything else; 1 on two cores.
+    """Return the number of PyTorch threads: half of the cores, at least 1.
 
-    Small models gain nothing from more, and OpenMP's spinning threads stall beside any busy neighbour.
+    More do not help small models, and OpenMP's spinning threads stall next to any busy process.
     """
     return max(1, (os.cpu_count() or 1) // 2)
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Set rove's attention and linear layers on a model where they apply, and make its renderer."""
-    if attention.fits(model.config):
+    """Install rove's attention and linear layers in a model if they apply, and create its renderer."""
+    if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
     model.eval()

@@ -1,4 +1,4 @@
-"""Small models from scratch: a tokenizer trained on an environment's own text, and random weights."""
+"""Small models from scratch: a tokenizer trained on an environment's text, and random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAD, END = "<|pad|>", "<|end|>"
 TOOLS_BEGIN = "Functions that you may call:\n<tools>"
 TOOLS_END = """</tools>\nTo call one, write:\n<tool_call>
 {"name": "its name", "arguments": {"name of an argument": "its value"}}\n</tool_call>"""
-"""What a model is told around the tools."""
+"""Instructions around the tools in the chat template."""
 CHAT_TEMPLATE = (
     "{% if tools %}<|system|>" + TOOLS_BEGIN + "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}"
     "{{ '\n' }}" + TOOLS_END + "<|end|>{% endif %}"
@@ -37,11 +37,11 @@ CHAT_TEMPLATE = (
     """{{ ', "arguments": ' }}{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"""
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Only ever appends: the rendering of a conversation starts with the rendering of its beginning. Tools and calls are
-written as Hermes models do."""
+"""Only appends: the rendering of a conversation starts with the rendering of its prefix. Tools and calls are written in the
+Hermes format."""
 
 WORDS = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
-"""Tags whole, words and single digits with the space before them, everything else by itself."""
+"""Splits into whole tags, words and single digits with the space before them, and single other characters."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -67,9 +67,9 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that can spell anything and has whole tokens for the words of `texts`.
+    """Train a byte-level BPE tokenizer that can encode any text and has whole tokens for the words of `texts`.
 
-    Where they call tools, also for what the chat template says around tools.
+    If the texts contain tool calls, the instructions of the chat template are added to them.
     """
     texts = list(texts)
     if any("<tool_call>" in text for text in texts):
@@ -96,17 +96,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
 def new_model(
     texts: Iterable[str], arch: str = "llama", size: str = "tiny", vocab_size: int = 512, seed: int = 0
 ) -> LoadedModel:
-    """A model with random weights and a tokenizer trained on `texts`.
+    """Return a model with random weights and a tokenizer trained on `texts`.
 
     Args:
-        texts: what the model will read and write.
+        texts: Texts that the model will read and write.
         arch: "llama", "qwen3" or "lfm2".
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
-        vocab_size: most tokens the tokenizer may have; 256 bytes and 6 special tokens are always among them.
-        seed: of the weights.
+        vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
+        seed: Seed of the weights.
 
     Raises:
-        ConfigError: unknown `arch` or `size`.
+        ConfigError: Unknown `arch` or `size`.
     """
     if arch not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
@@ -137,10 +137,10 @@ def new_model(
 
 
 def save_new_model(path: Path, loaded: LoadedModel) -> None:
-    """Write a model to `path`, which must not hold one already.
+    """Save a model to `path`.
 
     Raises:
-        ConfigError: there is something there.
+        ConfigError: The folder is not empty.
     """
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")

@@ -1,6 +1,4 @@
-"""Activation checkpointing: layers whose insides are computed again in the backward pass instead of being kept for it
-(Chen et al., arXiv 1604.06174).
-"""
+"""Activation checkpointing: recompute the activations of layers in the backward pass (Chen et al. 2016, arXiv 1604.06174)."""
 
 from __future__ import annotations
 
@@ -16,25 +14,25 @@ from rove.core.errors import ConfigError
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformers model whose activations need not be kept, in order.
+    """Return the layers of a transformers model that support activation checkpointing, in order.
 
     Raises:
-        ConfigError: it has none that transformers says can be computed again.
+        ConfigError: There are none.
     """
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            f"activation_checkpointing: no layer of a {type(model).__name__} can be computed again; turn it off"
+            f"activation_checkpointing is on, but {type(model).__name__} has no layer that supports it; turn it off"
         )
     return layers
 
 
 @contextmanager
 def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """What these layers compute in this block with gradients, a backward pass computes again, from what went into them.
+    """Return a context in which these layers do not keep activations for the backward pass.
 
-    transformers' own switch is left alone: it works in training mode only, turns off the caches of a model that samples too,
-    and would be copied along with it.
+    transformers' own switch is not used: it works in training mode only, disables the cache of a model that also samples, and is
+    copied along with the model.
     """
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""An environment that lives in a worker process."""
+"""An environment that runs in worker processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.envs.multi_turn import Opponent
-from rove.remote.rollout import Rollout, score_together
+from rove.remote.rollout import RemoteRollout, score_in_one_worker
 from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.rollouts.runner import within
 from rove.rubrics import Rubric
@@ -25,119 +25,123 @@ from rove.rubrics.rubric import merge_scores
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("worker.py")
-CHUNK = 16_384
-"""Examples that are asked for at a time."""
-ROWS_SECONDS = 600.0
-"""For making so many."""
+EXAMPLES_PER_CALL = 16_384
+"""Examples per call of a worker."""
+ROWS_TIMEOUT_S = 600.0
+"""Time limit of such a call."""
 NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment variables that say where this interpreter finds things."""
+"""Environment variables of this interpreter that another interpreter must not inherit."""
 
 
 class AwayEnv(Environment):
-    """An environment in worker processes: these play and score, the model is asked from here.
+    """An environment in worker processes, which run and score rollouts; this process queries the model.
 
     Args:
-        told: what a worker says of it; see `rove.remote.worker.setup`.
-        rooms: where its rollouts are played.
-        env_args: how it was loaded.
+        description: From `rove.remote.worker.setup`.
+        pools: The workers.
+        env_args: Arguments that it was loaded with.
     """
 
-    def __init__(self, told: Mapping[str, Any], rooms: WorkerPools, env_args: Mapping[str, Any] | None = None):
-        self.told, self.rooms = dict(told), rooms
+    def __init__(self, description: Mapping[str, Any], pools: WorkerPools, env_args: Mapping[str, Any] | None = None):
+        self.description, self.pools = dict(description), pools
         super().__init__(
             dataset=lambda: self.examples(train=True),
-            rubric=_AwayRubric(self),
-            sampling_args=told["sampling_args"],
-            policies={name: self._player(name) for name in told["policies"]},
-            env_id=told["env_id"],
+            rubric=_RemoteRubric(self),
+            sampling_args=description["sampling_args"],
+            policies={name: self._remote_policy(name) for name in description["policies"]},
+            env_id=description["env_id"],
             env_args=env_args,
         )
-        self.message_type = told["message_type"]
-        self.system_prompt = told["system_prompt"]
-        self.source = told["source"]
-        self.two_player: bool = told["two_player"]
+        self.message_type = description["message_type"]
+        self.system_prompt = description["system_prompt"]
+        self.source = description["source"]
+        self.two_player: bool = description["two_player"]
         self.opponent: Opponent | None = None
 
     @abstractmethod
-    def ask_now(self, name: str, /, **args: Any) -> Any:
-        """A worker's answer to a call about the dataset, for code that is not async."""
+    def call_sync(self, name: str, /, **args: Any) -> Any:
+        """Call a worker about the dataset, from code that is not async."""
 
     @abstractmethod
     def close(self) -> None:
         """End all workers."""
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
-        """The first `n` examples (all when n < 0), some at a time."""
+        """Yield the first `n` examples (all if n < 0), fetched in batches."""
         start = 0
         while n < 0 or start < n:
-            stop = start + CHUNK if n < 0 else min(start + CHUNK, n)
-            made = self.ask_now("examples", start=start, stop=stop, train=train)
-            for example in made:
+            stop = start + EXAMPLES_PER_CALL if n < 0 else min(start + EXAMPLES_PER_CALL, n)
+            batch = self.call_sync("examples", start=start, stop=stop, train=train)
+            for example in batch:
                 if isinstance(example["prompt"], list):
                     example["prompt"] = [Message(message) for message in example["prompt"]]
                 yield example
-            start += len(made)
-            if len(made) < CHUNK:
+            start += len(batch)
+            if len(batch) < EXAMPLES_PER_CALL:
                 return
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """How many `examples` would give; None when only reading them all would tell."""
-        return self.ask_now("count_examples", n=n, train=train)
+        """Return how many examples `examples` yields; None if only reading them would show it."""
+        return self.call_sync("count_examples", n=n, train=train)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of the environment itself: a run may go on with or without isolation."""
-        return self.told["identity"]
+        """The identity of the environment itself: a run may be resumed with or without isolation."""
+        return self.description["identity"]
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Play the rollout in a worker, within the time that the environment gives it."""
-        rollout = Rollout(self.rooms, state, turn, self.opponent if self.two_player else None)
+        """Run the rollout in a worker, within the environment's time limit."""
+        rollout = RemoteRollout(self.pools, state, turn, self.opponent if self.two_player else None)
         await within(await rollout.time_limit(), state, rollout.run)
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
-        """Where there is no room for one more rollout, waits until there is."""
-        return self.rooms.place()
+        """Wait until a slot for one more rollout is free."""
+        return self.pools.slot()
 
     async def clean_up(self, state: State) -> None:
-        """Clean up in the worker, and take over what is to be known of the rollout."""
+        """Clean up in the worker and copy the rollout's result into the state."""
         if "isolated" in state:
             await state["isolated"].clean_up()
 
     async def tear_down(self) -> None:
-        """Run the environment's own `@teardown` methods, then end the workers."""
-        await self.rooms.tear_down()
+        """Run the environment's `@teardown` methods, then end the workers."""
+        await self.pools.tear_down()
 
-    def _player(self, name: str) -> ScriptedPolicy:
+    def _remote_policy(self, name: str) -> ScriptedPolicy:
         async def answer(messages: Messages, state: State, rng: Any) -> Any:
-            return await state["isolated"].ask_player(name, messages, rng.getstate(), state.get("conversation", 0))
+            return await state["isolated"].call_policy(name, messages, rng.getstate(), state.get("conversation", 0))
 
         return answer
 
 
 class IsolatedEnv(AwayEnv):
-    """An environment package in a worker process: it plays and scores there, the model is asked from here.
+    """An environment package in a worker process that runs and scores rollouts; this process queries the model.
 
-    What the package does to its process (crash, exit(), a hang, prints, global seeds, imports that clash) stays there.
-    When the worker dies, or does nothing for `hang_seconds`, the rollouts that were under way are played again, each alone in
-    a worker of its own and with the answers it had already; the one that does it again fails with a `WorkerError`. Prompts,
-    answers, scores, seeds and the run's identity are those of the environment loaded here.
+    Effects of the package on its process (crashes, exit(), hangs, prints, global seeds, conflicting imports) stay in the worker.
+    If the worker dies or is unresponsive for `hang_seconds`, its rollouts are replayed, each alone in a new worker and with the
+    recorded responses; a rollout that kills its worker again fails with a `WorkerError`. Prompts, responses, scores, seeds and
+    the identity of the run equal those of the environment loaded in this process.
 
-    A worker is a fork of the process that has loaded the package: what needs threads or connections belongs into
-    `setup_state`. It sees the environment variables, API keys included: this protects a run from mistakes, not from malice.
+    A worker is a fork of the process that has loaded the package; start threads and connections in `setup_state`. The worker
+    inherits environment variables, including API keys: isolation protects a run from bugs, not from malicious code.
 
     Args:
-        env_id, env_args, env_dir: as for `load_environment`.
-        python: interpreter of the package's own virtual environment; rove's code is ours, what it imports
-            (aiohttp, click, msgspec, rich, simpleeval, tomli-w) must be there. Default: this one.
-        start_seconds: for loading the package.
-        hang_seconds: most time that the worker may take over one thing without looking up.
-        environ: all its environment variables. Default: those of this process.
-        rows_seconds: for making some of the dataset's rows.
-        prepare: a function, "module:name", that the worker calls before it loads the package.
-        variables: environment variables beside these.
+        env_id, env_args, env_dir: As for `load_environment`.
+        python: Interpreter of the package's virtual environment, with rove's dependencies (aiohttp, click, msgspec, rich,
+            simpleeval, tomli-w). rove's own code comes from this process. Default: this interpreter.
+        start_seconds: Time limit for loading the package.
+        hang_seconds: Kill a worker that is unresponsive for this many seconds.
+        environ: All environment variables of the worker. Default: those of this process.
+        rows_seconds: Time limit for a batch of the dataset's rows.
+        prepare: A function, "module:name", that the worker calls before it loads the package.
+        variables: Additional environment variables.
 
     Raises:
-        ConfigError: the package cannot be loaded.
+        ConfigError: The package cannot be loaded.
+
+    Example:
+        >>> env = IsolatedEnv("tictactoe")  # doctest: +SKIP
+        >>> results = env.evaluate_sync(client)  # doctest: +SKIP
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class IsolatedEnv(AwayEnv):
         start_seconds: float = 60.0,
         hang_seconds: float = 120.0,
         environ: Mapping[str, str] | None = None,
-        rows_seconds: float = ROWS_SECONDS,
+        rows_seconds: float = ROWS_TIMEOUT_S,
         prepare: str = "",
         variables: Mapping[str, str] | None = None,
     ):
@@ -174,15 +178,17 @@ class IsolatedEnv(AwayEnv):
         try:
             self.workers.start()
         except RemoteError as error:
-            said = error.args[0] if error.type == "ConfigError" else f"environment '{env_id}' did not load: {error}"
-            raise ConfigError(said) from error
+            is_config = error.type == "ConfigError"
+            raise ConfigError(
+                error.args[0] if is_config else f"environment '{env_id}' did not load: {error}"
+            ) from error
         except WorkerError as error:
             raise ConfigError(str(error)) from error
-        self.room = WorkerPool(self.workers, hang_seconds)
-        super().__init__(self.workers.setup_result, self.room, env_args)
+        self.pool = WorkerPool(self.workers, hang_seconds)
+        super().__init__(self.workers.setup_result, self.pool, env_args)
 
-    def ask_now(self, name: str, /, **args: Any) -> Any:
-        """A worker's answer to a call about the dataset, for code that is not async."""
+    def call_sync(self, name: str, /, **args: Any) -> Any:
+        """Call a worker about the dataset, from code that is not async."""
         return self.workers.call_sync(name, self.rows_seconds, **args)
 
     def close(self) -> None:
@@ -190,8 +196,8 @@ class IsolatedEnv(AwayEnv):
         self.workers.close()
 
 
-class _AwayRubric(Rubric):
-    """The environment's rubric, in the worker; functions added here score what is known here."""
+class _RemoteRubric(Rubric):
+    """The environment's rubric in the worker; functions added to it run in this process."""
 
     def __init__(self, env: AwayEnv):
         super().__init__()
@@ -199,54 +205,54 @@ class _AwayRubric(Rubric):
 
     @property
     def names(self) -> list[str]:
-        """Those of the environment's rubric, then the own ones."""
-        return [*self.env.told["names"], *super().names]
+        """Names of the environment's rubric, then those added here."""
+        return [*self.env.description["names"], *super().names]
 
     @property
     def extras_names(self) -> list[str]:
         """Those of the environment's rubric."""
-        return self.env.told["extras_names"]
+        return self.env.description["extras_names"]
 
     @property
     def identity(self) -> Any:
         """That of the environment's rubric."""
-        return self.env.told["identity"]["rubric"]
+        return self.env.description["identity"]["rubric"]
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether it, or a function added here, needs whole groups."""
-        return self.env.told["has_group_rewards"] or super().has_group_rewards
+        """Whether the environment's rubric or an added function needs whole groups."""
+        return self.env.description["has_group_rewards"] or super().has_group_rewards
 
     async def score_rollout(self, state: State) -> Scores:
-        """What the environment's rubric says; see `Rubric.score_rollout`."""
-        rollout: Rollout = state["isolated"]
+        """Score in the worker; see `Rubric.score_rollout`."""
+        rollout: RemoteRollout = state["isolated"]
         try:
             scores = await rollout.score()
         except BaseException:
-            rollout.leave()
+            rollout.release()
             raise
-        if not self.env.told["has_group_rewards"]:
-            rollout.leave()
+        if not self.env.description["has_group_rewards"]:
+            rollout.release()
         own = await super().score_rollout(state)
-        # Merged only with something: an environment of v0 adds rewards up in its own way, which can differ in the last bit.
+        # Merge only if there is something to merge: v0 environments sum rewards in another order, which can change the last bit.
         return merge_scores([scores, own]) if own.rewards or own.metrics or own.extras else scores
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
-        """The scores of siblings, brought together in one worker if they are not; see `Rubric.score_group`."""
+        """Score a group in one worker; see `Rubric.score_group`."""
         given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
-        if states and self.env.told["has_group_rewards"]:
-            rollouts: list[Rollout] = [state["isolated"] for state in states]
+        if states and self.env.description["has_group_rewards"]:
+            rollouts: list[RemoteRollout] = [state["isolated"] for state in states]
             try:
-                given = await score_together(rollouts, given)
+                given = await score_in_one_worker(rollouts, given)
             finally:
                 for rollout in rollouts:
-                    rollout.leave()
+                    rollout.release()
         return await super().score_group(states, given)
 
 
 @functools.cache
 def rove_alone() -> tempfile.TemporaryDirectory[str]:
-    """A folder that holds rove and nothing else of where it is installed, for another interpreter's path."""
+    """Return a folder that holds only rove, for the import path of another interpreter."""
     folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
     (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])
     return folder

@@ -1,10 +1,9 @@
-"""The environment that settings name: in this process, or in one of its own."""
+"""Load the environment of a run in this process, in a worker process, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,56 +18,77 @@ from rove.envs.loading import elsewhere, environment_file, load_environment
 from rove.envs.questions import is_question_file
 from rove.remote.environment import AwayEnv, IsolatedEnv
 from rove.remote.venv import StandIns, python_for
+from rove.workers.import_alias import active_import_alias
 
-SETTINGS = frozenset(
-    {
-        "isolated",
-        "isolated_python",
-        "isolated_start_seconds",
-        "isolated_hang_seconds",
-        "ray",
-        "ray_actors",
-        "ray_rollouts",
-    }
-)
-"""Names of settings that say where an environment is, and change nothing of what it does."""
+SETTINGS = ("isolation", "ray")
+"""Tables of settings that say where an environment runs, and change nothing of what it does."""
+
+
+class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[isolation]` table: environments in worker processes."""
+
+    enabled: bool = False
+    """Run the environment in a worker process, in its own virtual environment if it declares dependencies."""
+    python: str | None = None
+    """Python interpreter of the worker process; implies `enabled`. By default that of a virtual environment that rove creates."""
+    start_seconds: float = 60.0
+    """Seconds in which an isolated environment must load (> 0)."""
+    hang_seconds: float = 120.0
+    """Kill an isolated environment that is unresponsive for this many seconds (> 0)."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether environments run in worker processes."""
+        return self.enabled or self.python is not None
+
+    def check(self) -> None:
+        """Raise a ConfigError if a setting is out of range."""
+        check_positive(self, "start_seconds", "hang_seconds")
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[ray]` table: environments on a Ray cluster."""
+
+    address: str | None = None
+    """Run environments in actors of this Ray cluster: HOST:PORT, "auto" (this machine's cluster) or "local" (start one)."""
+    actors: int | None = None
+    """Number of actors (≥ 1); by default one per free CPU of the cluster."""
+    rollouts_per_actor: int = 128
+    """Maximum concurrent rollouts of one actor (≥ 1)."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Whether an environment has a process of its own, and what holds for it then."""
+    """Whether an environment runs in processes of its own, and their limits."""
 
     on: bool = False
     python: str | None = None
-    """Interpreter of its virtual environment. Default: of one that is made, where it declares dependencies."""
+    """Interpreter of its virtual environment. Default: rove makes one if the package declares dependencies."""
     start_seconds: float = 60.0
     hang_seconds: float = 120.0
     ray: str | None = None
-    """Address of the Ray cluster on whose machines it is; "local" = one that is started here. Default: on this machine."""
+    """Address of the Ray cluster that runs the environment; "local" starts one here. Default: no cluster."""
     ray_actors: int | None = None
-    """Ray actors that have it. Default: as many as the cluster has CPUs that are free."""
+    """Number of Ray actors. Default: the number of free CPUs of the cluster."""
     ray_rollouts: int = 128
-    """Rollouts of one actor at a time."""
+    """Concurrent rollouts per actor."""
 
     @staticmethod
-    def of(settings: Any) -> Isolation:
-        """What settings with the names in `SETTINGS` say; an interpreter or a cluster alone says that it is on.
+    def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
+        """Return what these tables mean together; an interpreter or a cluster implies isolation.
 
         Raises:
-            ConfigError: one of Ray's is out of range, or given where nothing is on a cluster.
+            ConfigError: a setting of Ray is out of range, or set without an address.
         """
-        check_positive(settings, "ray_actors", "ray_rollouts")
-        idle = [
-            name for name in ("ray_actors", "ray_rollouts") if getattr(settings, name) != getattr(Isolation(), name)
-        ]
-        if idle and settings.ray is None:
+        check_positive(ray, "actors", "rollouts_per_actor")
+        unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
+        if unused and ray.address is None:
             raise ConfigError(
-                f'{idle[0]} is {getattr(settings, idle[0])}, but ray is not given, so there are no actors; add ray = "local", '
-                "or the address of a cluster"
+                f"ray.{unused[0]} is {getattr(ray, unused[0])}, but ray.address is not set, so there are no actors; set "
+                'ray.address to "local" or the address of a cluster'
             )
-        is_on = settings.isolated or settings.isolated_python is not None or settings.ray is not None
-        limits = settings.isolated_start_seconds, settings.isolated_hang_seconds
-        cluster = settings.ray, settings.ray_actors, settings.ray_rollouts
-        return Isolation(is_on, settings.isolated_python, *limits, *cluster)
+        is_on = isolation.is_on or ray.address is not None
+        limits = isolation.start_seconds, isolation.hang_seconds
+        return Isolation(is_on, isolation.python, *limits, ray.address, ray.actors, ray.rollouts_per_actor)
 
 
 def open_environment(
@@ -77,12 +97,12 @@ def open_environment(
     env_args: Mapping[str, Any] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
-    """The environment, loaded here, in a worker, or in workers on the machines of a Ray cluster.
+    """Load an environment here, in a worker process, or in workers on a Ray cluster.
 
     Raises:
-        ConfigError: it cannot be loaded, what it needs cannot be installed, or the cluster cannot be used.
+        ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
     """
-    prepare, stand_ins = _answered_for()
+    prepare, stand_ins = _import_alias()
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
@@ -90,7 +110,7 @@ def open_environment(
     away = elsewhere(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
-    if not isolation.on or is_question_file(env_id):  # a file of questions has no code to isolate
+    if not isolation.on or is_question_file(env_id):  # a file of questions has no code
         return load_environment(env_id, env_dir, **(env_args or {}))
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
@@ -99,22 +119,19 @@ def open_environment(
 async def open_beside(
     env_id: str, env_dir: str | Path | None, env_args: Mapping[str, Any], isolation: Isolation
 ) -> Environment:
-    """As `open_environment`, beside what else goes on in the event loop: processes and machines take seconds to come.
+    """Call `open_environment` without blocking the event loop: starting processes and nodes takes seconds.
 
-    What is loaded in this process is loaded in this thread: some packages want the main one.
+    Without isolation the environment loads in this thread, because some packages must be imported in the main thread.
     """
     if not isolation.on:
         return open_environment(env_id, env_dir, env_args, isolation)
     return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
 
 
-def _answered_for() -> tuple[str, StandIns]:
-    """What makes a worker answer for the libraries that rove stands for in this process, and the versions it stands for.
-
-    An import finder says so (see `rove.compat.install`), since what is imported by which name is this process's alone.
-    """
-    finder: Any = next((finder for finder in sys.meta_path if hasattr(finder, "in_workers")), None)
-    return ("", {}) if finder is None else (finder.in_workers(), finder.stand_ins)
+def _import_alias() -> tuple[str, StandIns]:
+    """Return the function that installs this process's import alias in a worker, and the versions that the alias provides."""
+    alias = active_import_alias()
+    return ("", {}) if alias is None else (alias.setup, alias.provided_versions)
 
 
 @contextmanager
@@ -124,7 +141,7 @@ def looking_at(
     env_args: Mapping[str, Any] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Iterator[Environment]:
-    """As `open_environment`, for a look at it that starts no run; its process ends afterwards."""
+    """Open an environment that runs no rollouts, with a single actor; close it at the end of the `with` block."""
     env = open_environment(env_id, env_dir, env_args, msgspec.structs.replace(isolation, ray_actors=1))
     try:
         yield env
@@ -134,6 +151,6 @@ def looking_at(
 
 
 def without_isolation(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run as data, those left out that say where environments are: a run may go on with isolation or without."""
+    """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
     tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -1,4 +1,4 @@
-"""What keeps environments on a machine for a run elsewhere: it loads them, and forks workers that talk to the run themselves."""
+"""A node of the cluster: it loads environments for a run and forks workers that connect to the run directly."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rove.core.errors import ConfigError, Error, RemoteError, traceback_text
 from rove.remote.environment import IsolatedEnv
 from rove.remote.loading import Isolation, open_environment
 
-CONNECT_SECONDS = 30.0
+CONNECT_TIMEOUT_S = 30.0
 
 
 class NodeActor:
-    """Environments in worker processes on this machine, by names that the run gives them.
+    """The environments of a node, by names that the run gives them.
 
-    Nothing about a rollout goes through here: a worker that is forked has a connection of its own to the run.
+    Rollouts bypass it: each forked worker has its own connection to the run.
     """
 
     def __init__(self) -> None:
         self._envs: dict[str, IsolatedEnv] = {}
 
     async def about(self) -> dict[str, str]:
-        """What must be the same everywhere, and where this is; see `about`."""
+        """Return the versions that all nodes must share, and where this node is; see `about`."""
         return about()
 
     async def load(
@@ -44,7 +44,7 @@ class NodeActor:
         """Load an environment, after a call of the function `prepare` ("module:name").
 
         Returns:
-            {"told": what there is to know of it}, or {"refused": why it could not be loaded}.
+            {"description": …} or {"error": …}.
         """
         try:
             if prepare:
@@ -53,52 +53,52 @@ class NodeActor:
             env = await asyncio.to_thread(open_environment, env_id, env_dir, env_args, Isolation(on=True, **isolation))
             assert isinstance(env, IsolatedEnv)
         except Exception as error:
-            theirs = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""
-            text = theirs if isinstance(error, ConfigError) else traceback_text(error)
-            return {"refused": f"{error}\n{text}".strip()}
+            remote_traceback = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""
+            text = remote_traceback if isinstance(error, ConfigError) else traceback_text(error)
+            return {"error": f"{error}\n{text}".strip()}
         self._envs[name] = env
-        return {"told": {**env.told, "env_id": env.env_id}}
+        return {"description": {**env.description, "env_id": env.env_id}}
 
     async def fork(self, name: str, address: str, port: int, token: bytes) -> int:
-        """A worker that talks to whoever listens there and knows the token; its number."""
+        """Fork a worker that connects to the run and sends the token; return its number."""
         workers = self._envs[name].workers
         await workers.ensure_started()
-        return workers.fork(await asyncio.to_thread(_connected, address, port, token))
+        return workers.fork(await asyncio.to_thread(_connect, address, port, token))
 
     async def kill(self, name: str, number: int) -> None:
-        """End a worker and what it has started."""
+        """Kill a worker and its child processes."""
         if name in self._envs:
             self._envs[name].workers.kill(number)
 
-    async def last_words(self, name: str, number: int) -> str:
-        """How a worker ended, and what was printed last."""
+    async def exit_report(self, name: str, number: int) -> str:
+        """Return how a worker ended, with its last output."""
         return await self._envs[name].workers.exit_report(number) if name in self._envs else ""
 
-    async def ask(self, name: str, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A worker's answer to a call about the dataset: {"result": …} or {"failed": …}."""
+    async def call_worker(self, name: str, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Call a worker about the dataset: {"result": …} or {"failed": …}."""
         try:
-            return {"result": await asyncio.to_thread(functools.partial(self._envs[name].ask_now, what, **args))}
+            return {"result": await asyncio.to_thread(functools.partial(self._envs[name].call_sync, what, **args))}
         except Error as error:
             return {"failed": str(error)}
 
     async def end(self, name: str) -> None:
-        """End an environment's workers; the next `fork` starts them anew."""
+        """End an environment's workers; the next `fork` starts them again."""
         if name in self._envs:
             await asyncio.to_thread(self._envs[name].close)
 
-    async def forget(self, name: str) -> None:
-        """End them for good."""
+    async def unload(self, name: str) -> None:
+        """End an environment's workers and drop it."""
         await self.end(name)
         self._envs.pop(name, None)
 
-    async def stay(self) -> None:
-        """Never ends; who waits for it hears when this is gone."""
+    async def wait_forever(self) -> None:
+        """Never return: the call fails when the actor ends, which shows its loss."""
         await asyncio.Event().wait()
 
 
 @functools.cache
 def about() -> dict[str, str]:
-    """Python's version, rove's version with a hash of its code, and where that is."""
+    """Return the versions of Python and rove (with a hash of rove's code), its folder and the name of the machine."""
     version = importlib.import_module("rove").__version__
     folder = Path(__file__).resolve().parents[1]
     code = digest_files(folder.rglob("*.py"))
@@ -111,10 +111,10 @@ def about() -> dict[str, str]:
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """See that another machine has the Python and the rove of this one.
+    """Check that a node has the Python and the rove of this machine.
 
     Raises:
-        ConfigError: it has another.
+        ConfigError: A version differs.
     """
     for name, shown in (("python", "Python"), ("rove", "rove")):
         here, there = ours[name], theirs[name]
@@ -127,8 +127,8 @@ def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
             )
 
 
-def _connected(address: str, port: int, token: bytes) -> socket.socket:
-    connection = socket.create_connection((address, port), CONNECT_SECONDS)
+def _connect(address: str, port: int, token: bytes) -> socket.socket:
+    connection = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
     try:
         connection.sendall(token)
         connection.settimeout(None)

@@ -1,4 +1,4 @@
-"""Rooms on several machines, some of which may be lost: which rollout goes where."""
+"""Worker pools on several nodes, which may be lost: assign rollouts to them and replace lost nodes."""
 
 from __future__ import annotations
 
@@ -20,287 +20,295 @@ from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
 from rove.workers.worker import CallHandler
 
-LOOK_SECONDS = 20.0
-"""A machine that does not answer for so long is taken for lost."""
-AGAIN_SECONDS = 1.0
-CALL_SECONDS = 120.0
-"""For a worker that is forked."""
-TOKEN = 32
-"""Bytes by which a worker shows who it is."""
-KEPT_HOMES = 10_000
-LOST = "its machine is lost"
+RESPONSE_TIMEOUT_S = 20.0
+"""A node that does not respond within this time is considered lost."""
+RETRY_DELAY_S = 1.0
+FORK_TIMEOUT_S = 120.0
+"""Time limit for forking a worker and its connection."""
+TOKEN_BYTES = 32
+"""Length of the token by which a worker authenticates."""
+MAX_GROUPS = 10_000
+"""Groups whose pool is remembered."""
+NODE_LOST = "its node is lost"
 
 
 class Node(Protocol):
-    """A `rove.remote.node.Site` on some machine, as seen from here."""
+    """A `rove.remote.node.NodeActor` on some machine, as seen from the run."""
 
     where: str
-    """The machine's name."""
+    """Name of the machine."""
 
     async def call(self, name: str, /, *args: Any) -> Any:
-        """What its method returns.
+        """Call a method of the actor.
 
         Raises:
-            WorkerError: it is gone, or the method raised.
+            WorkerError: The node is gone, or the method raised.
         """
         ...
 
     async def lost(self) -> None:
-        """Ends when it is gone, or may be."""
+        """Return once the node is gone, or may be."""
         ...
 
     def call_now(self, name: str, /, *args: Any) -> Any:
-        """As `call`, for code that is not async."""
+        """Call a method from code that is not async."""
         ...
 
-    def tell(self, name: str, /, *args: Any) -> None:
-        """Call its method; nobody waits for it."""
+    def call_no_wait(self, name: str, /, *args: Any) -> None:
+        """Call a method without waiting for its result."""
         ...
 
     def end(self) -> None:
-        """End it, if it is still there."""
+        """End the node if it still exists."""
         ...
 
 
 class NodeWorkers:
-    """The workers of an environment at a site; each has a connection of its own to this process.
+    """The workers of an environment on a node; each connects to this process directly.
 
     Args:
-        site: forks them.
-        name: of the environment there.
-        address: of this machine, where workers find it.
+        node: Forks them.
+        name: Name of the environment there.
+        address: Address of this machine for the workers' connections.
     """
 
-    def __init__(self, site: Node, name: str, address: str):
-        self.site, self.name, self.address = site, name, address
+    def __init__(self, node: Node, name: str, address: str):
+        self.node, self.name, self.address = node, name, address
 
     async def open(self, handler: CallHandler | None = None) -> Worker:
-        """A new worker.
+        """Fork a worker and wait for its connection.
 
         Raises:
-            WorkerError: it did not come to be.
+            WorkerError: It did not start or connect.
         """
-        token = secrets.token_bytes(TOKEN)
+        token = secrets.token_bytes(TOKEN_BYTES)
         with socket.create_server((self.address, 0), family=_family(self.address)) as listener:
             listener.setblocking(False)
             port = listener.getsockname()[1]
             try:
-                async with asyncio.timeout(CALL_SECONDS):
-                    number = await self.site.call("fork", self.name, self.address, port, token)
-                    connection = await _accepted(listener, token)
+                async with asyncio.timeout(FORK_TIMEOUT_S):
+                    number = await self.node.call("fork", self.name, self.address, port, token)
+                    connection = await _accept(listener, token)
             except TimeoutError as error:
-                said = f"no worker of {self.site.where} came to {self.address}:{port} within {CALL_SECONDS:g} s"
-                raise WorkerError(said) from error
-        kill = functools.partial(self.site.tell, "kill", self.name, number)
-        return Worker(connection, kill, functools.partial(self._last_words, number), handler)
+                message = (
+                    f"no worker of {self.node.where} connected to {self.address}:{port} within {FORK_TIMEOUT_S:g} s"
+                )
+                raise WorkerError(message) from error
+        kill = functools.partial(self.node.call_no_wait, "kill", self.name, number)
+        return Worker(connection, kill, functools.partial(self._exit_report, number), handler)
 
     async def aclose(self) -> None:
-        """End them all."""
+        """End all workers."""
         with suppress(WorkerError, TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                await self.site.call("end", self.name)
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                await self.node.call("end", self.name)
 
-    async def _last_words(self, number: int) -> str:
+    async def _exit_report(self, number: int) -> str:
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                return await self.site.call("last_words", self.name, number)
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                return await self.node.call("exit_report", self.name, number)
         except (WorkerError, TimeoutError):
-            return f" ({LOST}: {self.site.where})"
+            return f" ({NODE_LOST}: {self.node.where})"
 
 
 class NodePool:
-    """A room at each site. A rollout goes where the fewest are; siblings that are scored together stay together.
+    """A worker pool per node. A rollout goes to the pool with the fewest rollouts.
 
     Args:
-        sites: one for each room; None for one that is not there yet.
-        opened: a new site with the environment loaded, in place of one that is lost; waited for as long as it takes.
-        name, address: see `SiteWorkers`.
-        together: whether siblings are scored together.
-        most: rollouts in a room at a time; siblings that are scored together may be more.
-        hang_seconds: see `Room`.
-        wait_seconds: how long to wait for a site when there is none.
+        nodes: The nodes; None for one that has not started yet.
+        open_node: Starts a node with the environment loaded, to replace a lost one; may take any time.
+        name, address: See `NodeWorkers`.
+        keep_groups_together: Whether all rollouts of a group go to the same pool, because they are scored as a whole.
+        max_rollouts: Concurrent rollouts per pool; a group that stays together may exceed it.
+        hang_seconds: See `WorkerPool`.
+        wait_seconds: Time limit for a new node when none is left.
     """
 
     def __init__(
         self,
-        sites: Sequence[Node | None],
-        opened: Callable[[int], Awaitable[Node]],
+        nodes: Sequence[Node | None],
+        open_node: Callable[[int], Awaitable[Node]],
         name: str,
         address: str,
         *,
-        together: bool,
-        most: int,
+        keep_groups_together: bool,
+        max_rollouts: int,
         hang_seconds: float = 120.0,
         wait_seconds: float = 60.0,
     ):
-        self.sites = list(sites)
-        self.name, self.address, self.together, self.most = name, address, together, most
+        self.nodes = list(nodes)
+        self.name, self.address, self.keep_groups_together, self.max_rollouts = (
+            name,
+            address,
+            keep_groups_together,
+            max_rollouts,
+        )
         self.hang_seconds, self.wait_seconds = hang_seconds, wait_seconds
         self.lost = 0
         """Sites that were lost."""
-        self._opened = opened
-        self._rooms: dict[int, WorkerPool] = {}
-        self._homes: dict[int, WorkerPool] = {}
-        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._open_node = open_node
+        self._pools: dict[int, WorkerPool] = {}
+        self._group_pools: dict[int, WorkerPool] = {}
+        self._monitors: dict[int, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places = _Places()
+        self._slots = _ResizableSemaphore()
         self._since = 0.0
         self._changed = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Held for as long as a rollout is played and scored; waits where there is no room for one more."""
-        self._begin()
-        await self._places.take()
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot while a rollout runs and is scored; wait until one is free."""
+        self._ensure_started()
+        await self._slots.acquire()
         try:
             yield
         finally:
-            self._places.give_back()
+            self._slots.release()
 
     async def choose(self, state: State) -> WorkerPool:
-        """The room with the fewest rollouts, or that of siblings that are scored together.
+        """Return the pool with the fewest rollouts, or that of the rollout's group.
 
         Raises:
-            WorkerError: no site is left, and none has come for `wait_seconds`.
+            WorkerError: No node is left, and none has started for `wait_seconds`.
         """
-        self._begin()
-        while not self._rooms:
+        self._ensure_started()
+        while not self._pools:
             left = self._since + self.wait_seconds - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, left)):
                     await self._changed.wait()
             except TimeoutError as error:
-                raise WorkerError(
-                    f"no machine is left to play on, and none came for {self.wait_seconds:g} s"
-                ) from error
-        home = self._homes.get(state["env_seed"]) if self.together else None
-        if home is not None and home in self._rooms.values():
-            return home
-        room = min(self._rooms.values(), key=lambda one: one.load)
-        if self.together:
-            self._homes[state["env_seed"]] = room
-            while len(self._homes) > KEPT_HOMES:
-                del self._homes[next(iter(self._homes))]
-        return room
+                raise WorkerError(f"no node is left, and no new one started within {self.wait_seconds:g} s") from error
+        pool_of_group = self._group_pools.get(state["env_seed"]) if self.keep_groups_together else None
+        if pool_of_group is not None and pool_of_group in self._pools.values():
+            return pool_of_group
+        pool = min(self._pools.values(), key=lambda one: one.load)
+        if self.keep_groups_together:
+            self._group_pools[state["env_seed"]] = pool
+            while len(self._group_pools) > MAX_GROUPS:
+                del self._group_pools[next(iter(self._group_pools))]
+        return pool
 
-    async def is_lost(self, room: WorkerPool) -> bool:
-        """Whether a room's site is gone, or does not answer."""
-        number = next((number for number, one in self._rooms.items() if one is room), None)
+    async def is_lost(self, pool: WorkerPool) -> bool:
+        """Return whether a pool's node is gone or unresponsive."""
+        number = next((number for number, one in self._pools.items() if one is pool), None)
         if number is None:
             return True
-        site = self.sites[number]
-        assert site is not None
-        if await _answers(site):
+        node = self.nodes[number]
+        assert node is not None
+        if await _responds(node):
             return False
-        if self._rooms.get(number) is room:  # else it was noticed meanwhile
-            self._lose(number)
-            self._keepers.pop(number).cancel()
-            self._keep(number)
+        if self._pools.get(number) is pool:  # otherwise its loss is already known
+            self._remove_node(number)
+            self._monitors.pop(number).cancel()
+            self._start_monitor(number)
         return True
 
     async def tear_down(self) -> None:
-        """Run the environment's `@teardown` methods at every site, then end all workers."""
+        """Run the environment's `@teardown` methods on every node, then end all workers."""
         if self._loop is not asyncio.get_running_loop():
             return
-        rooms = list(self._rooms.values())
-        self._forget()
-        await asyncio.gather(*(room.tear_down() for room in rooms))
+        pools = list(self._pools.values())
+        self._reset()
+        await asyncio.gather(*(pool.tear_down() for pool in pools))
 
-    def _begin(self) -> None:
-        """Open the rooms, once in every event loop."""
+    def _ensure_started(self) -> None:
+        """Open the pools; again if the event loop is a new one."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        self._forget()
-        self._loop, self._changed, self._places = loop, asyncio.Event(), _Places()
+        self._reset()
+        self._loop, self._changed, self._slots = loop, asyncio.Event(), _ResizableSemaphore()
         self._since = time.monotonic()
-        for number, site in enumerate(self.sites):
-            if site is not None:
-                self._furnish(number, site)
-            self._keep(number)
+        for number, node in enumerate(self.nodes):
+            if node is not None:
+                self._add_pool(number, node)
+            self._start_monitor(number)
 
-    def _forget(self) -> None:
-        for keeper in self._keepers.values():
-            if not keeper.get_loop().is_closed():
-                keeper.cancel()
+    def _reset(self) -> None:
+        for monitor in self._monitors.values():
+            if not monitor.get_loop().is_closed():
+                monitor.cancel()
         self._loop = None
-        for kept in (self._keepers, self._rooms, self._homes):
-            kept.clear()
+        for mapping in (self._monitors, self._pools, self._group_pools):
+            mapping.clear()
 
-    def _keep(self, number: int) -> None:
+    def _start_monitor(self, number: int) -> None:
         assert self._loop is not None
-        self._keepers[number] = self._loop.create_task(self._kept(number))
+        self._monitors[number] = self._loop.create_task(self._monitor(number))
 
-    async def _kept(self, number: int) -> None:
-        """Look after a site, and after those that come in its place."""
+    async def _monitor(self, number: int) -> None:
+        """Watch a node and replace it when it is lost."""
         while True:
-            site = self.sites[number]
-            if site is None:
+            node = self.nodes[number]
+            if node is None:
                 try:
-                    site = self.sites[number] = await self._opened(number)
-                except Error as error:  # the same would come of the next one
-                    warnings.warn(f"a machine of the cluster is not played on: {error}", stacklevel=2)
+                    node = self.nodes[number] = await self._open_node(number)
+                except Error as error:  # any other node would fail the same way
+                    warnings.warn(f"a node of the cluster is not used: {error}", stacklevel=2)
                     return
-                self._furnish(number, site)
-            await site.lost()
-            if await _answers(site):  # cut off for a moment
-                await asyncio.sleep(AGAIN_SECONDS)
+                self._add_pool(number, node)
+            await node.lost()
+            if await _responds(node):  # a short interruption
+                await asyncio.sleep(RETRY_DELAY_S)
             else:
-                self._lose(number)
+                self._remove_node(number)
 
-    def _furnish(self, number: int, site: Node) -> None:
-        self._rooms[number] = WorkerPool(NodeWorkers(site, self.name, self.address), self.hang_seconds)
-        self._count()
+    def _add_pool(self, number: int, node: Node) -> None:
+        self._pools[number] = WorkerPool(NodeWorkers(node, self.name, self.address), self.hang_seconds)
+        self._update_capacity()
 
-    def _lose(self, number: int) -> None:
-        room, site = self._rooms.pop(number), self.sites[number]
-        self.sites[number] = None
+    def _remove_node(self, number: int) -> None:
+        pool, node = self._pools.pop(number), self.nodes[number]
+        self.nodes[number] = None
         self.lost += 1
         self._since = time.monotonic()
-        self._count()
-        room.lose(LOST)
-        if site is not None:
-            site.end()
+        self._update_capacity()
+        pool.close_lost(NODE_LOST)
+        if node is not None:
+            node.end()
 
-    def _count(self) -> None:
-        """What there is now."""
-        self._places.allow(max(1, len(self._rooms) * self.most))  # one at least, who says that there is no room
-        if self._rooms:
+    def _update_capacity(self) -> None:
+        """Adapt the number of slots to the number of pools."""
+        self._slots.resize(
+            max(1, len(self._pools) * self.max_rollouts)
+        )  # at least one rollout must run to raise the error that no node is left
+        if self._pools:
             self._changed.set()
         else:
             self._changed.clear()
 
 
-class _Places:
-    """So many at a time; how many may change."""
+class _ResizableSemaphore:
+    """A semaphore whose limit may change."""
 
     def __init__(self) -> None:
-        self.most = self.taken = 0
+        self.limit = self.held = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def allow(self, most: int) -> None:
-        """From now on."""
-        self.most = most
-        for _ in range(most - self.taken):
+    def resize(self, limit: int) -> None:
+        """Set the limit."""
+        self.limit = limit
+        for _ in range(limit - self.held):
             self._wake()
 
-    async def take(self) -> None:
-        """Wait for a place."""
-        while self.taken >= self.most:
+    async def acquire(self) -> None:
+        """Wait for a slot."""
+        while self.held >= self.limit:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._wake()  # it was told of a place that somebody else can have
+                    self._wake()  # pass the wake-up on: it was meant for a free slot
                 raise
-        self.taken += 1
+        self.held += 1
 
-    def give_back(self) -> None:
-        """A place is free again."""
-        self.taken -= 1
-        if self.taken < self.most:
+    def release(self) -> None:
+        """Free a slot."""
+        self.held -= 1
+        if self.held < self.limit:
             self._wake()
 
     def _wake(self) -> None:
@@ -311,27 +319,29 @@ class _Places:
                 return
 
 
-async def _answers(site: Node) -> bool:
-    """Whether it does, at the second try at the latest: at the first it may be this process that was busy."""
+async def _responds(node: Node) -> bool:
+    """Return whether a node responds. It gets two attempts: in the first this process itself may have been blocked."""
     for _ in range(2):
         with suppress(WorkerError, TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                await site.call("about")
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                await node.call("about")
             return True
     return False
 
 
-async def _accepted(listener: socket.socket, token: bytes) -> socket.socket:
-    """The connection of whoever knows the token."""
+async def _accept(listener: socket.socket, token: bytes) -> socket.socket:
+    """Return the first connection that sends the token."""
     loop = asyncio.get_running_loop()
     while True:
         connection, _ = await loop.sock_accept(listener)
-        told = b""
+        received = b""
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                while len(told) < len(token) and (piece := await loop.sock_recv(connection, len(token) - len(told))):
-                    told += piece
-        if hmac.compare_digest(told, token):
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                while len(received) < len(token) and (
+                    piece := await loop.sock_recv(connection, len(token) - len(received))
+                ):
+                    received += piece
+        if hmac.compare_digest(received, token):
             return connection
         connection.close()
 

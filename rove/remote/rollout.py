@@ -1,261 +1,498 @@
-"""One rollout of an isolated environment: where it is played."""
+"""One rollout of an environment in open_worker process, with its model requests; it is replayed after a crash."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from rove.core.errors import LimitReachedError, OverlongPromptError, RemoteError, WorkerError
+from rove.core.errors import (
+    Error,
+    LimitReachedError,
+    OverlongPromptError,
+    RemoteError,
+    WorkerError,
+    cancelled_unanswered,
+    phase_of,
+    unanswered_attempts,
+)
 from rove.core.messages import Message
-from rove.core.records import Scores
+from rove.core.protocols import Request, SamplingParams
+from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import Opponent
-from rove.remote.requests import Questions
 from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.workers import Worker
 
-CONTROL = {"LimitReachedError": LimitReachedError, "OverlongPromptError": OverlongPromptError}
-"""What ends a rollout without being a failure."""
-LOSSES = 3
-"""Machines that may be lost under one rollout: it may be what ends them."""
+CONTROL_ERRORS = {"LimitReachedError": LimitReachedError, "OverlongPromptError": OverlongPromptError}
+"""Errors that end a rollout without failing it."""
+MAX_LOST_NODES = 3
+"""Nodes that may be lost under one rollout; after that the rollout itself is taken for the cause."""
+NONDETERMINISTIC = "its worker died, and the replayed environment sent a request that differs from the recorded one"
 
 
-class Rollout:
-    """Played in the worker that many share; once that has died, alone and with the answers it had.
+class RemoteRollout:
+    """A rollout that runs in a shared worker; if the worker dies, it is replayed alone in a new worker.
 
-    Where the whole machine is lost, nobody's rollout is to blame: it is played again on another, like any there.
+    A replay receives the recorded responses again, so that the model is not queried twice. Replaying alone shows whether this
+    rollout kills workers: if the second worker dies too, the rollout fails. A lost node says nothing about its rollouts; they
+    are replayed on another node's shared worker.
 
     Args:
-        rooms: the workers.
-        state: of the rollout, here. The worker has one of its own.
-        turn: asks the model.
-        opponent: takes the other role of a two-player environment, which is asked for then.
+        pools: The workers.
+        state: State of the rollout in this process; the worker has its own copy.
+        turn: Queries the model.
+        opponent: Plays the other role of a two-player environment.
     """
 
-    def __init__(self, rooms: WorkerPools, state: State, turn: Turn, opponent: Opponent | None = None):
-        self.rooms, self.state = rooms, state
-        self.room: WorkerPool | None = None
+    def __init__(self, pools: WorkerPools, state: State, turn: Turn, opponent: Opponent | None = None):
+        self.pools, self.state = pools, state
+        self.pool: WorkerPool | None = None
         self.worker: Worker | None = None
         self.number = -1
         state["isolated"] = self
-        self._questions = Questions(state, turn, opponent)
+        self._requests = ModelRequests(state, turn, opponent)
         self._has_opponent = opponent is not None
-        self._is_in = False
-        self._has_moved = False
-        self._losses = 0
+        self._is_registered = False
+        self._ran_alone = False
+        self._lost_nodes = 0
 
     async def time_limit(self) -> float | None:
-        """Wall seconds that it may take."""
+        """Return the time limit of the rollout in seconds; None = no limit."""
         while True:
-            worker = await self._next()
+            worker = await self._acquire_worker()
             try:
                 return await worker.request("time_limit", example=self.state["input"])
             except WorkerError:
-                if not await self._is_homeless():
+                if not await self._may_change_node():
                     raise
 
     async def run(self) -> None:
-        """Play it to its end.
+        """Run the rollout to its end.
 
         Raises:
-            WorkerError: the worker died, and so did the next one when it was played again alone; or one machine after the
-                other was lost, or the last.
-            RemoteError: what the environment raised.
+            WorkerError: The worker died, and so did the worker of the replay; or too many nodes were lost.
+            RemoteError: The environment raised.
         """
         try:
-            worker: Worker | None = await self._next()
+            worker: Worker | None = await self._acquire_worker()
             while worker is not None:
                 try:
-                    await self.move(worker)
+                    await self.run_in(worker)
                     break
                 except WorkerError:
-                    worker = await self._after_death()
+                    worker = await self._replacement_worker()
                     if worker is None:
                         raise
         except asyncio.CancelledError as error:
-            await self._questions.end(error)
+            attempts = await self._requests.end()
+            if attempts is not None:
+                raise cancelled_unanswered(attempts) from error
             raise
         finally:
-            await self._questions.end()
+            await self._requests.end()
 
     async def clean_up(self) -> None:
-        """End it in its worker, and take over what is to be known of it.
+        """Clean up in the worker and copy the rollout's result into the state.
 
         Raises:
-            RemoteError: what a `@cleanup` method raised.
+            RemoteError: A `@cleanup` method raised.
         """
         if self.worker is None or (self.worker.is_closed and self.state["error"] is not None):
-            self.leave()
+            self.release()
             return
-        told = await self._ask_surely("clean_up", self._play_again, **self._reasons())
-        self._take(told)
-        if self.state["error"] is not None or told["failed"] is not None:
-            self.leave()
-        if told["failed"] is not None:
-            raise RemoteError(**told["failed"])
+        reply = await self._call_with_replay("clean_up", self._replay, **self._end_reasons())
+        self._apply(reply)
+        if self.state["error"] is not None or reply["failed"] is not None:
+            self.release()
+        if reply["failed"] is not None:
+            raise RemoteError(**reply["failed"])
 
     async def score(self) -> Scores:
-        """What the environment's rubric says of it, group rewards left out."""
-        return self.taken(await self._ask_surely("score", self.settle_in))
+        """Return the scores of the environment's rubric, without group rewards."""
+        return self.apply_scores(await self._call_with_replay("score", self.replay_finished))
 
-    def taken(self, told: dict[str, Any]) -> Scores:
-        """The scores in what a worker has told; the rest is taken over."""
-        self._take(told)
-        return msgspec.convert(told["scores"], Scores)
+    def apply_scores(self, reply: dict[str, Any]) -> Scores:
+        """Copy a worker's reply into the state and return its scores."""
+        self._apply(reply)
+        return msgspec.convert(reply["scores"], Scores)
 
-    async def move(self, worker: Worker) -> None:
-        """Play it in a worker, with the answers it had if this is not the first."""
-        assert self.room is not None
-        self._depart()
-        self.worker, self.number = worker, self.room.enter(self._questions)
-        self._is_in = True
-        self._questions.begin(worker)
-        await self._play()
+    async def run_in(self, worker: Worker) -> None:
+        """Run or replay the rollout in `worker`."""
+        assert self.pool is not None
+        self._detach()
+        self.worker, self.number = worker, self.pool.register(self._requests)
+        self._is_registered = True
+        self._requests.begin(worker)
+        await self._run()
 
-    async def settle_in(self, worker: Worker) -> None:
-        """The same for a rollout that is over and cleaned up."""
-        await self._play_again(worker)
-        await self._ask("clean_up", **self._reasons())
+    async def replay_finished(self, worker: Worker) -> None:
+        """Replay a finished rollout in `worker`, including its cleanup."""
+        await self._replay(worker)
+        await self._call("clean_up", **self._end_reasons())
 
-    async def score_with(self, rollouts: Sequence[Rollout], scores: Sequence[Scores]) -> list[dict[str, Any]]:
-        """The scores of siblings, all of them in this one's worker, group rewards included; to be `taken`."""
+    async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[dict[str, Any]]:
+        """Return the scores of the members of a group, all of them in this rollout's worker, for `apply_scores`."""
         assert self.worker is not None
         numbers = [rollout.number for rollout in rollouts]
         return await self.worker.request("score_group", numbers=numbers, scores=msgspec.to_builtins(list(scores)))
 
-    def leave(self) -> None:
-        """Nothing more will be asked of its worker."""
-        self._depart()
-        if self.room is not None:
-            self.room.members.discard(self)
+    def release(self) -> None:
+        """Leave the worker and the pool."""
+        self._detach()
+        if self.pool is not None:
+            self.pool.members.discard(self)
 
-    def _depart(self) -> None:
-        if self._is_in:
-            assert self.room is not None
+    def _detach(self) -> None:
+        if self._is_registered:
+            assert self.pool is not None
             assert self.worker is not None
-            self._is_in = False
-            self.room.leave(self.number, self.worker)
+            self._is_registered = False
+            self.pool.unregister(self.number, self.worker)
 
-    async def ask_player(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
-        """What a scripted policy of the environment says; `conversation` is the worker's number of it."""
-        return await self._ask("player", who=name, messages=messages, rng=rng, conversation=conversation)
+    async def call_policy(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
+        """Return the message of a scripted policy; `conversation` is the worker's number of the conversation."""
+        return await self._call("policy", policy=name, messages=messages, rng=rng, conversation=conversation)
 
-    def live_in(self, room: WorkerPool) -> None:
-        """From now on it is in this room."""
-        self.room = room
-        room.members.add(self)
+    def join_pool(self, pool: WorkerPool) -> None:
+        """Use this pool from now on."""
+        self.pool = pool
+        pool.members.add(self)
 
-    async def _next(self, alone: bool = False) -> Worker:
-        """A worker to be played in: one that many share, or one of its own."""
+    async def _acquire_worker(self, alone: bool = False) -> Worker:
+        """Return the shared worker of a pool, or with `alone` a new one."""
         while True:
-            if self.room is None:
-                self.live_in(await self.rooms.choose(self.state))
-            assert self.room is not None
+            if self.pool is None:
+                self.join_pool(await self.pools.choose(self.state))
+            assert self.pool is not None
             try:
-                return await (self.room.another() if alone else self.room.shared())
+                return await (self.pool.open_worker() if alone else self.pool.shared_worker())
             except WorkerError:
-                if not await self._is_homeless():
+                if not await self._may_change_node():
                     raise
 
-    async def _is_homeless(self) -> bool:
-        """Whether the machine that it was on is lost and it may go to another: then it has no room any more."""
-        if self.room is not None:
-            if not await self.rooms.is_lost(self.room):
+    async def _may_change_node(self) -> bool:
+        """Return whether the rollout's node is lost and another node may replay it; it then has no pool."""
+        if self.pool is not None:
+            if not await self.pools.is_lost(self.pool):
                 return False
-            self.leave()
-            self.room = None
-            self._losses += 1
-        return self._losses < LOSSES
+            self.release()
+            self.pool = None
+            self._lost_nodes += 1
+        return self._lost_nodes < MAX_LOST_NODES
 
-    async def _after_death(self) -> Worker | None:
-        """The worker to be played in when one has died; None when that was enough."""
-        if await self._is_homeless():
-            return await self._next(self._has_moved)
-        if self._has_moved or self.room is None:
+    async def _replacement_worker(self) -> Worker | None:
+        """Return the worker for a replay after its worker died; None if the rollout may not be replayed again."""
+        if await self._may_change_node():
+            return await self._acquire_worker(self._ran_alone)
+        if self._ran_alone or self.pool is None:
             return None
-        self._has_moved = True
-        return await self._next(alone=True)
+        self._ran_alone = True
+        return await self._acquire_worker(alone=True)
 
-    async def _play(self) -> None:
-        assert self.room is not None
+    async def _run(self) -> None:
+        assert self.pool is not None
         seeds = {"seed": self.state["seed"], "env_seed": self.state["env_seed"]}
         try:
-            how = {"has_opponent": self._has_opponent, "forget": self.room.forgotten()}
-            await self._ask("run", example=self.state["input"], **seeds, **how)
+            options = {"has_opponent": self._has_opponent, "forget": self.pool.take_finished()}
+            await self._call("run", example=self.state["input"], **seeds, **options)
         except RemoteError as error:
-            own = self._questions.failure
+            own = self._requests.failure
             if own is not None and (error.type, error.args[0]) == (type(own).__name__, str(own)):
                 raise own from None
-            if error.type in CONTROL:
-                raise CONTROL[error.type](error.args[0]) from error
+            if error.type in CONTROL_ERRORS:
+                raise CONTROL_ERRORS[error.type](error.args[0]) from error
             raise
 
-    async def _ask(self, name: str, **args: Any) -> Any:
+    async def _call(self, name: str, **args: Any) -> Any:
         assert self.worker is not None
         return await self.worker.request(name, number=self.number, **args)
 
-    async def _ask_surely(self, name: str, again: Callable[[Worker], Awaitable[None]], **args: Any) -> Any:
-        """A call about a rollout that is over; where its worker has died meanwhile it is played `again` first."""
+    async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> Any:
+        """Call a worker about a finished rollout; if the worker died, call `replay` with a new one first."""
         worker: Worker | None = None
         while True:
             try:
                 if worker is not None:
-                    await again(worker)
-                return await self._ask(name, **args)
+                    await replay(worker)
+                return await self._call(name, **args)
             except WorkerError:
-                worker = await self._after_death()
+                worker = await self._replacement_worker()
                 if worker is None:
                     raise
 
-    async def _play_again(self, worker: Worker) -> None:
-        """Move a rollout that is over; it ends as it did before."""
-        with suppress(RemoteError, *CONTROL.values()):
-            await self.move(worker)
+    async def _replay(self, worker: Worker) -> None:
+        """Replay a finished rollout; it ends as it did before."""
+        with suppress(RemoteError, *CONTROL_ERRORS.values()):
+            await self.run_in(worker)
 
-    def _reasons(self) -> dict[str, Any]:
-        """How it ended, where this side knows."""
+    def _end_reasons(self) -> dict[str, Any]:
+        """Return how the rollout ended as far as this process knows."""
         return {"stop_condition": self.state["stop_condition"], "is_truncated": self.state["is_truncated"]}
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _apply(self, reply: dict[str, Any]) -> None:
         state = self.state
         for name in ("prompt", "completion"):
-            said = told[name]
-            state[name] = said if isinstance(said, str) else [Message(message) for message in said]
-        state["stop_condition"] = state["stop_condition"] or told["stop_condition"]
-        state["is_truncated"] = state["is_truncated"] or told["is_truncated"]
-        state["tools"] = told["tools"]
-        state["drawn_boards"] = msgspec.convert(told["renderings"], dict[int, Rendering], strict=False)
-        questions = self._questions
-        state["model_roles"] = {role: questions.steps(steps) for role, steps in told["model_roles"].items()}
-        if told["env_id"]:
-            state["env_id"] = told["env_id"]
-        steps = questions.steps(told["trajectory"])
-        for step, reward in zip(steps, told["step_rewards"], strict=True):
+            value = reply[name]
+            state[name] = value if isinstance(value, str) else [Message(message) for message in value]
+        state["stop_condition"] = state["stop_condition"] or reply["stop_condition"]
+        state["is_truncated"] = state["is_truncated"] or reply["is_truncated"]
+        state["tools"] = reply["tools"]
+        state["drawn_boards"] = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
+        requests = self._requests
+        state["model_roles"] = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
+        if reply["env_id"]:
+            state["env_id"] = reply["env_id"]
+        steps = requests.steps(reply["trajectory"])
+        for step, reward in zip(steps, reply["step_rewards"], strict=True):
             if reward is not None:
                 step["reward"] = reward
-        state["trajectory"][:] = [*steps, *questions.missing(told["trajectory"])]
+        state["trajectory"][:] = [*steps, *requests.missing(reply["trajectory"])]
 
 
-async def score_together(rollouts: Sequence[Rollout], scores: Sequence[Scores]) -> list[Scores]:
-    """The scores of siblings, group rewards included; they are brought together in one worker if they are not."""
+async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[Scores]:
+    """Return the scores of the members of a group with group rewards; first replay them in one worker if they are in several."""
     first = rollouts[0]
     while True:
         try:
             if len({rollout.worker for rollout in rollouts}) > 1 or first.worker is None or first.worker.is_closed:
-                worker = await first._next(alone=True)
-                assert first.room is not None
+                worker = await first._acquire_worker(alone=True)
+                assert first.pool is not None
                 for rollout in rollouts:
-                    rollout.leave()
-                    rollout.live_in(first.room)
-                    await rollout.settle_in(worker)
-            told = await first.score_with(rollouts, scores)
-            return [rollout.taken(one) for rollout, one in zip(rollouts, told, strict=True)]
+                    rollout.release()
+                    rollout.join_pool(first.pool)
+                    await rollout.replay_finished(worker)
+            reply = await first.score_with(rollouts, scores)
+            return [rollout.apply_scores(one) for rollout, one in zip(rollouts, reply, strict=True)]
         except WorkerError:
-            if not await first._is_homeless():
+            if not await first._may_change_node():
                 raise
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A model request of a worker; see `rove.envs.environment.Turn`."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    """Tools of the rollout."""
+    prompt: str | None
+    """The rollout's prompt if it is a text."""
+    seed: int
+    """Seed of the conversation."""
+    role: str | None = None
+    model: str = ""
+    sampling_args: dict[str, Any] | None = None
+    agent_request: dict[str, Any] | None = None
+    """Sampling parameters and tools of a foreign agent."""
+
+
+@dataclass(eq=False, slots=True)
+class _PendingRequest:
+    """A model request with its caller and its response."""
+
+    number: int
+    request: ModelRequest
+    state: State
+    """State of the conversation in this process."""
+    call_id: int
+    """The worker's number of the call."""
+    is_own: bool
+    """Whether it is a turn of the rollout's own conversation; these are sequential."""
+    is_matched: bool = True
+    """Whether the current worker has sent it."""
+    repeated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when another worker repeats the request."""
+    task: asyncio.Task[Message] | None = None
+    step: TrajectoryStep | None = None
+
+
+class ModelRequests:
+    """The model requests of one rollout; each is sent to the model once.
+
+    In a replay a request gets its recorded response. Turns of the rollout's own conversation are sequential and must repeat in
+    the same order; sub-models and agents may send requests concurrently, which therefore may repeat in any order.
+
+    Args:
+        state: State of the rollout in this process.
+        turn: Queries the model.
+        opponent: Plays the other role of a two-player environment.
+    """
+
+    def __init__(self, state: State, turn: Turn, opponent: Opponent | None = None):
+        self.state, self._turn, self._opponent = state, turn, opponent
+        self._numbers = itertools.count()
+        self._sent: list[_PendingRequest] = []
+        self._conversations: dict[int, State] = {0: state}  # by the worker's number
+        self._moves: list[tuple[list[Any], asyncio.Task[str]]] = []
+        self._moves_read = 0
+        self._worker: Worker | None = None
+        self.is_over = False
+        """Whether new requests are refused."""
+        self.failure: Error | None = None
+        """The last error of the model's client."""
+        state["conversations"] = [state["trajectory"]]
+
+    def begin(self, worker: Worker) -> None:
+        """Start or restart the rollout in this worker."""
+        self._worker = worker
+        self._conversations = {0: self.state}
+        self._moves_read = 0
+        for one in self._sent:
+            one.is_matched = False
+
+    async def respond(self, call_id: int, conversation: int, **request: Any) -> dict[str, Any]:
+        """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
+
+        Args:
+            call_id: The worker's number of the call.
+            conversation: 0 = the rollout's own; others are those of sub-models that are trained.
+            request: Fields of `ModelRequest`.
+        """
+        one = self._match(call_id, conversation, ModelRequest(**request))
+        if one is None:
+            return {"limit": str(self.state["stop_condition"]), "truncated": False}
+        assert one.task is not None
+        try:
+            message = await asyncio.shield(one.task)
+        except LimitReachedError as error:
+            return {"limit": str(error), "truncated": error.truncated}
+        except Error as error:
+            return {"failed": {"type": type(error).__name__, "message": str(error), "phase": phase_of(error)}}
+        step = one.step
+        assert step is not None
+        usage = [step.usage.prompt_tokens, step.usage.completion_tokens]
+        reply = {
+            "finish_reason": step.finish_reason,
+            "usage": usage,
+            "seconds": step.seconds,
+            "attempts": step.attempts,
+        }
+        return {"message": message, "answer": one.number, **reply}
+
+    async def cancel(self, call_id: int) -> None:
+        """Cancel a request that the worker no longer waits for."""
+        for one in [one for one in self._sent if one.call_id == call_id and one.is_matched]:
+            if one.task is not None and not one.task.done():
+                self._sent.remove(one)
+                one.task.cancel()
+
+    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, Any] | None = None) -> str:
+        """Return the opponent's move; in a replay the recorded one."""
+        index, self._moves_read = self._moves_read, self._moves_read + 1
+        if index == len(self._moves):
+            assert self._opponent is not None
+            board = None if rendering is None else msgspec.convert(rendering, Rendering, strict=False)
+            self._moves.append(([view, legal], asyncio.create_task(self._opponent(view, legal, board))))
+        before, move = self._moves[index]
+        if before != [view, legal]:
+            raise WorkerError(NONDETERMINISTIC)
+        return await asyncio.shield(move)
+
+    async def end(self) -> list[str] | None:
+        """Refuse new requests and cancel running ones.
+
+        Returns:
+            The failed attempts of a cancelled request, which explain why the rollout took so long; None without any.
+        """
+        attempts: list[str] | None = None
+        self.is_over = True
+        pending = [task for task in (one.task for one in self._sent) if task is not None and not task.done()]
+        for task in (*pending, *(task for _, task in self._moves)):
+            task.cancel()
+        for task in pending:
+            try:
+                await task
+            except asyncio.CancelledError as cancelled:
+                found = unanswered_attempts(cancelled)
+                attempts = attempts if found is None else found
+            except Exception:
+                continue
+        return attempts
+
+    def steps(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+        """Return the steps of a worker's reply: the number of a request stands for its recorded step."""
+        steps_by_number = {one.number: one.step for one in self._sent if one.step is not None}
+        return [steps_by_number[one] if isinstance(one, int) else msgspec.convert(one, TrajectoryStep) for one in reply]
+
+    def missing(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+        """Return recorded turns of the rollout that the worker, which was stopped, has not received."""
+        own = [one for one in self._sent if one.state is self.state and one.request.role is None and one.is_matched]
+        return [one.step for one in own if one.step is not None and one.number not in reply]
+
+    def _match(self, call_id: int, number: int, request: ModelRequest) -> _PendingRequest | None:
+        """Return the recorded request that equals this one, or a new one; None if new requests are refused.
+
+        Raises:
+            WorkerError: A turn of the rollout's own conversation differs from the recorded one.
+        """
+        waiting = [one for one in self._sent if not one.is_matched]
+        one = next((one for one in waiting if one.request == request), None)
+        if one is not None:
+            self._conversations.setdefault(number, one.state)["conversation"] = number
+            one.is_matched, one.call_id = True, call_id
+            one.repeated.set()
+            return one
+        is_own = number == 0 and request.role is None and request.agent_request is None
+        if is_own and any(one.is_own for one in waiting):
+            raise WorkerError(NONDETERMINISTIC)
+        if self.is_over:
+            return None
+        one = _PendingRequest(next(self._numbers), request, self._conversation(number, request.seed), call_id, is_own)
+        self._sent.append(one)
+        one.state["tools"] = request.tools
+        if request.prompt is not None:
+            self.state["prompt"] = request.prompt
+        one.task = asyncio.create_task(self._respond(one))
+        return one
+
+    def _conversation(self, number: int, seed: int) -> State:
+        """Return the state of a conversation; it shares some values with the rollout's state."""
+        root = self.state
+        if number not in self._conversations:
+            shared_worker = {
+                name: root[name] for name in ("input", "env_seed", "model_roles", "conversations", "isolated")
+            }
+            role_numbers = root.setdefault("role_numbers", {})
+            own = {"trajectory": [], "completion": [], "is_truncated": False, "stop_condition": None, "error": None}
+            inner = State(**shared_worker, **own, seed=seed, role_numbers=role_numbers, conversation=number)
+            root["conversations"].append(inner["trajectory"])
+            self._conversations[number] = inner
+        return self._conversations[number]
+
+    async def _respond(self, one: _PendingRequest) -> Message:
+        worker = self._worker
+        try:
+            try:
+                message = await self._send(one)
+            except WorkerError:  # a scripted policy ran in the worker that died: the replay repeats the request
+                if worker is None or not worker.is_closed:
+                    raise
+                await one.repeated.wait()
+                message = await self._send(one)
+        except Error as error:
+            self.failure = error
+            raise
+        role = one.request.role
+        steps = one.state["trajectory"] if role is None else one.state["model_roles"][role]
+        one.step = next(step for step in reversed(steps) if step.completion[-1] is message)
+        return message
+
+    async def _send(self, one: _PendingRequest) -> Message:
+        request, messages = one.request, [Message(message) for message in one.request.messages]
+        if request.role is not None:
+            options = {"role": request.role, "model": request.model, "sampling_args": request.sampling_args}
+            return await self._turn(one.state, messages, **options)
+        agent_request = None
+        if request.agent_request is not None:
+            sampling = msgspec.convert(request.agent_request["sampling"], SamplingParams, str_keys=True)
+            agent_request = Request(
+                messages=list(messages), sampling_params=sampling, tools=request.agent_request["tools"]
+            )
+        return await self._turn(one.state, messages, asked=agent_request)

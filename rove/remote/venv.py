@@ -1,4 +1,4 @@
-"""A virtual environment for an environment package, made the first time it is asked for."""
+"""Virtual environments for environment packages, created on first use."""
 
 from __future__ import annotations
 
@@ -19,94 +19,103 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import project_file
 
-SECONDS = 1800.0
-"""For installing what a package needs."""
-TOLD = 15
-"""Last lines of an installer's words in an error."""
-BEHIND = "import site; site.addsitedir({folder!r})\n"
+INSTALL_TIMEOUT_S = 1800.0
+"""Time limit for installing a package's dependencies."""
+MAX_ERROR_LINES = 15
+"""Lines of pip's output that an error shows."""
+FALLBACK_PTH = "import site; site.addsitedir({folder!r})\n"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: rove\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\n", re.DOTALL)
-"""What pip says in another place than its errors."""
+"""pip explains version conflicts on standard output, not among its errors."""
 
 StandIns = Mapping[str, Sequence[str]]
-"""Name of a distribution → its versions, the highest last. Where one of them is asked for, an empty one is installed in its
-place: something else answers for what it had."""
+"""Distribution name → its versions, in ascending order. Empty distributions replace them, because rove provides their
+modules.
+"""
 
 
 def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
-    """The interpreter of a package's own virtual environment; None where the package needs nothing but rove.
+    """Return the interpreter of a package's virtual environment; None if the package depends only on rove.
 
-    What the package declares is installed there, and comes before what is installed here, which is found behind it. It is
-    made anew when that, or the interpreter, changes. Kept in the cache folder (`$XDG_CACHE_HOME/rove/venvs`).
+    The environment holds the declared dependencies; packages of this interpreter are importable after them. It is created again
+    if the dependencies or the interpreter change, in the cache folder (`$XDG_CACHE_HOME/rove/venvs`).
 
     Args:
-        file: of the environment's module; see `project_file`.
-        stand_ins: see `make_venv`.
+        file: File of the environment's module; see `project_file`.
+        stand_ins: See `make_venv`.
 
     Raises:
-        ConfigError: what it needs cannot be installed.
+        ConfigError: The dependencies cannot be installed.
     """
     needed = dependencies(project_file(file))
     if not needed:
         return None
-    told = {"needs": needed, "python": sys.version, "at": sys.prefix, "behind": _behind(), **(stand_ins or {})}
+    identity = {
+        "needs": needed,
+        "python": sys.version,
+        "at": sys.prefix,
+        "behind": _fallback_folders(),
+        **(stand_ins or {}),
+    }
     try:
-        return make_venv(_cache() / f"{file.stem}-{fingerprint(told)}", needed, stand_ins=stand_ins)
+        return make_venv(_cache() / f"{file.stem}-{fingerprint(identity)}", needed, stand_ins=stand_ins)
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\ngive the python of an environment that has what '{file.stem}' needs with --isolated-python"
+            f"{error}\nset --isolated-python to the interpreter of an environment with the dependencies of '{file.stem}'"
         ) from error
 
 
 def make_venv(
-    folder: Path, arguments: Sequence[str], seconds: float = SECONDS, stand_ins: StandIns | None = None
+    folder: Path, arguments: Sequence[str], seconds: float = INSTALL_TIMEOUT_S, stand_ins: StandIns | None = None
 ) -> str:
-    """The interpreter of a virtual environment with what `pip install` is given; packages installed here are found behind it.
+    """Create a virtual environment with the result of `pip install`, and return its interpreter.
 
-    The folder is there whole or not at all, so that several processes may ask for the same one. One that is there is
-    left as it is: its name is to tell what is in it.
+    Packages of this interpreter are importable after its own. Creation is atomic, so that several processes may request the same
+    folder. An existing folder is not changed: its name must identify its contents.
 
     Args:
-        arguments: for `pip install`: requirements, files, flags. None: nothing is installed.
-        seconds: that installing may take.
-        stand_ins: distributions that are not fetched where something that is installed asks for them.
+        folder: The folder of the environment.
+        arguments: Arguments of `pip install`: requirements, files, flags; empty installs nothing.
+        seconds: Time limit for installing.
+        stand_ins: Distributions that are replaced by empty ones.
 
     Raises:
-        ConfigError: pip failed, with its last lines; it took too long; the folder cannot be made.
+        ConfigError: pip failed or took too long, or the folder cannot be created.
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
     return str(_python(folder))
 
 
-def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: float = SECONDS) -> None:
+def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: float = INSTALL_TIMEOUT_S) -> None:
     """Run `pip WORDS`.
 
     Args:
-        failed: what did not work if it fails: the beginning of the error.
+        failed: Start of the error message if it fails.
 
     Raises:
-        ConfigError: it failed, with its last lines; it took too long.
+        ConfigError: pip failed or took too long; the message has its last lines.
     """
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{failed}: it did not end within {seconds:g} s") from error
+        raise ConfigError(f"{failed}: pip did not end within {seconds:g} s") from error
     if done.returncode:
         conflict = CONFLICT.search(done.stdout)
-        lines = (conflict[1] if conflict else done.stderr or done.stdout).strip().splitlines()[-TOLD:]
+        lines = (conflict[1] if conflict else done.stderr or done.stdout).strip().splitlines()[-MAX_ERROR_LINES:]
         raise ConfigError("\n  ".join([f"{failed}:", *map(str.strip, lines)]))
 
 
 def standing_in(folder: Path, stand_ins: StandIns) -> list[str]:
-    """Arguments of pip with which it finds empty wheels, written into the folder, and takes none that is newer.
+    """Write empty wheels into `folder` and return the pip arguments that install them instead of the real distributions.
 
-    Of equal versions the one with a local part is the higher, so that it is taken.
+    The wheels have a local version part: of equal versions pip prefers the one with it.
 
     Args:
-        folder: there is none yet; pip reads it.
+        folder: A folder that does not exist yet; pip must be able to read it.
+        stand_ins: The distributions.
     """
     if not stand_ins:
         return []
@@ -124,7 +133,7 @@ def standing_in(folder: Path, stand_ins: StandIns) -> list[str]:
 
 
 def dependencies(project: Path) -> list[str]:
-    """What a `pyproject.toml` declares, rove itself left out unless with extras; nothing where there is no such file."""
+    """Return the dependencies of a `pyproject.toml`, without rove itself unless it has extras; [] if there is no such file."""
     if not project.is_file():
         return []
     declared = read_toml(project).get("project", {}).get("dependencies", [])
@@ -134,27 +143,29 @@ def dependencies(project: Path) -> list[str]:
 def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: StandIns) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        new_folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     try:
-        venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(made)
-        [own] = made.glob("lib/python*/site-packages")
-        (own / "zz_behind.pth").write_text("".join(BEHIND.format(folder=folder) for folder in _behind()))
+        venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(new_folder)
+        [own] = new_folder.glob("lib/python*/site-packages")
+        (own / "zz_behind.pth").write_text(
+            "".join(FALLBACK_PTH.format(folder=folder) for folder in _fallback_folders())
+        )
         if arguments:
-            words = ["install", *standing_in(made / "stand_ins", stand_ins), *arguments]
-            run_pip(_python(made), words, f"{', '.join(arguments)} cannot be installed", seconds)
-        (made / "made").touch()
-        made.rename(folder)
+            words = ["install", *standing_in(new_folder / "stand_ins", stand_ins), *arguments]
+            run_pip(_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
+        (new_folder / "made").touch()
+        new_folder.rename(folder)
     except OSError as error:
-        if not (folder / "made").exists():  # else somebody else has made it meanwhile
+        if not (folder / "made").exists():  # else another process has made it
             raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
 
 
-def _behind() -> list[str]:
-    """Where packages are installed here."""
+def _fallback_folders() -> list[str]:
+    """Return the folders in which this interpreter finds installed packages."""
     return [folder for folder in (*site.getsitepackages(), site.getusersitepackages()) if Path(folder).is_dir()]
 
 

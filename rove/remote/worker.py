@@ -1,5 +1,7 @@
-"""What the worker of an `IsolatedEnv` does: it plays and scores rollouts of an environment, many at once. The model is asked
-for at the other end of the socket."""
+"""The worker process of an `IsolatedEnv`: it runs and scores many rollouts of an environment concurrently.
+
+The parent process queries the model, at the other end of a socket.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import random
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,29 +30,27 @@ from rove.core.state import State
 from rove.envs.environment import Environment, Turn
 from rove.envs.loading import load_environment
 from rove.envs.multi_turn import TwoPlayer
-from rove.remote.worker_rollout import Played
 from rove.rollouts.runner import error_info
 from rove.utils.functions import maybe_await
 
 LENGTH = struct.Struct("<I")
 
+_rollout_number: contextvars.ContextVar[int] = contextvars.ContextVar("rollout_number")
+"""Number of the rollout that the current task runs."""
 
-_playing: contextvars.ContextVar[int] = contextvars.ContextVar("playing")
-"""The number of the rollout that is played."""
 
-
-class Loaded:
+class LoadedEnvironment:
     """The environment of this process."""
 
     env: Environment
 
 
 def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: str = "") -> dict[str, Any]:
-    """Load the environment, after a call of the function `prepare` ("module:name"); what its owner must know of it."""
+    """Load the environment, after a call of the function `prepare` ("module:name"); return its description for the parent."""
     if prepare:
         module, _, name = prepare.partition(":")
         getattr(importlib.import_module(module), name)()
-    env = Loaded.env = load_environment(env_id, env_dir, **env_args)
+    env = LoadedEnvironment.env = load_environment(env_id, env_dir, **env_args)
     return {
         "message_type": env.message_type,
         "system_prompt": env.system_prompt,
@@ -66,18 +67,58 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
 
 
 def serve(connection: socket.socket, module: Any) -> None:
-    """Answer calls, many at once, until the other end is gone."""
-    asyncio.run(_RpcServer(Loaded.env).serve(connection))
+    """Answer calls concurrently until the parent closes the connection."""
+    asyncio.run(_RpcServer(LoadedEnvironment.env).serve(connection))
+
+
+@dataclass(eq=False, slots=True)
+class WorkerRollout:
+    """A rollout in this process, with its conversations and model responses."""
+
+    number: int
+    state: State
+    conversations: list[State]
+    """Its own conversation and those of sub-models; the index is the conversation's number in the parent."""
+    answers: list[tuple[TrajectoryStep, int]] = field(default_factory=list)
+    """Steps that the parent has recorded, with their numbers there."""
+
+    def conversation(self, state: State) -> int:
+        """Return the number of a conversation."""
+        number = next((i for i, one in enumerate(self.conversations) if one is state), None)
+        if number is None:
+            number = len(self.conversations)
+            self.conversations.append(state)
+        return number
+
+    def result(self) -> dict[str, Any]:
+        """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
+        state, numbers = self.state, {id(step): number for step, number in self.answers}
+
+        def encode_steps(steps: Sequence[TrajectoryStep]) -> list[Any]:
+            return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
+
+        return {
+            "prompt": state["prompt"],
+            "completion": state["completion"],
+            "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
+            "is_truncated": bool(state["is_truncated"]),
+            "tools": state.get("tools"),
+            "model_roles": {role: encode_steps(steps) for role, steps in (state.get("model_roles") or {}).items()},
+            "trajectory": encode_steps(state["trajectory"]),
+            "renderings": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
+            "step_rewards": [step.reward for step in state["trajectory"]],
+            "env_id": state.get("env_id", ""),
+        }
 
 
 class _RpcServer:
-    """Rollouts by number, and the conversation about them."""
+    """Serves the parent's calls about rollouts, and calls the parent."""
 
     def __init__(self, env: Environment):
         self.env = env
         self.own_opponent = env.opponent if isinstance(env, TwoPlayer) else None
-        self.rollouts: dict[int, Played] = {}
-        self.plays: dict[int, asyncio.Task[BaseException | None]] = {}
+        self.rollouts: dict[int, WorkerRollout] = {}
+        self.tasks_by_rollout: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -98,14 +139,14 @@ class _RpcServer:
                 answer.set_result(frame)
 
     async def reply(self, number: int, name: str, args: dict[str, Any]) -> None:
-        """Answer one call; whatever the environment raises is told."""
+        """Answer one call with its result or with the exception it raised."""
         try:
             frame = {"id": number, "result": await getattr(self, name)(**args)}
-            body = _encoded(frame)
+            body = _encode(frame)
         except BaseException as error:
             if ends_task(error):
                 raise
-            body = _encoded({"id": number, "error": _told(error)})
+            body = _encode({"id": number, "error": _error_to_dict(error)})
         await self.send(body)
 
     async def send(self, body: bytes) -> None:
@@ -115,40 +156,39 @@ class _RpcServer:
     def write(self, body: bytes) -> None:
         self.writer.write(LENGTH.pack(len(body)) + body)
 
-    async def ask(self, name: str, **args: Any) -> Any:
-        """The owner's answer to a call; what it raised is raised here, by name."""
-        which = self.next_number()
-        answer = self.waiting[which] = asyncio.get_running_loop().create_future()
-        await self.send(_encoded({"id": which, "call": name, "args": args}))
+    async def call_parent(self, name: str, **args: Any) -> Any:
+        """Call the parent and return its reply; an error there is raised here with the same class."""
+        call_id = self.next_number()
+        answer = self.waiting[call_id] = asyncio.get_running_loop().create_future()
+        await self.send(_encode({"id": call_id, "call": name, "args": args}))
         frame = await answer
         if "error" in frame:
-            raise _theirs(**frame["error"])
+            raise _error_from_dict(**frame["error"])
         return frame["result"]
 
     def next_number(self) -> int:
-        """A number for a call."""
         self.count += 1
         return self.count
 
     async def ping(self) -> None:
-        """Nothing but a sign of life."""
+        """Show that the event loop is alive."""
 
     async def examples(self, start: int, stop: int, train: bool) -> list[dict[str, Any]]:
-        """Some of the dataset's examples."""
+        """Return the examples `start` to `stop` of the dataset."""
         return list(itertools.islice(self.env.examples(stop, train), start, stop))
 
     async def count_examples(self, n: int, train: bool) -> int | None:
-        """How many there are."""
+        """Return the number of examples."""
         return self.env.count_examples(n, train)
 
     async def time_limit(self, example: dict[str, Any]) -> float | None:
-        """Wall seconds that a rollout of an example may take."""
+        """Return the time limit of a rollout in seconds."""
         return self.env.time_limit(State(input=example))
 
     async def run(
         self, number: int, example: dict[str, Any], seed: int, env_seed: int, has_opponent: bool, forget: list[int]
     ) -> None:
-        """Play a rollout up to its end; `clean_up` is another call. Forget those that nobody asks for any more."""
+        """Run a rollout without its cleanup, and drop the rollouts in `forget`, which the parent no longer needs."""
         for old in forget:
             self.rollouts.pop(old, None)
         if isinstance(example["prompt"], list):
@@ -164,7 +204,7 @@ class _RpcServer:
             is_truncated=False,
             error=None,
         )
-        rollout = self.rollouts[number] = Played(number, state, [state])
+        rollout = self.rollouts[number] = WorkerRollout(number, state, [state])
         if isinstance(self.env, TwoPlayer):
             self.env.opponent = self.opponent if has_opponent else self.own_opponent
 
@@ -178,21 +218,21 @@ class _RpcServer:
             asked: Request | None = None,
         ) -> Message:
             if role is not None:
-                how = {"role": role, "model": model, "sampling_args": sampling_args and dict(sampling_args)}
-                return await self.role(rollout, state, messages, role, how)
+                options = {"role": role, "model": model, "sampling_args": sampling_args and dict(sampling_args)}
+                return await self.role(rollout, state, messages, role, options)
             return await self.turn(rollout, state, messages, asked)
 
-        self.plays[number] = asyncio.create_task(self._played(number, state, turn))
-        await asyncio.wait([self.plays[number]])
-        play = self.plays.pop(number, None)  # none where it is being cleaned up already
+        self.tasks_by_rollout[number] = asyncio.create_task(self._run(number, state, turn))
+        await asyncio.wait([self.tasks_by_rollout[number]])
+        play = self.tasks_by_rollout.pop(number, None)  # None if `clean_up` has taken it
         failure = play.result() if play is not None and not play.cancelled() else None
         if failure is not None:
             state["error"] = error_info(failure)
             raise failure
 
-    async def _played(self, number: int, state: State, turn: Turn) -> BaseException | None:
-        """Plays; what went wrong. An exit() that left this task would end the worker."""
-        _playing.set(number)
+    async def _run(self, number: int, state: State, turn: Turn) -> BaseException | None:
+        """Run the environment's loop; return its exception. Even SystemExit must not leave the task: it would end the worker."""
+        _rollout_number.set(number)
         try:
             await self.env.run(state, turn)
         except BaseException as error:
@@ -201,82 +241,89 @@ class _RpcServer:
             return error
         return None
 
-    async def turn(self, rollout: Played, state: State, messages: Messages, asked: Request | None) -> Message:
-        """Have the model asked; keep the step as the owner does."""
-        how: dict[str, Any] = {}
-        if asked is not None:
+    async def turn(
+        self, rollout: WorkerRollout, state: State, messages: Messages, agent_request: Request | None
+    ) -> Message:
+        """Let the parent query the model, and record the step as the parent does."""
+        options: dict[str, Any] = {}
+        if agent_request is not None:
             sampling = {
                 name: value
-                for name, value in msgspec.structs.asdict(asked.sampling_params).items()
+                for name, value in msgspec.structs.asdict(agent_request.sampling_params).items()
                 if value is not None
             }
-            how["asked"] = {"sampling": msgspec.to_builtins(sampling, str_keys=True), "tools": asked.tools}
-        told = await self.question(rollout, state, messages, **how)
-        message = as_message(told["message"])
-        tools = state.get("tools") if asked is None else asked.tools
+            options["agent_request"] = {
+                "sampling": msgspec.to_builtins(sampling, str_keys=True),
+                "tools": agent_request.tools,
+            }
+        reply = await self.query_parent(rollout, state, messages, **options)
+        message = as_message(reply["message"])
+        tools = state.get("tools") if agent_request is None else agent_request.tools
         step = TrajectoryStep(
             prompt=list(messages),
             completion=[message],
-            finish_reason=told["finish_reason"],
-            usage=Usage(*told["usage"]),
-            seconds=told["seconds"],
-            attempts=told["attempts"],
+            finish_reason=reply["finish_reason"],
+            usage=Usage(*reply["usage"]),
+            seconds=reply["seconds"],
+            attempts=reply["attempts"],
             tools=None if tools == state.get("tools") else tools or [],
         )
         state["trajectory"].append(step)
-        rollout.answers.append((step, told["answer"]))
-        if told["finish_reason"] == "length":
+        rollout.answers.append((step, reply["answer"]))
+        if reply["finish_reason"] == "length":
             state["is_truncated"] = True
         return message
 
-    async def role(self, rollout: Played, state: State, messages: Messages, role: str, how: dict[str, Any]) -> Message:
-        """Have the model asked in another role."""
-        client = _Owner(self, rollout, how)
+    async def role(
+        self, rollout: WorkerRollout, state: State, messages: Messages, role: str, options: dict[str, Any]
+    ) -> Message:
+        """Let the parent query the model in another role."""
+        client = _ParentClient(self, rollout, options)
         message = await query(state, messages, client, role=role, tools=state.get("tools"))
         step = next(step for step in reversed(state["model_roles"][role]) if step.completion[-1] is message)
         rollout.answers.append((step, client.answer))
         return message
 
-    async def question(
-        self, rollout: Played, state: State, messages: Sequence[Mapping[str, Any]], **how: Any
+    async def query_parent(
+        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> dict[str, Any]:
-        """What the owner says to a question; one that is not waited for any more is given up there."""
-        which = self.count + 1
+        """Send a model request to the parent; cancelling this call cancels the request there."""
+        call_id = self.count + 1
         prompt = rollout.state["prompt"]
         try:
-            told = await self.ask(
-                "answer",
+            reply = await self.call_parent(
+                "respond",
                 number=rollout.number,
-                which=which,
+                call_id=call_id,
                 conversation=rollout.conversation(state),
                 messages=messages,
                 tools=state.get("tools"),
                 prompt=prompt if isinstance(prompt, str) else None,
                 seed=state["seed"],
-                **how,
+                **options,
             )
         except asyncio.CancelledError:
-            frame = {"id": self.next_number(), "call": "give_up", "args": {"number": rollout.number, "which": which}}
-            self.write(_encoded(frame))
+            frame = {"id": self.next_number(), "call": "cancel", "args": {"number": rollout.number, "call_id": call_id}}
+            self.write(_encode(frame))
             raise
-        if "limit" in told:
-            reached = LimitReachedError(told["limit"])
-            reached.truncated = told["truncated"]
-            raise reached
-        if "failed" in told:
-            raise _theirs(**told["failed"])
-        return told
+        if "limit" in reply:
+            raise LimitReachedError(reply["limit"], reply["truncated"])
+        if "failed" in reply:
+            raise _error_from_dict(**reply["failed"])
+        return reply
 
     async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """The move of whoever sits in the other role."""
-        drawn = msgspec.to_builtins(board, str_keys=True)
-        return await self.ask("opponent", number=_playing.get(), view=view, legal=legal, board=drawn)
+        """Return the move of the other player."""
+        rendering = msgspec.to_builtins(board, str_keys=True)
+        return await self.call_parent(
+            "opponent_move", number=_rollout_number.get(), view=view, legal=legal, rendering=rendering
+        )
 
     async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, Any]:
-        """End a rollout, whose owner may have had a reason of its own; what is to be told of it."""
+        """Stop a rollout if it still runs, clean up, and return its result. The parent may give a stop condition of its own."""
         rollout = self.rollouts[number]
         state = rollout.state
-        play = self.plays.pop(number, None)
+        play = self.tasks_by_rollout.pop(number, None)
         if play is not None:
             play.cancel()
             await asyncio.wait([play])
@@ -289,81 +336,81 @@ class _RpcServer:
         except BaseException as error:
             if ends_task(error):
                 raise
-            failed = _told(error)
-        return {**rollout.seen(), "failed": failed}
+            failed = _error_to_dict(error)
+        return {**rollout.result(), "failed": failed}
 
     async def score(self, number: int) -> dict[str, Any]:
-        """The rubric's scores of a finished rollout, and what scoring it has added."""
+        """Return the rubric's scores of a finished rollout, and the result that scoring may have changed."""
         rollout = self.rollouts[number]
         scores = await self.env.rubric.score_rollout(rollout.state)
-        return {"scores": msgspec.to_builtins(scores), **rollout.seen()}
+        return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
     async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same of siblings, group rewards included."""
+        """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
         given = await self.env.rubric.score_group(states, msgspec.convert(scores, list[Scores]))
-        told = [msgspec.to_builtins(one) for one in given]
-        return [{"scores": one, **rollout.seen()} for one, rollout in zip(told, rollouts, strict=True)]
+        reply = [msgspec.to_builtins(one) for one in given]
+        return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
 
-    async def player(
-        self, number: int, who: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
+    async def policy(
+        self, number: int, policy: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
     ) -> Any:
-        """What a scripted policy of the environment says."""
-        drawn = random.Random()
-        drawn.setstate((rng[0], tuple(rng[1]), rng[2]))
-        asked = [Message(message) for message in messages]
+        """Return the message of a scripted policy of the environment."""
+        rendering = random.Random()
+        rendering.setstate((rng[0], tuple(rng[1]), rng[2]))
+        conversation_messages = [Message(message) for message in messages]
         state = self.rollouts[number].conversations[conversation]
-        return await maybe_await(self.env.policies[who](asked, state, drawn))
+        return await maybe_await(self.env.policies[policy](conversation_messages, state, rendering))
 
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods."""
         await self.env.tear_down()
 
 
-class _Owner:
-    """The model as a client, which another role asks."""
+class _ParentClient:
+    """The parent's model as a client, for queries in another role."""
 
     max_concurrent = 1 << 16
 
-    def __init__(self, desk: _RpcServer, rollout: Played, how: dict[str, Any]):
-        self.desk, self.rollout, self.how = desk, rollout, how
+    def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: dict[str, Any]):
+        self.server, self.rollout, self.options = server, rollout, options
         self.answer = -1
-        """The number of its last answer."""
+        """Number of its last response."""
 
     async def respond(self, request: Request) -> Response:
-        """Have the owner ask."""
+        """Let the parent query the model."""
         assert request.state is not None
-        told = await self.desk.question(self.rollout, request.state, request.messages, **self.how)
-        self.answer = told["answer"]
-        message, usage = as_message(told["message"]), Usage(*told["usage"])
-        return Response(message, usage, told["finish_reason"], attempts=told["attempts"])
+        reply = await self.server.query_parent(self.rollout, request.state, request.messages, **self.options)
+        self.answer = reply["answer"]
+        message, usage = as_message(reply["message"]), Usage(*reply["usage"])
+        return Response(message, usage, reply["finish_reason"], attempts=reply["attempts"])
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the parent owns the model."""
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """An exception as data; one that the owner raised by its number."""
+def _error_to_dict(error: BaseException) -> dict[str, Any]:
+    """Return an exception as data. An exception of the parent keeps its original type and message."""
     if isinstance(error, RemoteError) and error.type:
-        told = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
+        reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
     else:
-        told = {"type": type(error).__name__, "message": str(error), "traceback": traceback_text(error)}
-    return {**told, "phase": getattr(error, "rove_phase", "")}
+        reply = {"type": type(error).__name__, "message": str(error), "traceback": traceback_text(error)}
+    return {**reply, "phase": getattr(error, "rove_phase", "")}
 
 
-def _theirs(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
-    """What the owner raised: of rove's own class where there is one, for environments that catch some."""
+def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
+    """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
     error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
     error.rove_phase = phase
     return error
 
 
-def _encoded(frame: Any) -> bytes:
+def _encode(frame: Any) -> bytes:
     try:
         return json.dumps(frame).encode()
     except (TypeError, ValueError) as error:
         raise Error(
-            f"{error}: what goes in and out of an isolated environment must be such that JSON can hold it"
+            f"{error}: values that enter or leave an isolated environment must be JSON: numbers, strings, lists and dicts"
         ) from error

@@ -1,4 +1,4 @@
-"""The workers of an isolated environment: one that many rollouts share, and others for those that are played again."""
+"""The workers of an isolated environment: a shared one for many rollouts, and separate ones for replays."""
 
 from __future__ import annotations
 
@@ -12,51 +12,52 @@ from typing import Any, Protocol
 from rove.core.errors import Error, WorkerError
 from rove.core.state import State
 from rove.workers import Worker
-from rove.workers.worker import CallHandler as Answers
+from rove.workers.worker import CallHandler
 
-TEARDOWN_SECONDS = 30.0
-LOOK_SECONDS = 5.0
-"""How often a worker is asked for a sign of life."""
+TEARDOWN_TIMEOUT_S = 30.0
+HEARTBEAT_INTERVAL_S = 5.0
+"""Interval between heartbeats of a worker."""
 
-AGAIN_SECONDS = 1.0
-"""For the second sign of life: where this process was held up itself, the first may have come unseen."""
-
-
-class Answerer(Protocol):
-    """Answers what a worker asks about a rollout; see `rove.remote.requests.Questions`."""
-
-    def answer(self, which: int, conversation: int, **question: Any) -> Awaitable[dict[str, Any]]: ...  # noqa: D102
-    def give_up(self, which: int) -> Awaitable[None]: ...  # noqa: D102
-    def opponent(self, view: str, legal: list[str], board: Any = None) -> Awaitable[str]: ...  # noqa: D102
+SECOND_HEARTBEAT_S = 1.0
+"""Timeout of the second heartbeat: if this process itself was blocked, it may have missed the reply to the first."""
 
 
-ASKED = ("answer", "give_up", "opponent")
+class RequestHandler(Protocol):
+    """Handles the calls of a worker about one rollout; see `rove.remote.rollout.ModelRequests`."""
+
+    def respond(self, call_id: int, conversation: int, **request: Any) -> Awaitable[dict[str, Any]]: ...  # noqa: D102
+    def cancel(self, call_id: int) -> Awaitable[None]: ...  # noqa: D102
+    def opponent_move(self, view: str, legal: list[str], rendering: Any = None) -> Awaitable[str]: ...  # noqa: D102
 
 
-class Opens(Protocol):
-    """Makes workers, on this machine or on another; `rove.workers.Workers` does."""
+WORKER_CALLS = ("respond", "cancel", "opponent_move")
+"""Methods of `RequestHandler` that a worker may call."""
 
-    async def open(self, handler: Answers | None = None) -> Worker: ...  # noqa: D102
+
+class WorkerFactory(Protocol):
+    """Starts workers, on this machine or on another; `rove.workers.Workers` implements it."""
+
+    async def open(self, handler: CallHandler | None = None) -> Worker: ...  # noqa: D102
     async def aclose(self) -> None: ...  # noqa: D102
 
 
 class WorkerPools(Protocol):
-    """Where rollouts are played: in one room, or in several on as many machines, which may be lost."""
+    """The worker pools of an environment: one, or one per node."""
 
-    def place(self) -> AbstractAsyncContextManager[None]:
-        """Held for as long as a rollout is played and scored; waits where there is no room for one more."""
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Hold a slot while a rollout runs and is scored; wait until one is free."""
         ...
 
     async def choose(self, state: State) -> WorkerPool:
-        """The room for a rollout; siblings that are scored together share one as long as it is there.
+        """Return the pool for a rollout. Members of a group that is scored as a whole share a pool while it exists.
 
         Raises:
-            WorkerError: there is none left.
+            WorkerError: No pool is left.
         """
         ...
 
-    async def is_lost(self, room: WorkerPool) -> bool:
-        """Whether a room's machine cannot be reached any more."""
+    async def is_lost(self, pool: WorkerPool) -> bool:
+        """Return whether the node of a pool is unreachable."""
         ...
 
     async def tear_down(self) -> None:
@@ -65,120 +66,120 @@ class WorkerPools(Protocol):
 
 
 class WorkerPool:
-    """Workers with rollouts in them. One room is also all `Rooms` where there is no other machine.
+    """The workers of one node, with their rollouts. On a single machine it also implements `WorkerPools`.
 
     Args:
-        workers: makes them.
-        hang_seconds: a worker that gives no sign of life for so long is killed.
+        workers: Starts workers.
+        hang_seconds: Kill a worker that is unresponsive for this many seconds.
     """
 
-    def __init__(self, workers: Opens, hang_seconds: float):
+    def __init__(self, workers: WorkerFactory, hang_seconds: float):
         self.workers, self.hang_seconds = workers, hang_seconds
         self._numbers = itertools.count()
-        self._answerers: dict[int, Answerer] = {}
+        self._handlers: dict[int, RequestHandler] = {}
         self.members: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Rollouts that are in it, or about to be."""
-        self._left: list[int] = []
+        """Rollouts that use the pool."""
+        self._finished: list[int] = []
         self._shared: asyncio.Task[Worker] | None = None
         self._lost = ""
-        self._opened: dict[Worker, asyncio.Task[None]] = {}  # and who looks after each
+        self._opened: dict[Worker, asyncio.Task[None]] = {}  # with the task that monitors it
 
     @property
     def load(self) -> int:
-        """Rollouts that are in it."""
+        """Number of rollouts that use the pool."""
         return len(self.members)
 
-    def place(self) -> AbstractAsyncContextManager[None]:
-        """No limit of its own."""
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that does nothing: there is no limit."""
         return nullcontext()
 
     async def choose(self, state: State) -> WorkerPool:
-        """This one."""
+        """Return this pool."""
         return self
 
-    async def is_lost(self, room: WorkerPool) -> bool:
-        """Never: it is where this process is."""
+    async def is_lost(self, pool: WorkerPool) -> bool:
+        """Return False: the pool is on this machine."""
         return False
 
-    async def shared(self) -> Worker:
-        """The worker that many rollouts share; a new one where it has died."""
-        loop, shared = asyncio.get_running_loop(), self._shared
-        if shared is None or shared.get_loop() is not loop or _is_lost(shared):
-            shared = self._shared = loop.create_task(self.another())
-            self._left.clear()  # they were in the one before
-        return await asyncio.shield(shared)
+    async def shared_worker(self) -> Worker:
+        """Return the shared worker; start a new one if it has died."""
+        loop, opening = asyncio.get_running_loop(), self._shared
+        if opening is None or opening.get_loop() is not loop or _has_failed(opening):
+            opening = self._shared = loop.create_task(self.open_worker())
+            self._finished.clear()  # these rollouts were in the previous worker
+        return await asyncio.shield(opening)
 
-    async def another(self) -> Worker:
-        """A worker of one's own."""
-        worker = await self.workers.open(self._answer)
+    async def open_worker(self) -> Worker:
+        """Start a worker and monitor it."""
+        worker = await self.workers.open(self._dispatch)
         if self._lost:
             worker.close(self._lost)
             raise WorkerError(self._lost)
-        self._opened[worker] = asyncio.create_task(self._watch(worker))
+        self._opened[worker] = asyncio.create_task(self._monitor(worker))
         return worker
 
-    def enter(self, answerer: Answerer) -> int:
-        """The number of a rollout, about which `answerer` is asked."""
+    def register(self, handler: RequestHandler) -> int:
+        """Return a number for a rollout; `handler` handles the worker's calls about it."""
         number = next(self._numbers)
-        self._answerers[number] = answerer
+        self._handlers[number] = handler
         return number
 
-    def leave(self, number: int, worker: Worker) -> None:
-        """Nobody will ask for this rollout any more; a worker that had it alone ends."""
-        self._answerers.pop(number, None)
-        shared = self._shared
-        if shared is not None and shared.done() and not _is_lost(shared) and shared.result() is worker:
-            self._left.append(number)
+    def unregister(self, number: int, worker: Worker) -> None:
+        """Remove a rollout; close its worker unless it is the shared one."""
+        self._handlers.pop(number, None)
+        opening = self._shared
+        if opening is not None and opening.done() and not _has_failed(opening) and opening.result() is worker:
+            self._finished.append(number)
         else:
             self._close(worker)
 
-    def forgotten(self) -> list[int]:
-        """The rollouts that the shared worker need not keep any more; each is told once."""
-        left, self._left = self._left, []
-        return left
+    def take_finished(self) -> list[int]:
+        """Return the removed rollouts that the shared worker can drop, each of them once."""
+        finished, self._finished = self._finished, []
+        return finished
 
     async def tear_down(self) -> None:
-        """Run the environment's `@teardown` methods in the shared worker, then end all of them."""
-        shared, self._shared = self._shared, None
-        if shared is not None and shared.get_loop() is asyncio.get_running_loop():
+        """Run the environment's `@teardown` methods in the shared worker, then end all workers."""
+        opening, self._shared = self._shared, None
+        if opening is not None and opening.get_loop() is asyncio.get_running_loop():
             with suppress(WorkerError):
-                await (await shared).call("tear_down", TEARDOWN_SECONDS)
+                await (await opening).call("tear_down", TEARDOWN_TIMEOUT_S)
         self.close()
         await self.workers.aclose()
 
-    def lose(self, reason: str) -> None:
-        """As `close`, where the machine is lost; a worker that comes from there later is ended, too."""
+    def close_lost(self, reason: str) -> None:
+        """Close the pool of a lost node; a worker that still opens is closed as well."""
         self._lost = reason
         self.close(reason)
 
     def close(self, reason: str = "") -> None:
-        """End all workers; who waits for an answer is told the reason."""
+        """End all workers; their pending calls fail with `reason`."""
         for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
             self._close(worker, reason)
         self._opened.clear()
-        self._answerers.clear()
+        self._handlers.clear()
 
     def _close(self, worker: Worker, reason: str = "") -> None:
-        watch = self._opened.pop(worker, None)
-        if watch is not None:
-            watch.cancel()
+        monitor = self._opened.pop(worker, None)
+        if monitor is not None:
+            monitor.cancel()
         worker.close(reason)
 
-    async def _answer(self, name: str, args: dict[str, Any]) -> Any:
-        if name not in ASKED:
-            raise Error(f"an environment may not ask for '{name}'")
-        return await getattr(self._answerers[args.pop("number")], name)(**args)
+    async def _dispatch(self, name: str, args: dict[str, Any]) -> Any:
+        if name not in WORKER_CALLS:
+            raise Error(f"a worker called '{name}'; expected one of {', '.join(WORKER_CALLS)}")
+        return await getattr(self._handlers[args.pop("number")], name)(**args)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _monitor(self, worker: Worker) -> None:
         with suppress(WorkerError):
-            again = min(AGAIN_SECONDS, self.hang_seconds)
-            while await _answers(worker, self.hang_seconds) or await _answers(worker, again):  # noqa: ASYNC110
-                await asyncio.sleep(min(LOOK_SECONDS, self.hang_seconds / 4))
-            worker.close(f"its process gave no sign of life for {self.hang_seconds:g} s and was killed")
+            retry = min(SECOND_HEARTBEAT_S, self.hang_seconds)
+            while await _responds(worker, self.hang_seconds) or await _responds(worker, retry):  # noqa: ASYNC110
+                await asyncio.sleep(min(HEARTBEAT_INTERVAL_S, self.hang_seconds / 4))
+            worker.close(f"its process was unresponsive for {self.hang_seconds:g} s and was killed")
 
 
-async def _answers(worker: Worker, seconds: float) -> bool:
-    """Whether a worker gives a sign of life within so many seconds."""
+async def _responds(worker: Worker, seconds: float) -> bool:
+    """Return whether a worker replies to a heartbeat within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await worker.request("ping")
@@ -187,6 +188,6 @@ async def _answers(worker: Worker, seconds: float) -> bool:
     return True
 
 
-def _is_lost(opening: asyncio.Task[Worker]) -> bool:
-    """Whether a worker could not be opened, or has died since."""
+def _has_failed(opening: asyncio.Task[Worker]) -> bool:
+    """Return whether a worker failed to open, or has died since."""
     return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_closed)

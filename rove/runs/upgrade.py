@@ -1,4 +1,4 @@
-"""Read run folders that older versions of rove wrote: field, setting and file names of today for those of then."""
+"""Read run folders of older versions of rove: map former names of fields, settings and files to the current ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from rove.core.renamed_settings import upgrade
+
 RECORD_SCHEMA = 2
 """Schema that `upgrade_line` returns. 2: `seats` became `model_roles`, `boards` became `renderings`."""
 
@@ -14,22 +16,6 @@ OLD_FILES = {"alerts.jsonl": "alarms.jsonl"}
 """File of a run folder → its former name."""
 
 _FIELDS = {"seats": "model_roles", "boards": "renderings"}
-_SETTINGS = {
-    "advantages": "advantage_estimator",
-    "alarms": "alerts",
-    "correction_cap": "importance_cap",
-    "normalisation": "loss_aggregation",
-    "players": "policies",
-    "max_bad_steps": "max_non_finite_steps",
-    "sampler": "backend",
-    "resample_zero_spread": "dynamic_sampling_rounds",
-    "seat_prices": "role_prices",
-    "skip_at_least": "easy_threshold",
-    "skip_at_most": "hard_threshold",
-    "skip_memory": "difficulty_window",
-    "token_stats": "log_token_stats",
-    "updates_per_batch": "num_iterations",
-}
 _SCHEMA_1_MARK = b'"seats":'
 """A key that every line of schema 1 has; lines without it need no further look."""
 
@@ -56,7 +42,7 @@ def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
 
 def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the content of config.toml, its identity included, under today's names of settings."""
-    return {key: _renamed(part, _SETTINGS) if isinstance(part, dict) else part for key, part in config.items()}
+    return {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

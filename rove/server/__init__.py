@@ -1,4 +1,4 @@
-"""Any client as an OpenAI-compatible endpoint."""
+"""Serve any client as an OpenAI-compatible endpoint."""
 
 from rove.server.admission import is_loopback
 from rove.server.app import make_app

@@ -19,11 +19,11 @@ from rove.server.validation import Refusal, refusal
 HOST = web.AppKey("host", str)
 """The address or name that an application listens on; `rove.server.listen.listening` sets it. Default: 127.0.0.1."""
 JSON = "application/json"
-WITH_KEY = ", or, if the server serves a model, start it with --api-key-var"
+WITH_KEY = "; or start `rove serve` with --api-key-var"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Return whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -112,7 +112,7 @@ def check_content_type(request: web.Request) -> None:
 
 @web.middleware
 async def own_pages_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware of a server without API keys: `check_page` and `check_content_type` for every request."""
+    """Apply `check_page` and `check_content_type` to every request of a server without API keys."""
     try:
         check_page(request)
         check_content_type(request)

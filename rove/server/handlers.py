@@ -1,4 +1,4 @@
-"""Answering a request in the words of its API, whole or as a stream of events."""
+"""Handle a request in the format of its API, with one JSON response or a stream of events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Response, Token
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
-from rove.server.validation import told
+from rove.server.validation import error_response
+from rove.wire.chat import asked_messages, checked_template_kwargs
 from rove.wire.common import excerpt
-from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, prompt_logprobs_body, usage_of
+from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, prompt_logprobs_body, read_body, usage_of
+from rove.wire.serving_anthropic import read_request
 
 Item = Token | str | Response | Exception
 
 
 class Wire(Protocol):
-    """What a wire module has for those who are asked."""
+    """The functions that a wire module offers to a server."""
 
     def read_request(self, body: Any) -> Asked: ...  # noqa: D102
     def response_body(  # noqa: D102
@@ -31,28 +33,29 @@ class Wire(Protocol):
     ) -> dict[str, Any]: ...
     def first_chunks(self, head: Head, index: int) -> list[dict[str, Any]]: ...  # noqa: D102
     def text_chunks(  # noqa: D102
-        self, head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None
+        self, head: Head, index: int, text: str, before: str, logprobs: list[TokenLogprob] | None, /
     ) -> list[dict[str, Any]]: ...
     def last_chunks(  # noqa: D102
         self,
         head: Head,
         index: int,
         response: Response,
-        told: str,
+        before: str,
         logprobs: list[TokenLogprob] | None,
         earlier: Sequence[TokenLogprob] = (),
+        /,
     ) -> list[dict[str, Any]]: ...
 
 
 @runtime_checkable
-class TellsUsage(Protocol):
-    """A wire module whose streams end with token counts where that is asked for; other APIs tell them anyway."""
+class UsageWire(Protocol):
+    """A wire module whose streams end with token counts on request; the other APIs always send them."""
 
     def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
 
 
 @runtime_checkable
-class TellsTokens(Protocol):
+class TokenWire(Protocol):
     """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
 
     def with_tokens(  # noqa: D102
@@ -68,10 +71,10 @@ class TellsTokens(Protocol):
 
 
 async def read_json(request: web.Request) -> Any:
-    """The decoded body of a request.
+    """Return the decoded body of a request.
 
     Raises:
-        ConfigError: it is not JSON.
+        ConfigError: The body is not JSON.
     """
     body = await request.read()
     try:
@@ -83,82 +86,88 @@ async def read_json(request: web.Request) -> Any:
 
 
 def json_response(body: Any) -> web.Response:
-    """JSON with status 200."""
+    """Return a JSON response with status 200."""
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
-async def answer(request: web.Request, desk: RequestQueue, wire: Wire, prefix: str) -> web.StreamResponse:
-    """Answer one request in the words of `wire`, with an id that begins with `prefix`."""
-    asked = desk.admit(wire.read_request(await read_json(request)))
-    head = new_head(prefix, asked.model)
-    if asked.stream:
-        return await _Stream(request, desk, wire, head, asked).run()
-    responses = await desk.ask_all(asked.questions)
-    logprobs = None if asked.logprobs is None else [desk.told(tokens_of(response)) for response in responses]
+async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: str) -> web.StreamResponse:
+    """Answer one request in the format of `wire`; response ids start with `prefix`."""
+    parsed = queue.admit(wire.read_request(await read_json(request)))
+    head = new_head(prefix, parsed.model)
+    if parsed.stream:
+        return await _Stream(request, queue, wire, head, parsed).run()
+    responses = await queue.respond_all(parsed.questions)
+    logprobs = (
+        None if parsed.logprobs is None else [queue.token_logprobs(tokens_of(response)) for response in responses]
+    )
     shown = responses
-    if asked.echo:
-        prompts = map(desk.prompt_text, asked.questions)
+    if parsed.echo:
+        prompts = map(queue.prompt_text, parsed.questions)
         shown = [_echoed(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        logprobs = None if logprobs is None else [_with_prompt(desk, response) for response in responses]
-    body = wire.response_body(head, shown, usage_of(responses, asked.n), logprobs)
-    if asked.prompt_logprobs or asked.return_token_ids:
-        assert isinstance(wire, TellsTokens)
-        scores = [prompt_logprobs_body(desk.prompt_tokens(one)) for one in responses] if asked.prompt_logprobs else None
-        body = wire.with_tokens(body, responses, asked.return_token_ids, scores)
+        logprobs = None if logprobs is None else [_with_prompt(queue, response) for response in responses]
+    body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
+    if parsed.prompt_logprobs or parsed.return_token_ids:
+        assert isinstance(wire, TokenWire)
+        scores = (
+            [prompt_logprobs_body(queue.prompt_token_logprobs(one)) for one in responses]
+            if parsed.prompt_logprobs
+            else None
+        )
+        body = wire.with_tokens(body, responses, parsed.return_token_ids, scores)
     return json_response(body)
 
 
 def _echoed(prompt: str, response: Response) -> Response:
-    """The response with its prompt in front of its text."""
+    """Return the response with its prompt before its text."""
     return msgspec.structs.replace(response, message=AssistantMessage(prompt + text_of(response.message)))
 
 
-def _with_prompt(desk: RequestQueue, response: Response) -> list[TokenLogprob]:
-    """The tokens of the prompt and those that were sampled."""
-    prompt = desk.prompt_tokens(response)
-    return [*prompt, *desk.told(tokens_of(response), sum(len(token.token) for token in prompt))]
+def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:
+    """Return the tokens of the prompt and the sampled tokens."""
+    prompt = queue.prompt_token_logprobs(response)
+    return [*prompt, *queue.token_logprobs(tokens_of(response), sum(len(token.token) for token in prompt))]
 
 
 class _Choice:
-    """How much of one choice has been told."""
+    """What has been sent of one choice."""
 
     def __init__(self) -> None:
         self.text = ""
         self.tokens = 0
         self.characters = 0
-        """Of these tokens, one by one."""
+        """Characters of the sent tokens, decoded one by one."""
         self.waiting: list[Token] = []
-        """Tokens that go with the next piece of text."""
+        """Tokens to send with the next piece of text."""
         self.earlier: list[TokenLogprob] = []
-        """Tokens that were sent, if log-probabilities were requested."""
+        """Sent tokens, if log-probabilities were requested."""
 
 
 class _Stream:
-    """One answer as server-sent events. Its status is sent with the first piece, so that a refusal has a status too."""
+    """A response as server-sent events. The status is sent with the first event, so that a rejected request has a 4xx status."""
 
-    def __init__(self, request: web.Request, desk: RequestQueue, wire: Wire, head: Head, asked: Asked):
+    def __init__(self, request: web.Request, queue: RequestQueue, wire: Wire, head: Head, parsed: Asked):
         self.request = request
-        self.desk = desk
+        self.queue = queue
         self.wire = wire
         self.head = head
-        self.asked = asked
+        self.parsed = parsed
         self.reply = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self.choices = [_Choice() for _ in asked.questions]
-        self._news: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
+        self.choices = [_Choice() for _ in parsed.questions]
+        self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         self._sent = 0
 
     async def run(self) -> web.StreamResponse:
-        questions = self.asked.questions
-        tasks = [asyncio.create_task(self._ask(i, question)) for i, question in enumerate(questions)]
+        questions = self.parsed.questions
+        tasks = [asyncio.create_task(self._respond(i, question)) for i, question in enumerate(questions)]
         try:
-            first = await self._news.get()
+            first = await self._items.get()
             if isinstance(first[1], Exception):
                 raise first[1]
-            with suppress(ConnectionError):  # whoever listened has gone
+            with suppress(ConnectionError):  # the HTTP client has disconnected
                 await self.reply.prepare(self.request)
-                await self._tell(*first)
+                await self._write_events(*first)
                 await self.reply.write_eof()
             return self.reply
         finally:
@@ -166,44 +175,44 @@ class _Stream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, index: int, question: Question) -> None:
-        def tell(item: Item) -> None:
-            self._news.put_nowait((index, item))
+    async def _respond(self, index: int, question: Question) -> None:
+        def emit(item: Item) -> None:
+            self._items.put_nowait((index, item))
 
-        asked = self.asked
+        parsed = self.parsed
         request = msgspec.structs.replace(
             question.request,
-            on_text=None if asked.by_token else tell,
-            on_token=tell if asked.logprobs is not None or asked.return_token_ids else None,
+            on_text=None if parsed.by_token else emit,
+            on_token=emit if parsed.logprobs is not None or parsed.return_token_ids else None,
         )
         try:
-            item: Item = await self.desk.ask(msgspec.structs.replace(question, request=request))
+            item: Item = await self.queue.respond(msgspec.structs.replace(question, request=request))
         except Exception as error:
             item = error
-        tell(item)
+        emit(item)
 
-    async def _tell(self, index: int, item: Item) -> None:
-        for i in range(len(self.asked.questions)):
+    async def _write_events(self, index: int, item: Item) -> None:
+        for i in range(len(self.parsed.questions)):
             await self._send(*self.wire.first_chunks(self.head, i))
         responses: dict[int, Response] = {}
         while True:
             if isinstance(item, Exception):
-                await self._send(told(item, self.asked.api)[1])
+                await self._send(error_response(item, self.parsed.api)[1])
                 return
             if isinstance(item, Response):
                 responses[index] = item
             await self._send(*self._chunks(index, item))
-            if len(responses) == len(self.asked.questions):
+            if len(responses) == len(self.parsed.questions):
                 break
-            index, item = await self._news.get()
-        if self.asked.include_usage and isinstance(self.wire, TellsUsage):
-            usage = usage_of([responses[i] for i in sorted(responses)], self.asked.n)
+            index, item = await self._items.get()
+        if self.parsed.include_usage and isinstance(self.wire, UsageWire):
+            usage = usage_of([responses[i] for i in sorted(responses)], self.parsed.n)
             await self._send(self.wire.usage_chunk(self.head, usage))
-        if not self.asked.api:
+        if not self.parsed.api:
             await self.reply.write(b"data: [DONE]\n\n")
 
     def _chunks(self, index: int, item: Token | str | Response) -> list[dict[str, Any]]:
-        """What to send of a choice's news; a token waits for the text that it is part of."""
+        """Return the events for one item of a choice; a token waits for the text that contains it."""
         choice = self.choices[index]
         if isinstance(item, Response):
             choice.waiting = tokens_of(item)[choice.tokens :]
@@ -212,7 +221,7 @@ class _Stream:
             return self._with_ids(chunks, ids, item)
         if isinstance(item, Token):
             choice.waiting.append(item)
-            if not self.asked.by_token:
+            if not self.parsed.by_token:
                 return []
             item = ""
         before, choice.text = choice.text, choice.text + item
@@ -220,37 +229,94 @@ class _Stream:
         return self._with_ids(self.wire.text_chunks(self.head, index, item, before, tokens), ids)
 
     def _tokens(self, choice: _Choice) -> tuple[list[TokenLogprob] | None, list[int]]:
-        """The tokens that go with what is told next, if they were asked for, and their ids."""
+        """Return the waiting tokens, if log-probabilities were requested, and their ids."""
         ids = [token.id for token in choice.waiting]
         choice.tokens += len(ids)
-        told = None
-        if self.asked.logprobs is not None:
-            told = self.desk.told(choice.waiting, choice.characters)
-            choice.characters += sum(len(token.token) for token in told)
-            choice.earlier = [*choice.earlier, *told] if self.asked.api == "responses" else []
+        sent = None
+        if self.parsed.logprobs is not None:
+            sent = self.queue.token_logprobs(choice.waiting, choice.characters)
+            choice.characters += sum(len(token.token) for token in sent)
+            choice.earlier = [*choice.earlier, *sent] if self.parsed.api == "responses" else []
         choice.waiting = []
-        return told, ids
+        return sent, ids
 
     def _with_ids(
         self, chunks: list[dict[str, Any]], ids: list[int], response: Response | None = None
     ) -> list[dict[str, Any]]:
-        """The chunks of a choice with the ids of its tokens, if they were requested; the last ones have the prompt's too."""
-        if not (self.asked.return_token_ids and chunks):
+        """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
+        if not (self.parsed.return_token_ids and chunks):
             return chunks
-        told = [ids, *([] for _ in chunks[1:])]
+        per_chunk = [ids, *([] for _ in chunks[1:])]
         chunks = [
             {**chunk, "choices": [{**choice, "token_ids": some} for choice in chunk["choices"]]}
-            for chunk, some in zip(chunks, told, strict=True)
+            for chunk, some in zip(chunks, per_chunk, strict=True)
         ]
-        if response is not None and isinstance(self.wire, TellsTokens):
+        if response is not None and isinstance(self.wire, TokenWire):
             prompt = None if response.tokens is None else list(response.tokens.prompt_ids)
             chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
         return chunks
 
     async def _send(self, *chunks: dict[str, Any]) -> None:
         for chunk in chunks:
-            if self.asked.api == "responses":
+            if self.parsed.api == "responses":
                 chunk = {**chunk, "sequence_number": self._sent}
-            name = f"event: {chunk['type']}\n".encode() if self.asked.api else b""
+            name = f"event: {chunk['type']}\n".encode() if self.parsed.api else b""
             await self.reply.write(name + b"data: " + msgspec.json.encode(chunk) + b"\n\n")
             self._sent += 1
+
+
+class _Tokenize(msgspec.Struct):
+    model: str = ""
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[int]
+    model: str = ""
+
+
+async def tokenize(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `{"prompt": text}` or `{"messages": […], "tools": […]}` → `{"tokens": ids, "count": number of ids}`.
+
+    The ids of messages end where the model's response starts, unless `add_generation_prompt` is false.
+    """
+    body = read_body(await read_json(request), _Tokenize)
+    queue.resolve_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        given = "neither" if body.prompt is None else "both"
+        raise ConfigError(
+            f"{given} of prompt and messages given; expected exactly one of them: a text or a list of messages"
+        )
+    if body.prompt is not None:
+        ids = queue.renderer.text_ids(body.prompt, context=queue.context)
+    else:
+        ids = queue.renderer.prompt_ids(
+            asked_messages(body.messages or []),
+            tools=body.tools,
+            context=queue.context,
+            generation_prompt=body.add_generation_prompt,
+            template_kwargs=checked_template_kwargs(body.chat_template_kwargs),
+        )
+    return json_response({"tokens": ids, "count": len(ids)})
+
+
+async def count_tokens(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `POST /v1/messages/count_tokens` of Anthropic: a Messages body without `max_tokens` → `{"input_tokens": count}`."""
+    body = await read_json(request)
+    parsed = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
+    queue.resolve_model(parsed.model)
+    one = parsed.questions[0].request
+    ids = queue.renderer.prompt_ids(one.messages, tools=one.tools, context=queue.context)
+    return json_response({"input_tokens": len(ids)})
+
+
+async def detokenize(request: web.Request, queue: RequestQueue) -> web.Response:
+    """Handle `{"tokens": ids}` → `{"prompt": text}`; special tokens are written out."""
+    body = read_body(await read_json(request), _Detokenize)
+    queue.resolve_model(body.model)
+    queue.check_ids(body.tokens)
+    return json_response({"prompt": queue.renderer.decode(body.tokens)})

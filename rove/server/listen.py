@@ -1,4 +1,4 @@
-"""Listening on a socket, until told to stop."""
+"""Run the server on a socket until a signal stops it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError
 from rove.server.admission import HOST
-from rove.server.app import DESK
+from rove.server.app import QUEUE
 
-BACKLOG = 2048
+SOCKET_BACKLOG = 2048
 """Connections that may wait to be accepted."""
-GOODBYE = 1.0
-"""Seconds to tell those who are cut off."""
+CANCEL_GRACE_S = 1.0
+"""Time for cancelled requests to send their error, in seconds."""
 
 
 @asynccontextmanager
 async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[web.AppRunner]:
-    """The application at work, at `base_url_of(runner)`; at the end whatever still runs is cut off.
+    """Serve an application within the `with` block, at `base_url_of(runner)`; cancel running requests at its end.
 
     Args:
-        app: of `make_app`.
-        host: where to listen.
-        port: 0 = any that is free.
+        app: From `make_app`.
+        host: Address or name to listen on.
+        port: Port; 0 chooses a free one.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The server cannot listen there.
     """
     if not app.frozen:
         app[HOST] = host
@@ -37,10 +37,10 @@ async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+            await web.TCPSite(runner, host, port, backlog=SOCKET_BACKLOG).start()
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot listen on {host}:{port} ({error}); give another --port (0 = a free one)"
+                f"cannot listen on {host}:{port} ({error}); choose another --port (0 = any free port)"
             ) from error
         yield runner
     finally:
@@ -48,7 +48,7 @@ async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0
 
 
 def base_url_of(runner: web.AppRunner) -> str:
-    """Where clients find the API."""
+    """Return the base URL of the API, with `/v1`."""
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
@@ -61,50 +61,51 @@ async def serve(
     on_start: Callable[[str], None] = lambda url: None,
     on_drain: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; then nobody new is let in and what runs may end, until a second signal.
+    """Serve until SIGTERM or SIGINT, then finish running requests for up to `drain` seconds or until a second signal.
 
-    What has not ended by then is cut off: a stream ends with an error event, any other request with status 503.
+    While it drains, the server refuses new requests. It then cancels the rest: a stream ends with an error event, any other
+    request with status 503.
 
     Args:
-        app: of `make_app`.
-        host: where to listen.
-        port: 0 = any that is free.
-        drain: most seconds for what runs to end.
-        on_start: told the base URL once the server listens.
-        on_drain: told how many requests are waited for, if there are any.
+        app: From `make_app`.
+        host: Address or name to listen on.
+        port: Port; 0 chooses a free one.
+        drain: Maximum time for running requests to finish, in seconds.
+        on_start: Called with the base URL once the server listens.
+        on_drain: Called with the number of running requests when draining starts, unless it is 0.
 
     Returns:
-        how many requests were cut off.
+        The number of requests that were cancelled.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The server cannot listen there.
     """
-    desk, stop, cut = app[DESK], asyncio.Event(), asyncio.Event()
+    queue, stop, abort = app[QUEUE], asyncio.Event(), asyncio.Event()
 
-    def signalled() -> None:
-        (cut if stop.is_set() else stop).set()
+    def on_signal() -> None:
+        (abort if stop.is_set() else stop).set()
 
     async with listening(app, host, port) as runner:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):  # Windows: Ctrl-C interrupts without any draining
-                loop.add_signal_handler(number, signalled)
+            with suppress(NotImplementedError):  # on Windows Ctrl-C interrupts without draining
+                loop.add_signal_handler(number, on_signal)
         on_start(base_url_of(runner))
         await stop.wait()
-        desk.draining = True
+        queue.draining = True
         for site in list(runner.sites):
             await site.stop()
-        if desk.metrics.open:
-            on_drain(desk.metrics.open)
-        await _first_of(drain, desk.idle, cut)
-        late = desk.metrics.open
-        desk.cut_off()
-        await _first_of(GOODBYE, desk.idle)
-        return late
+        if queue.metrics.open:
+            on_drain(queue.metrics.open)
+        await _first_of(drain, queue.idle, abort)
+        unfinished = queue.metrics.open
+        queue.cancel_all()
+        await _first_of(CANCEL_GRACE_S, queue.idle)
+        return unfinished
 
 
 async def _first_of(seconds: float, *events: asyncio.Event) -> None:
-    """Until one of them is set, or so much time has passed."""
+    """Wait until one of the events is set or the time is over."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -1,7 +1,7 @@
-"""The recording proxy: the turns of rollouts as endpoints, each rollout's under a key of its own.
+"""The recording proxy: model endpoints for foreign agents, one API key per rollout.
 
-A foreign agent that speaks OpenAI's chat completions or Responses, or Anthropic's Messages, is pointed at it; every answer it
-gets is a step of its rollout.
+An agent that speaks OpenAI's chat completions or Responses, or Anthropic's Messages, sends its model requests here. The proxy
+records each response as a step of the rollout.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.core.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
+from rove.core.errors import (
+    Error,
+    LimitReachedError,
+    OverlongPromptError,
+    ToolParseError,
+    ends_task,
+    unanswered_attempts,
+)
 from rove.core.messages import Message, Messages, as_message, as_messages, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State
-from rove.server.app import APIS, answering, key_of, model_body
+from rove.server.app import APIS, api_handler, key_of, model_body
 from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
 from rove.server.request_queue import RequestQueue
@@ -31,44 +38,44 @@ from rove.wire.common import excerpt
 from rove.wire.serving import Asked
 
 MODEL = "rove"
-"""The model's name, where an agent asks; any other is taken for it."""
+"""The model's name; requests may give any other."""
 MAX_BODY = 64 << 20
-"""Bytes of a request's body."""
-AT_ONCE = 64
-"""Answers under way in one rollout; more wait."""
-GOODBYE = 2.0
-"""Seconds for those who still ask to be cut off."""
+"""Maximum size of a request body in bytes."""
+MAX_CONCURRENT = 64
+"""Concurrent model requests of one rollout; further ones are queued."""
+CANCEL_TIMEOUT_S = 2.0
+"""Time for cancelled requests to end, in seconds."""
 
 
 class ModelTurn(Protocol):
-    """Asks the model in the name of an agent, and records the step; see `rove.envs.environment.Turn`."""
+    """Queries the model for an agent and records the step; see `rove.envs.environment.Turn`."""
 
     def __call__(self, state: State, messages: Messages, *, asked: Request | None = None) -> Awaitable[Message]: ...  # noqa: D102
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How an agent reaches the model of its rollout: by any of these URLs, with the key where the URL does not have it."""
+    """How an agent reaches the model of its rollout: a URL and an API key."""
 
     root: str
-    """Where the server is; what Anthropic's packages call the base URL."""
+    """URL of the server; Anthropic's packages call it the base URL."""
     api_key: str
-    """For this rollout, and as long as it lasts: a bearer token, or Anthropic's x-api-key."""
+    """Key of this rollout, valid until it ends: a bearer token or Anthropic's x-api-key."""
     model: str = MODEL
-    """Any name means the same model."""
+    """Model name; any other name means the same model."""
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's packages call so."""
+        """The base URL for OpenAI's packages."""
         return f"{self.root}/v1"
 
     @property
     def keyed_root(self) -> str:
-        """`root` with the key in it, for agents that cannot be given one."""
+        """`root` with the key in its path, for agents that cannot send a key."""
         return f"{self.root}/k/{self.api_key}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell the packages of both makers, and what is built on them, all that."""
+        """Environment variables that configure the packages of OpenAI and Anthropic."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
@@ -79,46 +86,46 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class AgentTurns:
-    """A rollout's turns as a client, which a foreign agent asks.
+    """A client that serves a foreign agent and records its model requests as steps of a rollout.
 
-    An answer of the model that the agent sends back as it was is put in its place as it was recorded, so that its tokens are
-    known. A limit of the run, a stop condition and whatever fails end it: nobody gets a further answer.
+    If the agent sends a model response back unchanged, the recorded message replaces it, so that its tokens are known. A limit of
+    the run, a stop condition or an error ends the rollout: further requests are refused.
 
     Args:
-        turn: asks the model, and records the step.
-        state: of the rollout.
-        honoured: names of sampling arguments in which the agent has its way, as `rove.rollout.over` says.
-        is_over: asked after every step whether a stop condition holds.
+        turn: Queries the model and records the step.
+        state: State of the rollout.
+        honoured: Names of sampling arguments that the agent may set; the run sets the others.
+        is_over: Checks after each step whether a stop condition holds.
     """
 
-    max_concurrent = AT_ONCE
+    max_concurrent = MAX_CONCURRENT
 
     def __init__(
         self, turn: ModelTurn, state: State, honoured: Collection[str], is_over: Callable[[State], Awaitable[bool]]
     ):
         self.over = asyncio.Event()
-        """Set once there are no more answers."""
+        """Set once the rollout is over."""
         self.failure: BaseException | None = None
-        """The error or the limit that ended it."""
+        """The error or limit that ended the rollout."""
         self.overlong: OverlongPromptError | None = None
-        """The last prompt that did not fit; the agent may have made it shorter since."""
+        """The last prompt that was too long; the agent may have shortened it since."""
         self.unanswered: list[str] = []
-        """One line per try of a request that was given up without any answer."""
+        """Failed attempts of the last request that was given up, one line each."""
         self._turn = turn
         self._state = state
         self._honoured = honoured
         self._is_over = is_over
-        self._said: dict[str, list[TrajectoryStep]] = {}
+        self._recorded: dict[str, list[TrajectoryStep]] = {}
 
     async def respond(self, request: Request) -> Response:
-        """The model's answer.
+        """Return the model's response.
 
         Raises:
-            Refusal: the rollout is over, or met a limit.
-            ConfigError, ModelError, InfraError: the client's, see `Client.respond`.
+            Refusal: The rollout is over, or reached a limit.
+            ConfigError, ModelError, InfraError: From the client, see `Client.respond`.
         """
         if self.over.is_set():
-            raise Refusal(403, f"the rollout is over: {self._why}; no further answers", "rollout_over")
+            raise Refusal(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
         self._state.setdefault("tools", request.tools)
         asked = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
@@ -131,18 +138,18 @@ class AgentTurns:
             raise
         except BaseException as error:
             if ends_task(error):
-                self.unanswered = list(getattr(error, "rove_unanswered", ())) or self.unanswered
+                self.unanswered = unanswered_attempts(error) or self.unanswered
                 raise
             self._end_with(error)
             raise
         self.unanswered = []
         recorded = [self._state["trajectory"], *self._state.get("model_roles", {}).values()]
         step = next(step for steps in recorded for step in reversed(steps) if step.completion[-1] is message)
-        self._said.setdefault(_fingerprint(message), []).append(step)
+        self._recorded.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
 
     async def close(self) -> None:
-        """No more answers."""
+        """End the rollout: refuse further requests."""
         self.over.set()
 
     @property
@@ -154,7 +161,7 @@ class AgentTurns:
         self.failure = self.failure or error
         self.over.set()
         if isinstance(error, LimitReachedError):
-            raise Refusal(403, f"the rollout has used up what it may: {error}", str(error)) from error
+            raise Refusal(403, f"the rollout reached a limit: {error}", str(error)) from error
         if not isinstance(error, Error):
             raise Refusal(500, f"{type(error).__name__}: {error}") from error
 
@@ -162,69 +169,69 @@ class AgentTurns:
         return SamplingParams(**{name: getattr(sampling, name) for name in self._honoured})
 
     def _as_recorded(self, messages: Messages) -> Messages:
-        made: Messages = []
+        recorded: Messages = []
         for message in messages:
-            steps = self._said.get(_fingerprint(message), []) if message["role"] == "assistant" else []
-            if len(steps) > 1:  # it was said more than once: here, if anywhere
-                steps = [step for step in steps if step.prompt == made] or steps
-            made.append(as_message(steps[-1].completion[-1]) if steps else message)
-        return made
+            steps = self._recorded.get(_fingerprint(message), []) if message["role"] == "assistant" else []
+            if len(steps) > 1:  # the model produced it several times: prefer the step with this prompt
+                steps = [step for step in steps if step.prompt == recorded] or steps
+            recorded.append(as_message(steps[-1].completion[-1]) if steps else message)
+        return recorded
 
 
 def _fingerprint(message: Message) -> str:
-    """What a message of the model's says, whatever becomes of it on its way through an agent: its words and its calls."""
+    """Return what identifies a model message after an agent has passed it on: its text and its tool calls."""
     calls = message.get("tool_calls") or []
-    told = [[call_id(call), call_name(call), _arguments(call)] for call in calls]
-    return msgspec.json.encode([text_of(message), told], order="deterministic", enc_hook=str).decode()
+    parts = [[call_id(call), call_name(call), _arguments(call)] for call in calls]
+    return msgspec.json.encode([text_of(message), parts], order="deterministic", enc_hook=str).decode()
 
 
 def _arguments(call: Any) -> Any:
     try:
         return call_arguments(call)
-    except (ToolParseError, LookupError, TypeError):  # a model writes anything
+    except (ToolParseError, LookupError, TypeError):  # the model may write arguments that are not valid JSON
         return str(call)
 
 
 class _AgentQueue(RequestQueue):
-    """The desk of one rollout: any model's name will do, and a demand to call a tool is taken for leave to."""
+    """The queue of one rollout: it accepts any model name, and a required tool call becomes an optional one."""
 
-    def named(self, model: str) -> str:
-        """The name itself."""
+    def resolve_model(self, model: str) -> str:
+        """Return the given name."""
         return model or MODEL
 
-    def admit(self, asked: Asked) -> Asked:
-        """See `Desk.admit`."""
+    def admit(self, parsed: Asked) -> Asked:
+        """See `RequestQueue.admit`."""
         questions = [
             msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, tool_choice=None))
-            for one in asked.questions
+            for one in parsed.questions
         ]
-        return super().admit(msgspec.structs.replace(asked, questions=questions))
+        return super().admit(msgspec.structs.replace(parsed, questions=questions))
 
-    async def leave(self) -> None:
-        """Cut off whoever still asks, and wait until nobody does."""
-        self.cut_off()
+    async def cancel_and_wait(self) -> None:
+        """Cancel all requests and wait until they have ended."""
+        self.cancel_all()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE):
-                while self.asking:  # noqa: ASYNC110  the last of them is at work on it
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                while self.tasks:  # noqa: ASYNC110  cancelled tasks leave the set in the next iterations of the loop
                     await asyncio.sleep(0)
 
 
 class Proxy:
-    """One server on this machine's loopback, for all rollouts of an environment."""
+    """One server on this machine's loopback address, for all rollouts of an environment."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        """The loop that it works on."""
-        self._desks: dict[str, _AgentQueue] = {}
+        """The event loop that it runs in."""
+        self._queues: dict[str, _AgentQueue] = {}
         self._root = ""
         self._starting = asyncio.Lock()
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen, on a port that is free, unless it does.
+        """Listen on a free port; does nothing if it already listens.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: No port is free.
         """
         async with self._starting:
             if not self._root:
@@ -232,64 +239,64 @@ class Proxy:
                 self._root = base_url_of(runner).removesuffix("/v1")
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._root = ""
         await self._stack.aclose()
 
     @asynccontextmanager
     async def opened(self, turns: AgentTurns) -> AsyncIterator[Access]:
-        """A way in for one rollout; when this ends whoever still asks is cut off, and the key worth nothing."""
+        """Open access for one rollout; at the end of the `with` block the key expires and running requests are cancelled."""
         key = secrets.token_urlsafe(24)
-        desk = self._desks[key] = _AgentQueue(turns, [MODEL], max_queued=1 << 16)
+        queue = self._queues[key] = _AgentQueue(turns, [MODEL], max_queued=1 << 16)
         try:
             yield Access(self._root, key)
         finally:
             turns.over.set()
             try:
-                await desk.leave()
+                await queue.cancel_and_wait()
             finally:
-                del self._desks[key]
+                del self._queues[key]
 
     def _app(self) -> web.Application:
         async def models(request: web.Request) -> web.StreamResponse:
-            return json_response({"object": "list", "data": [model_body(self._desk_of(request), MODEL)]})
+            return json_response({"object": "list", "data": [model_body(self._queue_of(request), MODEL)]})
 
-        app = web.Application(middlewares=[_reception], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[_error_middleware], client_max_size=MAX_BODY)
         for prefix in ("/v1", "/k/{key}/v1"):
-            apis = [web.post(f"{prefix}/{path}", answering(api, self._desk_of)) for path, api in _APIS.items()]
+            apis = [web.post(f"{prefix}/{path}", api_handler(api, self._queue_of)) for path, api in _CHAT_APIS.items()]
             app.add_routes([*apis, web.get(f"{prefix}/models", models)])
         return app
 
-    def _desk_of(self, request: web.Request) -> RequestQueue:
-        """The desk of the rollout whose key a request has.
+    def _queue_of(self, request: web.Request) -> RequestQueue:
+        """Return the queue of the rollout whose key a request has.
 
         Raises:
-            Refusal: there is none.
+            Refusal: No rollout has this key.
         """
         keys = request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")
-        desk = next((self._desks[key] for key in keys if key in self._desks), None)
-        if desk is None:
+        queue = next((self._queues[key] for key in keys if key in self._queues), None)
+        if queue is None:
             raise Refusal(
                 401,
-                "no rollout has this API key: it is wrong, missing, or the rollout is over; send the one that was given as "
+                "no rollout has this API key: it is wrong or missing, or the rollout is over; send the rollout's key as "
                 "'Authorization: Bearer KEY', 'x-api-key: KEY', or in the path: /k/KEY/v1/…",
                 "invalid_api_key",
             )
-        return desk
+        return queue
 
 
-_APIS = {path: api for path, api in APIS.items() if path != "completions"}
-"""Those of conversations."""
+_CHAT_APIS = {path: api for path, api in APIS.items() if path != "completions"}
+"""The APIs that take conversations."""
 
 
 @web.middleware
-async def _reception(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns errors into answers."""
+async def _error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors into JSON responses."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        paths: Sequence[str] = [f"/v1/{path}" for path in (*_APIS, "models")]
-        said = f"nothing at {excerpt(request.path)}; expected one of {', '.join(paths)}"
-        return refusal(Refusal(404, said), request.path)
+        paths: Sequence[str] = [f"/v1/{path}" for path in (*_CHAT_APIS, "models")]
+        message = f"no route {excerpt(request.path)}; expected one of {', '.join(paths)}"
+        return refusal(Refusal(404, message), request.path)
     except Exception as error:
         return refusal(error, request.path)

@@ -1,10 +1,12 @@
-"""The desk: where questions wait for a client, are asked, and are counted."""
+"""The queue of model requests in front of a client."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,18 +15,69 @@ from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage
 from rove.core.protocols import Client, InferenceEngine, Response, Token
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
-from rove.server.metrics import Metrics
 from rove.server.validation import Refusal
 from rove.wire.serving import Asked, Question, TokenLogprob, check_known
 
+BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the latency histogram, in seconds."""
+
+
+class Metrics:
+    """Counters and gauges of a server."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        """HTTP requests without a response yet."""
+        self.under_way = 0
+        """Model requests that the client is processing."""
+        self.queued = 0
+        """Model requests that wait for the client."""
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._buckets: dict[str, list[int]] = {}
+        self._seconds: Counter[str] = Counter()
+
+    def finished(self, route: str, status: int, seconds: float) -> None:
+        """Count a finished request."""
+        self._requests[route, status] += 1
+        self._buckets.setdefault(route, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
+        self._seconds[route] += seconds  # pyright: ignore[reportArgumentType]  a Counter also adds floats
+
+    def text(self) -> str:
+        """Return all metrics in the Prometheus text format."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield "# TYPE rove_requests_total counter"
+        for (route, status), count in sorted(self._requests.items()):
+            yield f'rove_requests_total{{route="{route}",status="{status}"}} {count}'
+        for name, kind, value in (
+            ("prompt_tokens_total", "counter", self.prompt_tokens),
+            ("completion_tokens_total", "counter", self.completion_tokens),
+            ("requests_open", "gauge", self.open),
+            ("answers_under_way", "gauge", self.under_way),
+            ("answers_queued", "gauge", self.queued),
+        ):
+            yield f"# TYPE rove_{name} {kind}"
+            yield f"rove_{name} {value}"
+        yield "# TYPE rove_request_seconds histogram"
+        for route, counts in sorted(self._buckets.items()):
+            total = 0
+            for bound, count in zip((*BUCKETS, "+Inf"), counts, strict=True):
+                total += count
+                yield f'rove_request_seconds_bucket{{route="{route}",le="{bound}"}} {total}'
+            yield f'rove_request_seconds_sum{{route="{route}"}} {self._seconds[route]:.6f}'
+            yield f'rove_request_seconds_count{{route="{route}"}} {total}'
+
 
 class RequestQueue:
-    """One client and those who ask it, at most `client.max_concurrent` answers at a time, the others in a queue.
+    """A queue of requests to one client; at most `client.max_concurrent` run at once.
 
     Args:
-        client: who answers. If it has an `engine` and a `renderer`, tokens can be asked for too.
-        names: of what it serves; the first one is meant where a request names none.
-        max_queued: most answers that wait.
+        client: Answers the requests. Token ids and log-probabilities need its `engine` and `renderer`.
+        names: Model names; a request without a name means the first.
+        max_queued: Maximum number of queued model requests.
     """
 
     def __init__(self, client: Client, names: Sequence[str], max_queued: int):
@@ -33,197 +86,198 @@ class RequestQueue:
         self.max_queued = max_queued
         self.metrics = Metrics()
         self.draining = False
-        """Whether nobody else is let in."""
+        """Whether the server refuses new requests."""
         self.idle = asyncio.Event()
         """Set while no HTTP request is open."""
         self.idle.set()
         self.started = int(time.time())
-        self._cut = False
-        self.asking: set[asyncio.Task[Any]] = set()
-        """Tasks that wait for an answer."""
-        """Those who wait for an answer."""
-        self._room = asyncio.Semaphore(client.max_concurrent)
+        self._cancelled = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that wait for a response."""
+        self._slots = asyncio.Semaphore(client.max_concurrent)
         self._texts: dict[int, str] = {}
 
     @property
     def renderer(self) -> Renderer:
-        """The client's.
+        """The client's renderer.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: The client has none.
         """
         renderer = getattr(self.client, "renderer", None)
         if not isinstance(renderer, Renderer):
             raise ConfigError(
-                f"'{self.names[0]}' is not run by this server, which therefore knows neither its tokens nor their "
-                "log-probabilities; ask for text alone"
+                f"'{self.names[0]}' is not run by this server, so that token ids and log-probabilities are unavailable; "
+                "request text only"
             )
         return renderer
 
     @property
     def engine(self) -> InferenceEngine:
-        """The client's.
+        """The client's engine.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: The client has none.
         """
         engine = getattr(self.client, "engine", None)
         if not isinstance(engine, InferenceEngine):
-            raise ConfigError(f"'{self.names[0]}' takes no token ids here; send the prompt as text")
+            raise ConfigError(f"'{self.names[0]}' takes no token ids on this server; send the prompt as text")
         return engine
 
     @property
     def context(self) -> int | None:
-        """Tokens that the client's engine takes; None where nobody knows."""
+        """Context length of the client's engine in tokens; None if unknown."""
         return getattr(getattr(self.client, "engine", None), "context", None)
 
-    def named(self, model: str) -> str:
-        """The name of the model that is meant.
+    def resolve_model(self, model: str) -> str:
+        """Return the requested model name, or the first one for "".
 
         Raises:
-            Refusal: it is not served.
+            Refusal: The server does not serve this model.
         """
         if model and model not in self.names:
             raise Refusal(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
         return model or self.names[0]
 
-    def admit(self, asked: Asked) -> Asked:
-        """The same with the model's full name, if all of it can be done.
+    def admit(self, parsed: Asked) -> Asked:
+        """Check that the client can answer a request; return the request with its full model name.
 
         Raises:
-            Refusal: the model is not served, or too many answers wait already.
-            ConfigError: it requires a tool call, which the client cannot promise; or wants tokens, and there are none; or has a
-                token id that does not exist, or a field that an engine does not know.
+            Refusal: The model is unknown or the queue is full.
+            ConfigError: The client cannot guarantee the required tool call, has no tokens, or does not know
+                a field; or a token id does not exist.
         """
-        model = self.named(asked.model)
-        choice = asked.questions[0].request.tool_choice if asked.questions else None
+        model = self.resolve_model(parsed.model)
+        choice = parsed.questions[0].request.tool_choice if parsed.questions else None
         if choice is not None and not getattr(self.client, "forces_tool_calls", False):
             raise ConfigError(
                 f"tool_choice requires a call of {', '.join(choice.names)}; expected 'none' or 'auto': "
                 f"'{self.names[0]}' is a scripted policy, which cannot be forced to call tools"
             )
-        if hasattr(self.client, "engine"):  # it would refuse them in Python's words
-            asked = check_known(asked)
-        if asked.logprobs is not None or asked.echo or asked.prompt_logprobs:
+        if hasattr(self.client, "engine"):  # before it raises a TypeError for an unknown field
+            parsed = check_known(parsed)
+        if parsed.logprobs is not None or parsed.echo or parsed.prompt_logprobs:
             _ = self.renderer
-        for question in asked.questions:
+        for question in parsed.questions:
             if question.prompt_ids is not None:
                 self.check_ids(question.prompt_ids)
                 _ = self.engine
-        if self.metrics.queued + len(asked.questions) > self.max_queued + self.client.max_concurrent:
+        if self.metrics.queued + len(parsed.questions) > self.max_queued + self.client.max_concurrent:
             raise Refusal(
                 503,
-                f"answers asked for: {len(asked.questions)}, waiting already: {self.metrics.queued}, most that may wait: "
-                f"{self.max_queued}; ask again later",
+                f"the request needs {len(parsed.questions)} responses, {self.metrics.queued} are queued and at most "
+                f"{self.max_queued} may be; retry later",
                 "queue_full",
             )
         questions = [
             msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
-            for question in asked.questions
+            for question in parsed.questions
         ]
-        return msgspec.structs.replace(asked, model=model, questions=questions)
+        return msgspec.structs.replace(parsed, model=model, questions=questions)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Refuse ids that no token has: they would fail in the middle of a batch.
+        """Check token ids here, because an invalid id would fail a whole batch of the engine.
 
         Raises:
-            ConfigError: there is one, or no renderer that knows.
+            ConfigError: An id does not exist, or the client has no renderer.
         """
         size = len(self.renderer.tokenizer) if hasattr(self.renderer.tokenizer, "__len__") else None  # pyright: ignore[reportArgumentType]
         wrong = next((i for i in ids if i < 0 or (size is not None and i >= size)), None)
         if wrong is not None:
-            raise ConfigError(f"{wrong} is no token id of '{self.names[0]}'; expected ids from 0 to {(size or 0) - 1}")
+            raise ConfigError(
+                f"{wrong} is not a token id of '{self.names[0]}'; expected ids from 0 to {(size or 0) - 1}"
+            )
 
-    async def ask(self, question: Question) -> Response:
-        """The answer to one question, once there is room.
+    async def respond(self, question: Question) -> Response:
+        """Wait for a slot and return the client's response.
 
         Raises:
-            ConfigError, ModelError, InfraError: see `Client.respond`.
-            Refusal: see `cut_off`.
+            ConfigError, ModelError, InfraError: See `Client.respond`.
+            Refusal: See `cancel_all`.
         """
         task = asyncio.current_task()
         assert task is not None
-        self.asking.add(task)
+        self.tasks.add(task)
         try:
-            return await self._ask(question)
+            return await self._respond(question)
         except asyncio.CancelledError:
-            if self._cut and not task.uncancel():  # else whoever asked has gone too
-                raise Refusal(503, "the server was stopped before the answer was complete") from None
+            if self._cancelled and not task.uncancel():  # otherwise the HTTP client has disconnected as well
+                raise Refusal(503, "the server was stopped before the response was complete") from None
             raise
         finally:
-            self.asking.discard(task)
+            self.tasks.discard(task)
 
-    def cut_off(self) -> None:
-        """End whatever is asked; those who asked are told."""
-        self._cut = True
-        for task in self.asking:
+    def cancel_all(self) -> None:
+        """Cancel all running requests; their callers get status 503."""
+        self._cancelled = True
+        for task in self.tasks:
             task.cancel()
 
-    async def _ask(self, question: Question) -> Response:
+    async def _respond(self, question: Question) -> Response:
         self.metrics.queued += 1
         try:
-            await self._room.acquire()
+            await self._slots.acquire()
         finally:
             self.metrics.queued -= 1
         self.metrics.under_way += 1
         try:
             ids = question.prompt_ids
-            response = await (self.client.respond(question.request) if ids is None else self._go_on(question, ids))
+            response = await (self.client.respond(question.request) if ids is None else self._complete(question, ids))
         finally:
             self.metrics.under_way -= 1
-            self._room.release()
+            self._slots.release()
         self.metrics.prompt_tokens += response.usage.prompt_tokens
         self.metrics.completion_tokens += response.usage.completion_tokens
         return response
 
-    async def ask_all(self, questions: Sequence[Question]) -> list[Response]:
-        """The answers to all of them; the first error, or being cancelled, cancels the rest."""
+    async def respond_all(self, questions: Sequence[Question]) -> list[Response]:
+        """Return all responses, in order; the first error, or cancellation, cancels the others."""
         if len(questions) == 1:
-            return [await self.ask(questions[0])]
+            return [await self.respond(questions[0])]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.ask(question)) for question in questions]
+                tasks = [group.create_task(self.respond(question)) for question in questions]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _go_on(self, question: Question, ids: list[int]) -> Response:
+    async def _complete(self, question: Question, ids: list[int]) -> Response:
         request = question.request
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
-        speech = IncrementalDetokenizer.of(self.renderer, request, ids)
-        made = await self.engine.generate(ids, request.sampling_params, request.seed, speech, adapter)
-        said = self.renderer.read_text(ids, made.ids) if made.text is None else AssistantMessage(made.text)
-        return Response.of(said, ids, made)
+        detokenizer = IncrementalDetokenizer.of(self.renderer, request, ids)
+        output = await self.engine.generate(ids, request.sampling_params, request.seed, detokenizer, adapter)
+        message = self.renderer.read_text(ids, output.ids) if output.text is None else AssistantMessage(output.text)
+        return Response.of(message, ids, output)
 
-    def told(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:
-        """Sampled tokens as they are told; `offset` characters came before them."""
+    def token_logprobs(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:
+        """Return sampled tokens in the wire format; `offset` is the number of characters before them."""
         made = []
         for token in tokens:
-            likeliest = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
-            made.append(TokenLogprob(self._text(token.id), token.logprob, likeliest, token.id, offset))
+            top = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
+            made.append(TokenLogprob(self._text(token.id), token.logprob, top, token.id, offset))
             offset += len(made[-1].token)
         return made
 
     def prompt_text(self, question: Question) -> str:
-        """The prompt of a completion as text."""
+        """Return the prompt of a completion as text."""
         if question.request.text is not None:
             return question.request.text
         return self.renderer.decode(question.prompt_ids or [])
 
-    def prompt_tokens(self, response: Response) -> list[TokenLogprob]:
-        """The prompt's tokens with the log-probabilities that were requested; the first one has none."""
+    def prompt_token_logprobs(self, response: Response) -> list[TokenLogprob]:
+        """Return the prompt's tokens with the requested log-probabilities; the first token has none."""
         ids = response.tokens.prompt_ids if response.tokens else []
         logprobs: list[float | None] = [None, *(response.prompt_logprobs or [None] * (len(ids) - 1))]
         tops = [[], *(response.prompt_top_logprobs or [[]] * (len(ids) - 1))]
         made, offset = [], 0
         for id, logprob, top in zip(ids, logprobs, tops):
-            likeliest = [TokenLogprob(self._text(other), value, id=other) for other, value in top]
-            made.append(TokenLogprob(self._text(id), logprob, likeliest, id, offset))
+            top = [TokenLogprob(self._text(other), value, id=other) for other, value in top]
+            made.append(TokenLogprob(self._text(id), logprob, top, id, offset))
             offset += len(made[-1].token)
         return made
 
     def _text(self, id: int) -> str:
-        """A single token's text; kept, because one answer may tell a hundred thousand of them."""
+        """Return the text of one token, cached because a response may list a hundred thousand of them."""
         text = self._texts.get(id)
         if text is None:
             text = self._texts[id] = self.renderer.decode([id])
@@ -231,7 +285,7 @@ class RequestQueue:
 
 
 def tokens_of(response: Response) -> list[Token]:
-    """The sampled tokens of an answer, the one that ended it included; none where they are not known."""
+    """Return the sampled tokens of a response, including the one that ended it; [] if they are unknown."""
     if response.tokens is None:
         return []
     ids, logprobs = response.tokens.completion_ids, response.tokens.logprobs

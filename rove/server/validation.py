@@ -1,4 +1,4 @@
-"""Every error as an HTTP answer in the shape of the API that was asked, with a reason that can be read."""
+"""Errors as HTTP responses in the format of the requested API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """A request that is not even asked of the client."""
+    """A request that the server rejects before it reaches the client."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
@@ -25,26 +25,26 @@ class Refusal(Exception):
         self.code = code
 
 
-def told(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
-    """The HTTP status of an error and its JSON, in the shape of an API (see `Asked.api`).
+def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
+    """Return the HTTP status of an error and its JSON body in the format of an API (see `Asked.api`).
 
-    What the asker can mend is a 4xx, and so is a prompt that does not fit; a model that gave no usable answer is a 502,
-    an endpoint behind that is out of reach a 503, any other error a 500.
+    Errors that the caller can fix, including a prompt that is too long, are 4xx. An unusable model response is 502, an
+    unreachable endpoint 503, any other error 500.
     """
-    status, body = _told(error)
+    status, body = _openai_error(error)
     if api == "anthropic":
         return status, anthropic_error(status, body["error"]["message"])
     return status, {**body["error"], **body, "type": "error"} if api == "responses" else body
 
 
-def _told(error: Exception) -> tuple[int, dict[str, Any]]:
+def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     message = excerpt(error, 1000)
     if isinstance(error, Refusal):
         return error.status, error_body(message, _type(error.status), error.code)
     if isinstance(error, web.RequestPayloadError):
         return 400, error_body(f"the body could not be read: {message}")
     if isinstance(error, web.HTTPException):
-        return _told_by_http(error)
+        return _http_error(error)
     if isinstance(error, OverlongPromptError):
         return 400, error_body(message, code="context_length_exceeded")
     if isinstance(error, ConfigError):
@@ -58,7 +58,7 @@ def _told(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
 
 
-def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
+def _http_error(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -68,8 +68,8 @@ def _told_by_http(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
 
 
 def refusal(error: Exception, path: str = "") -> web.Response:
-    """The answer to a request to this path that ended with this error."""
-    status, body = told(error, "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else "")
+    """Return the response to a request for `path` that failed with `error`."""
+    status, body = error_response(error, "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else "")
     headers = {"Retry-After": "1"} if status == 503 else {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]

@@ -1,6 +1,6 @@
-"""From rewards to advantages: how much better than its siblings a rollout, or one of its turns, did.
+"""Advantages from rewards: how much better a rollout, or one of its turns, is than the rest of its group.
 
-A group without spread has no advantages (None): whatever is done with it, it teaches nothing.
+A group whose rewards are all equal has no advantages (None): there is nothing to learn from it.
 """
 
 from __future__ import annotations
@@ -11,64 +11,67 @@ from statistics import fmean
 
 from rove.core.errors import ConfigError, nearest
 
-SPREADLESS = 1e-6
-"""Rewards closer together than this teach nothing."""
+MIN_SPREAD = 1e-6
+"""Rewards closer together than this count as equal."""
 
 ESTIMATORS = ("mean", "std", "batch_std", "leave_one_out")
-"""How rewards become advantages.
+"""Advantage estimators, for the reward R of a member of a group of n:
 
-- "mean": R − mean of the group. The spread is not divided out: that would weigh nearly solved and nearly hopeless examples
-  most (Dr. GRPO, arXiv 2503.20783).
-- "std": the same, divided by the group's standard deviation (GRPO, arXiv 2402.03300).
-- "batch_std": the same, divided by one standard deviation for the whole step, that of all its advantages (Magistral,
-  arXiv 2506.10910): the learning rate no longer depends on the scale of the rewards, and no example is favoured.
-- "leave_one_out": R − mean of the siblings (RLOO, arXiv 2402.14740), which is n/(n − 1) times "mean": it makes up for a rollout
-  being in its own baseline, which shrinks the gradient of small groups.
+- "mean": R − mean(group). It is not divided by the spread, which would give nearly solved and nearly hopeless examples the most
+  weight (Dr. GRPO, arXiv 2503.20783).
+- "std": (R − mean(group)) / std(group) (GRPO, arXiv 2402.03300).
+- "batch_std": (R − mean(group)) / std(all advantages of the step). The learning rate does not depend on the scale of rewards,
+  and no example is favored (Magistral, arXiv 2506.10910).
+- "leave_one_out": R − mean(other members) = n / (n − 1) · "mean". It corrects for a rollout being part of its own baseline,
+  which shrinks the gradient of small groups (RLOO, arXiv 2402.14740).
 
-Standard deviations are those of the population (divided by n), so that they need no correction that is no number for small
-groups, and nothing is added to them: groups that have next to none are left out before.
+Standard deviations are of the population (divided by n), so they exist for groups of any size, and no epsilon is added: groups
+without spread are excluded before.
 """
 
 
 def check_estimator(name: str) -> None:
-    """Refuse an unknown estimator.
+    """Check the name of an estimator.
 
     Raises:
-        ConfigError: with the nearest known name.
+        ConfigError: Unknown name.
     """
     if name not in ESTIMATORS:
         raise ConfigError(f"no advantage estimator '{name}'; {nearest(name, ESTIMATORS)}")
 
 
 def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[float] | None:
-    """Advantages of one group of siblings; None when it has no spread or fewer than two members.
+    """Return the advantages of one group; None if all rewards are equal or there are fewer than two members.
 
     Args:
-        rewards: of the siblings.
-        estimator: one of `ESTIMATORS` but "batch_std", for which see `batch_advantages`.
+        rewards: Reward of each member.
+        estimator: One of `ESTIMATORS` except "batch_std" (see `batch_advantages`).
 
     Raises:
-        ConfigError: no such estimator, or one that needs the whole batch.
-        ValueError: a reward is not a finite number.
+        ConfigError: Unknown estimator, or one that needs the whole batch.
+        ValueError: A reward is not finite.
+
+    Example:
+        group_advantages([1.0, 0.0])  # [0.5, -0.5]
     """
     check_estimator(estimator)
     if estimator == "batch_std":
-        raise ConfigError("'batch_std' is a matter of all groups of a step: batch_advantages has it")
+        raise ConfigError("'batch_std' needs all groups of a step; use batch_advantages")
     for reward in rewards:
         if not math.isfinite(reward):
             raise ValueError(f"a reward is {reward}; expected a finite number")
     n = len(rewards)
-    if n < 2 or max(rewards) - min(rewards) < SPREADLESS:
+    if n < 2 or max(rewards) - min(rewards) < MIN_SPREAD:
         return None
     mean = fmean(rewards)
-    centred = [reward - mean for reward in rewards]
+    centered = [reward - mean for reward in rewards]
     if estimator == "std":
-        return _scaled(centred, 1 / _root_mean_square(centred))
-    return _scaled(centred, n / (n - 1)) if estimator == "leave_one_out" else centred
+        return _scaled(centered, 1 / _root_mean_square(centered))
+    return _scaled(centered, n / (n - 1)) if estimator == "leave_one_out" else centered
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """What a rollout still earns from each turn on: the turn's reward plus `gamma` times what the next turn returns."""
+    """Return the return of each turn: its reward plus `gamma` times the return of the next turn."""
     returns: list[float] = []
     for reward in reversed(rewards):
         returns.append(reward + gamma * (returns[-1] if returns else 0.0))
@@ -78,72 +81,67 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 def turn_advantages(
     group: Sequence[Sequence[float]], estimator: str = "mean", gamma: float = 1.0
 ) -> list[list[float]] | None:
-    """Advantages of every turn of a group of siblings, from a reward for every turn; None when no turn has spread.
+    """Return the advantages of every turn of a group, from a reward per turn; None if no turn has spread.
 
-    A turn's return-to-go is measured against those of the siblings that took a turn of the same number. Turns late in a
-    rollout have less left to earn; against a baseline of whole returns they would all look bad, whatever was done in them,
-    and a rollout's own past rewards, which the turn no longer changes, would add noise. As in MT-GRPO (arXiv 2505.11821) turns of
-    one number are a group of their own. Unlike there, returns are added up before the baseline is taken off: baselines of single
-    turns, added up over as many turns as a rollout chose to take, would charge it for each of them. A turn that just one
-    sibling took has nothing to be measured against and gets 0.
+    The baseline of a turn is the mean return-to-go of the group members' turns with the same number. Late turns have less left
+    to earn, so a baseline of whole returns would make them all look bad; and past rewards of a rollout, which the turn cannot
+    change, would add noise. As in MT-GRPO (arXiv 2505.11821), turns of one number form a group. Unlike there, returns are summed
+    before the baseline is subtracted: baselines of single turns, summed over as many turns as a rollout chose to take, would
+    penalize each turn. A turn that only one member has gets 0.
 
     Args:
-        group: the rewards of each sibling's turns, as many as it took. With one reward each it is a `group_advantages`.
-        estimator: as in `group_advantages`.
-        gamma: discount; 1 counts all later rewards in full, 0 only the turn's own.
+        group: Rewards of each member's turns. With one reward each, this is `group_advantages`.
+        estimator: As in `group_advantages`.
+        gamma: Discount; 1 counts later rewards in full, 0 only the turn's own.
 
     Raises:
-        ConfigError: no such estimator, or a discount that is none.
-        ValueError: a reward is not a finite number.
+        ConfigError: Unknown estimator, or a discount out of range.
+        ValueError: A reward is not finite.
     """
     check_gamma(gamma)
     returns = [returns_to_go(rewards, gamma) for rewards in group]
     advantages = [[0.0] * len(rewards) for rewards in group]
     spread = False
     for turn in range(max(map(len, returns), default=0)):
-        takers = [i for i, some in enumerate(returns) if len(some) > turn]
-        found = group_advantages([returns[i][turn] for i in takers], estimator)
+        members = [i for i, some in enumerate(returns) if len(some) > turn]
+        found = group_advantages([returns[i][turn] for i in members], estimator)
         if found is not None:
             spread = True
-            for i, advantage in zip(takers, found, strict=True):
+            for i, advantage in zip(members, found, strict=True):
                 advantages[i][turn] = advantage
     return advantages if spread else None
 
 
 def check_gamma(gamma: float) -> None:
-    """Refuse what is no discount.
+    """Check a discount.
 
     Raises:
-        ConfigError: it is not from 0 to 1.
+        ConfigError: It is not between 0 and 1.
     """
     if not 0 <= gamma <= 1:
         raise ConfigError(
-            f"gamma is {gamma}; expected a discount from 0 (a turn's own reward) to 1 (all later ones in full)"
+            f"gamma is {gamma}; expected a discount from 0 (a turn's own reward) to 1 (all later rewards in full)"
         )
 
 
 def batch_advantages(
     groups: Sequence[Sequence[Sequence[float]]], estimator: str = "mean", gamma: float = 1.0
 ) -> list[list[list[float]] | None]:
-    """`turn_advantages` of every group of a step, None for those without spread.
+    """Return `turn_advantages` of every group of a step; None for groups without spread.
 
-    With "batch_std" groups without spread do not count, so that what is trained always has a mean square of 1, however many
-    examples are solved already.
+    With "batch_std", groups without spread are excluded from the standard deviation, so advantages have a mean square of 1
+    however many examples are solved.
 
     Raises:
-        ConfigError: no such estimator, or a discount that is none.
-        ValueError: a reward is not a finite number.
+        ConfigError: Unknown estimator, or a discount out of range.
+        ValueError: A reward is not finite.
     """
-    found = [turn_advantages(group, _within(estimator), gamma) for group in groups]
+    within_group = "mean" if estimator == "batch_std" else estimator
+    found = [turn_advantages(group, within_group, gamma) for group in groups]
     if estimator != "batch_std":
         return found
     scale = _batch_scale(turns for group in found if group for turns in group)
     return [group and [_scaled(turns, scale) for turns in group] for group in found]
-
-
-def _within(estimator: str) -> str:
-    """What is done within each group before the batch is looked at."""
-    return "mean" if estimator == "batch_std" else estimator
 
 
 def _batch_scale(groups: Iterable[Sequence[float]]) -> float:
@@ -155,5 +153,5 @@ def _scaled(values: Sequence[float], factor: float) -> list[float]:
     return [value * factor for value in values]
 
 
-def _root_mean_square(centred: Sequence[float]) -> float:
-    return math.hypot(*centred) / math.sqrt(len(centred))
+def _root_mean_square(centered: Sequence[float]) -> float:
+    return math.hypot(*centered) / math.sqrt(len(centered))

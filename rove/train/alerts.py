@@ -1,7 +1,7 @@
-"""What goes wrong in training, said in words.
+"""Training alerts: sentences about what goes wrong in a run.
 
-Every alert is a function of the metrics of all steps so far, oldest first, and of limits: it gives a sentence when something is
-wrong now, else None. Whether it was wrong before, the same function tells of the steps before.
+An alert is a function of the metrics of all steps so far (oldest first) and of limits; it returns a sentence while something is
+wrong, else None. `new_alerts` applies it to earlier steps too, to report only what is new.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from rove.core.errors import ConfigError
 History = Sequence[Mapping[str, float]]
 
 
-LOST = 20.0
-"""Nats per token that no model loses which has learnt anything: a guess among 250,000 tokens loses 12.4."""
-COLLAPSED = 2
-"""Steps in a row without a living group, after ones that had some, that are no accident any more."""
-LUCK = 0.01
-"""What is at least as likely as that may have happened by itself."""
-QUIET = 20
-"""Steps that an alert is silent for before it is told again: some come and go around their limit."""
-RESTLESS = 0.5
-"""Nats per token up to which entropy may grow; a model that was almost certain may well explore more."""
+MAX_PLAUSIBLE_LOSS = 20.0
+"""Nats per token above which a loss is always divergence: a uniform guess among 250,000 tokens has 12.4."""
+COLLAPSE_STEPS = 2
+"""Consecutive steps with only zero-advantage groups that count as a collapse."""
+MAX_CHANCE = 0.01
+"""What is at least as probable as this may be chance."""
+REPEAT_AFTER_STEPS = 20
+"""Steps before an alert is repeated; some values oscillate around their limit."""
+MIN_ENTROPY_CHANGE = 0.5
+"""Entropy changes up to this many nats per token cause no alert: a model that was almost certain may well explore more."""
 
 
 class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[alerts]` table: from where on something is alerting."""
+    """The `[alerts]` table: limits of training alerts."""
 
     window: int = 5
-    """Steps that are averaged before anything is compared."""
+    """Number of steps that are averaged before values are compared."""
     entropy_share: float = 0.1
-    """Entropy below this share of what it was in the first steps."""
+    """Minimum entropy, as a fraction of the entropy in the first steps."""
     entropy_factor: float = 3.0
-    """Entropy above this times what it was in the first steps, and above 0.5 nats per token."""
+    """Maximum entropy, as a multiple of the entropy in the first steps (and above 0.5 nats per token)."""
     ratio: float = 0.1
-    """Mean ratio to the sampler further than this from 1."""
+    """Maximum distance of the mean importance ratio from 1."""
     mismatch_kl: float = 0.01
-    """Nats per token between sampler and trainer."""
+    """Maximum KL divergence between sampler and trainer, in nats per token."""
     length_factor: float = 2.0
-    """Completions longer than this times what they were in the first steps."""
+    """Maximum completion length, as a multiple of the length in the first steps."""
     zero_advantage_groups: float = 0.8
-    """More than this share of the groups has no spread."""
+    """Maximum fraction of zero-advantage groups."""
     format_drop: float = 0.1
-    """A format score has fallen by more than this from its best."""
+    """Maximum drop of a format score from its best value."""
     held_out_gain: float = 0.1
-    """The reward in training has risen by more than this since the held-out reward was last at its best …"""
+    """Maximum rise of the training reward since the held-out reward was best …"""
     held_out_measurements: int = 3
-    """… and that was at least so many measurements ago."""
+    """… if that was at least this many evaluations ago."""
     loss_factor: float = 2.0
-    """SFT: a loss above this times the lowest so far, and more than 0.5 nats per token above it."""
+    """SFT: maximum loss, as a multiple of the lowest so far (and more than 0.5 nats per token above it)."""
     grad_norm_factor: float = 10.0
-    """A gradient longer than this times the median of the steps before."""
+    """Maximum gradient norm, as a multiple of the median of earlier steps."""
     idle: float = 0.8
-    """Where rollouts are played all the time: trainer, or sampler, idle for more than this share of it."""
+    """Asynchronous collection: maximum fraction of time that trainer or sampler is idle."""
 
     def check(self) -> None:
-        """Refuse limits that make no sense.
+        """Check the limits.
 
         Raises:
-            ConfigError: one is out of range.
+            ConfigError: A limit is out of range.
         """
         try:
             check_positive(self, *self.__struct_fields__)
@@ -75,7 +75,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """Something that has started to go wrong."""
+    """A problem that has just begun."""
 
     step: int
     name: str
@@ -87,13 +87,13 @@ def _values(history: History, name: str) -> list[float]:
 
 
 def _last(history: History, name: str, window: int) -> float | None:
-    """Mean of the last `window` values; None when there are fewer."""
+    """Return the mean of the last `window` values; None if groups are fewer."""
     values = [row[name] for row in history[-4 * window :] if name in row][-window:]
     return statistics.fmean(values) if len(values) == window else None
 
 
 def _first_and_last(history: History, name: str, window: int) -> tuple[float, float] | None:
-    """Means of the first and the last `window` values; None while they overlap."""
+    """Return the means of the first and the last `window` values; None if they overlap."""
     values = _values(history, name)
     if len(values) < 2 * window:
         return None
@@ -101,53 +101,53 @@ def _first_and_last(history: History, name: str, window: int) -> tuple[float, fl
 
 
 def _window_means(values: Sequence[float], window: int) -> list[float]:
-    """Means of every `window` values in a row; none when there are fewer."""
+    """Return the means of all windows of consecutive values."""
     return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
 
 
 def _rate(history: History) -> str:
-    """The highest learning rate so far (with warm-up, less than the setting); "" when it was not kept."""
+    """Return the highest learning rate so far (during warmup less than the setting); "" if it was not recorded."""
     rates = _values(history, "optim/lr")
     return f" (up to {max(rates):g} so far)" if rates else ""
 
 
 def entropy_collapse(history: History, limits: AlertLimits) -> str | None:
-    """The model has stopped to explore. In SFT, which has no rewards, certainty is what is wanted."""
+    """The model has stopped exploring. Not for SFT, where certainty is wanted."""
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None or means[1] >= limits.entropy_share * means[0]:
         return None
     return (
-        f"entropy collapse: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the model hardly explores any "
-        "more. Lower the learning rate, or raise entropy_bonus or the temperature"
+        f"entropy collapse: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the model hardly explores "
+        "any more. Lower the learning rate, or raise entropy_bonus or the temperature"
     )
 
 
 def entropy_growth(history: History, limits: AlertLimits) -> str | None:
-    """The model says more and more at random."""
+    """The output becomes random."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] <= max(RESTLESS, limits.entropy_factor * means[0]):
+    if means is None or means[1] <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * means[0]):
         return None
     return (
-        f"entropy growth: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; what the model says gets random. "
+        f"entropy growth: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the output becomes random. "
         "Lower entropy_bonus, the learning rate or the temperature, or train the model longer with SFT first"
     )
 
 
 def ratio_drift(history: History, limits: AlertLimits) -> str | None:
-    """The model that is trained is no longer the one that sampled."""
+    """The trained model differs from the sampling model."""
     ratio = _last(history, "ratio/mean", limits.window)
     if ratio is None or abs(ratio - 1) <= limits.ratio:
         return None
     return (
         f"ratio drift: the trainer gives sampled tokens {ratio:.3g} times the sampler's probability, expected about 1. The "
-        "rollouts are of other weights, or of another temperature, than training takes them for"
+        "rollouts were sampled with other weights or another temperature than training assumes"
     )
 
 
 def logprob_mismatch(history: History, limits: AlertLimits) -> str | None:
-    """Sampler and trainer disagree on how likely the same tokens are."""
+    """Sampler and trainer disagree on log-probabilities."""
     kl = _last(history, "mismatch_kl/all/mean", limits.window)
     if kl is None or kl <= limits.mismatch_kl:
         return None
@@ -168,37 +168,37 @@ def logprob_mismatch(history: History, limits: AlertLimits) -> str | None:
 
 
 def length_growth(history: History, limits: AlertLimits) -> str | None:
-    """Completions get ever longer."""
+    """Completions get longer and longer."""
     means = _first_and_last(history, "length/mean", limits.window)
     if means is None or means[1] <= limits.length_factor * means[0]:
         return None
     return (
-        f"length growth: {means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps. Look whether length is being "
-        "rewarded for its own sake"
+        f"length growth: {means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps. Check whether the reward "
+        "favors length itself"
     )
 
 
 def zero_advantage_groups(history: History, limits: AlertLimits) -> str | None:
-    """Most groups teach nothing."""
-    dead = _last(history, "groups/zero_spread", limits.window)
+    """Most groups have no advantages."""
+    zero_advantage = _last(history, "groups/zero_spread", limits.window)
     groups = _last(history, "groups/all", limits.window)
     if (
-        dead is None
+        zero_advantage is None
         or not groups
-        or dead <= limits.zero_advantage_groups * groups
+        or zero_advantage <= limits.zero_advantage_groups * groups
         or _reward_crash(history) is not None
     ):
         return None
-    seen = f"dead groups: {dead / groups:.0%} of the groups have no spread and teach nothing"
+    seen = f"zero-advantage groups: {zero_advantage / groups:.0%} of the groups have equal rewards and no effect"
     rewards = _first_and_last(history, "reward/mean", limits.window)
     entropies = _values(history, "entropy/all/mean")
     got_worse = rewards is not None and rewards[1] < rewards[0]
     if got_worse:
-        return f"{seen}, and the reward has fallen. Lower the learning rate{_rate(history)} first; else look for easier examples"
+        return f"{seen}, and the reward has fallen. Lower the learning rate{_rate(history)} first; otherwise use easier examples"
     if entropies and entropies[-1] < limits.entropy_share * entropies[0]:
         return (
-            f"{seen}, and the model has become certain of what it says. If that is not what earns the most, lower the learning "
-            f"rate{_rate(history)} first; if it is, the examples are too easy by now"
+            f"{seen}, and the model has become certain of its answers. If they do not earn the most, lower the learning "
+            f"rate{_rate(history)} first; if they do, the examples are too easy by now"
         )
     return (
         f"{seen}. The examples are too easy or too hard: change their mix, skip them (hard_threshold, easy_threshold), or fill "
@@ -207,13 +207,13 @@ def zero_advantage_groups(history: History, limits: AlertLimits) -> str | None:
 
 
 def policy_collapse(history: History, limits: AlertLimits) -> str | None:
-    """One update was far too large: the model says always the same, or is not rewarded for anything any more."""
+    """One update was far too large: the model repeats itself, or gets no reward any more."""
     seen = _entropy_crash(history, limits) or _reward_crash(history)
     if seen is None:
         return None
     return (
-        f"policy collapse: {seen}. The learning rate{_rate(history)} is too high, most likely: start again (--overwrite) with a "
-        "tenth of it or less; rove doctor tells which ones work"
+        f"policy collapse: {seen}. The learning rate{_rate(history)} is probably too high: start again (--overwrite) with a "
+        "tenth of it or less; rove doctor estimates which ones work"
     )
 
 
@@ -222,47 +222,49 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
     if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
         return None
     before, now = values[-2:]
-    if now >= limits.entropy_share * before or before - now <= RESTLESS:
+    if now >= limits.entropy_share * before or before - now <= MIN_ENTROPY_CHANGE:
         return None
-    return f"from one trained step to the next entropy fell from {before:.3g} to {now:.3g} nats per token"
+    return f"within one trained step entropy fell from {before:.3g} to {now:.3g} nats per token"
 
 
 def _reward_crash(history: History) -> str | None:
     rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
-    dead = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
-    if len(rows) <= COLLAPSED or not all(dead[-COLLAPSED:]) or all(dead):
+    zero_advantage = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
+    if len(rows) <= COLLAPSE_STEPS or not all(zero_advantage[-COLLAPSE_STEPS:]) or all(zero_advantage):
         return None
-    last = len(dead) - dead[::-1].index(False)  # steps up to the last one with a living group
+    last = len(zero_advantage) - zero_advantage[::-1].index(
+        False
+    )  # number of steps up to the last one with an advantage
     before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
-    if max(after) >= min(before) or _chance_of_dead(rows[:last], rows[-COLLAPSED:]) >= LUCK:
+    if max(after) >= min(before) or _chance_of_zero_advantage(rows[:last], rows[-COLLAPSE_STEPS:]) >= MAX_CHANCE:
         return None
     return (
-        f"since step {rows[last]['step']:g} no group has any spread, and the reward is {after[-1]:.3g}; it was {min(before):.3g} "
-        "or more before"
+        f"since step {rows[last]['step']:g} all groups have zero advantage, and the reward is {after[-1]:.3g}; it was "
+        f"{min(before):.3g} or more before"
     )
 
 
-def _chance_of_dead(before: History, now: History) -> float:
-    """How likely no group of the steps `now` has any spread, if groups are dead as often as those before were.
+def _chance_of_zero_advantage(before: History, now: History) -> float:
+    """Return the probability that all groups of the steps `now` have zero advantage, at the rate of the steps before.
 
-    By Laplace's rule, as few groups before say little.
+    The rate is estimated by Laplace's rule of succession, for runs with few groups.
     """
-    dead, there = (sum(row[name] for row in before) for name in ("groups/zero_spread", "groups/all"))
-    return ((dead + 1) / (there + 2)) ** sum(row["groups/all"] for row in now)
+    zero_advantage, groups = (sum(row[name] for row in before) for name in ("groups/zero_spread", "groups/all"))
+    return ((zero_advantage + 1) / (groups + 2)) ** sum(row["groups/all"] for row in now)
 
 
 def loss_growth(history: History, limits: AlertLimits) -> str | None:
-    """SFT diverges. In RL the loss says nothing of how well things go."""
+    """SFT diverges. In RL the loss does not measure progress."""
     if "loss" not in history[-1] or "reward/mean" in history[-1]:
         return None
     values = _values(history, "loss")
     last, best, steps = values[-1], min(values), 1
-    if last <= LOST:
+    if last <= MAX_PLAUSIBLE_LOSS:
         means = _window_means(values, limits.window)
         if len(means) < 2:
             return None
         last, best, steps = means[-1], min(means), limits.window
-    if last <= max(limits.loss_factor * best, best + RESTLESS):
+    if last <= max(limits.loss_factor * best, best + MIN_ENTROPY_CHANGE):
         return None
     return (
         f"loss growth: {last:,.4g} nats per token{f' over {steps} steps' if steps > 1 else ''}, and it was {best:.3g} before. "
@@ -271,7 +273,7 @@ def loss_growth(history: History, limits: AlertLimits) -> str | None:
 
 
 def format_drift(history: History, limits: AlertLimits) -> str | None:
-    """The model forgets the format it is asked for."""
+    """The model stops following the required format."""
     names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
     for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
         values = _values(history, name)
@@ -285,26 +287,26 @@ def format_drift(history: History, limits: AlertLimits) -> str | None:
 
 
 def held_out_flat(history: History, limits: AlertLimits) -> str | None:
-    """The model gets better at what it trains on and at nothing else."""
+    """The model improves only on the training examples."""
     names = {name for row in history[-1:] for name in row if name.startswith("eval/") and name.endswith("/reward/mean")}
     for name in sorted(names):
-        places = [i for i, row in enumerate(history) if name in row]
-        best = max(places, key=lambda i: history[i][name])
+        measured = [i for i, row in enumerate(history) if name in row]
+        best = max(measured, key=lambda i: history[i][name])
         before = _last(history[: best + 1], "reward/mean", min(limits.window, best + 1))
         now = _last(history, "reward/mean", limits.window)
-        if sum(i > best for i in places) < limits.held_out_measurements or before is None or now is None:
+        if sum(i > best for i in measured) < limits.held_out_measurements or before is None or now is None:
             continue
         if now - before > limits.held_out_gain:
             return (
                 f"reward up, held-out flat: since step {history[best]['step']:g} the reward in training has risen from "
                 f"{before:.3g} to {now:.3g}, {name} has not ({history[best][name]:.3g} then, {history[-1][name]:.3g} now). "
-                "Look for memorised examples, or for a reward that is earned in the wrong way"
+                "Look for memorized examples, or for reward hacking"
             )
     return None
 
 
 def grad_norm_spike(history: History, limits: AlertLimits) -> str | None:
-    """One gradient is much longer than all others."""
+    """One gradient is much larger than the others."""
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
         return None
@@ -312,21 +314,21 @@ def grad_norm_spike(history: History, limits: AlertLimits) -> str | None:
     if values[-1] <= limits.grad_norm_factor * usual:
         return None
     return (
-        f"grad-norm spike: {values[-1]:.3g}, usually {usual:.3g}. It is cut to max_grad_norm; if it comes again, lower the "
+        f"grad-norm spike: {values[-1]:.3g}, usually {usual:.3g}. It is clipped to max_grad_norm; if this repeats, lower the "
         "learning rate or look at the rollouts of this step"
     )
 
 
 def trainer_idle(history: History, limits: AlertLimits) -> str | None:
-    """What is trained has to be waited for most of the time."""
+    """The trainer waits for rollouts most of the time."""
     idle = _last(history, "idle/trainer", limits.window)
     if idle is None or idle <= limits.idle:
         return None
     seen = f"trainer idle: {idle:.0%} of the time it waits for rollouts"
     if _last(history, "queue/late", limits.window):
         return (
-            f"{seen}, and for slow ones, which would be too old for a later step. Raise max_off_policy_steps, or let the "
-            "environment end them sooner"
+            f"{seen}, in particular for slow ones that would be too old for a later step. Raise max_off_policy_steps, or "
+            "end them sooner in the environment"
         )
     return (
         f"{seen}. Sampling takes longer than training: more samplers, or faster environments, save time; a faster trainer does "
@@ -335,16 +337,16 @@ def trainer_idle(history: History, limits: AlertLimits) -> str | None:
 
 
 def sampler_idle(history: History, limits: AlertLimits) -> str | None:
-    """Hardly anything is played."""
+    """The sampler waits most of the time."""
     idle = _last(history, "idle/sampler", limits.window)
     if idle is None or idle <= limits.idle:
         return None
-    seen = f"sampler idle: {idle:.0%} of the places for rollouts are empty"
+    seen = f"sampler idle: {idle:.0%} of the slots for rollouts are empty"
     if (_last(history, "idle/trainer", limits.window) or 0.0) <= 1 - limits.idle:
-        return f"{seen}: the trainer is slower than they are played. A faster trainer saves time; more samplers do not"
+        return f"{seen}: the trainer is slower than sampling. A faster trainer saves time; more samplers do not"
     return (
-        f"{seen}, as few more can be trained in time beside the slow ones that are under way. Raise max_off_policy_steps, or let "
-        "the environment end them sooner"
+        f"{seen}, because few more rollouts could be trained in time next to the slow ones that are running. Raise "
+        "max_off_policy_steps, or end them sooner in the environment"
     )
 
 
@@ -369,11 +371,11 @@ ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
 
 
 def new_alerts(history: History, limits: AlertLimits) -> list[Alert]:
-    """The alerts that hold after the last step and held after none of the `QUIET` steps before."""
+    """Return the alerts after the last step that none of the `REPEAT_AFTER_STEPS` steps before it had."""
     if not history:
         return []
     found: list[Alert] = []
-    before = range(len(history) - 1, max(0, len(history) - 1 - QUIET), -1)
+    before = range(len(history) - 1, max(0, len(history) - 1 - REPEAT_AFTER_STEPS), -1)
     for name, alert in ALERTS.items():
         text = alert(history, limits)
         if text is not None and all(alert(history[:end], limits) is None for end in before):

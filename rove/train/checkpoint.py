@@ -1,33 +1,45 @@
-"""A training checkpoint: an ordinary Hugging Face folder, or an adapter's, with the trainer's state beside the weights.
+"""Training checkpoints: save, restore, and find the last intact one of a damaged run.
 
-That of several processes has the parts of each instead, and can be gone on from by any other number of them, as can the former.
+A checkpoint is a Hugging Face model folder (or an adapter folder) with the trainer's state. With several processes it contains
+each process's shard instead. Either kind can be resumed by any number of processes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from rove.core.errors import RunError
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
-from rove.train.sharding import FOLDER, is_sharded, read_shards, share_out, share_out_optimizer, write_shards
+from rove.runs.run import Progress, Run
+from rove.runs.schema import decoded, decoded_row
+from rove.train.sharding import (
+    SHARDS_FOLDER,
+    check_shards,
+    is_sharded,
+    read_shards,
+    scatter_optimizer,
+    scatter_weights,
+    write_shards,
+)
 from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
 ERROR_CHARACTERS = 200
-"""Length limit of what another library says of a file that it cannot read."""
+"""Maximum characters of another library's error message."""
 
 
 def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Write model, tokenizer and optimizer state into `path`, and the weights of a `reference` model if there is one.
+    """Write model, tokenizer and optimizer state to `path`, and the weights of a `reference` model if there is one.
 
-    Of a model in parts every process writes its own, all into the same folder.
+    With a sharded model, every process writes its shard to the same folder.
     """
     if is_sharded(trainer.model):
         write_shards(path, trainer.model, trainer.optimizer, reference)
@@ -40,12 +52,12 @@ def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference
 
 
 def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Put weights and optimizer state back, exactly as they were saved; those of the `reference` too if it is given.
+    """Restore weights and optimizer state exactly as saved, and the `reference` model if given.
 
     Raises:
-        RunError: the checkpoint has no trainer state, or is of another model.
+        RunError: The checkpoint has no trainer state, or belongs to another model.
     """
-    if (path / FOLDER).exists():
+    if (path / SHARDS_FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
         return
     state = read_state(path, loaded.model.device)
@@ -53,27 +65,27 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
     if reference is not None and "reference" not in state:
         raise RunError(f"{path} cannot be resumed from: it has no reference model, whose weights change in this run")
     if is_sharded(trainer.model):
-        share_out(trainable_parameters(loaded.model), trainer.model)
-        share_out_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
+        scatter_weights(trainable_parameters(loaded.model), trainer.model)
+        scatter_optimizer(state["optimizer"], trainer.model, trainer.optimizer)
     else:
         try:
             trainer.optimizer.load_state_dict(state["optimizer"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path / STATE} is of another optimizer: {type(error).__name__}: {error}") from error
     if reference is not None:
-        (share_out if is_sharded(reference) else _copy)(state["reference"], reference)
+        (scatter_weights if is_sharded(reference) else _copy)(state["reference"], reference)
 
 
 def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
-    """Read what a checkpoint has beside the weights; code in the file is never run.
+    """Read the trainer state of a checkpoint, without executing pickled code.
 
     Args:
-        path: of the checkpoint.
-        device: where its tensors are put.
-        mmap: map the tensors into memory instead of reading them; for "cpu".
+        path: Checkpoint folder.
+        device: Device of the tensors.
+        mmap: Map the file into memory instead of reading it; for "cpu".
 
     Raises:
-        RunError: it is missing, damaged, or holds something other than tensors and plain values.
+        RunError: The file is missing, damaged, or contains something other than tensors and plain values.
     """
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
@@ -92,10 +104,10 @@ def _copy(weights: Mapping[str, torch.Tensor], model: Any) -> None:
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
-    """Copy a checkpoint's weights into the model in place.
+    """Copy the weights of a checkpoint into the model in place.
 
     Raises:
-        RunError: they are another model's, or a file is damaged.
+        RunError: They belong to another model, or a file is damaged.
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
@@ -112,3 +124,111 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     with torch.no_grad():
         for name, tensor in weights.items():
             own[name].copy_(tensor)
+
+
+DAMAGED = ".damaged"
+"""Suffix of a damaged checkpoint that was renamed."""
+WEIGHT_INDEX = "model.safetensors.index.json"
+
+
+def recover(run: Run) -> list[str]:
+    """Rename damaged checkpoints that are newer than the last intact one, so that training resumes from that.
+
+    Args:
+        run: A started run.
+
+    Returns:
+        A sentence for every renamed checkpoint: which, why, and where training resumes.
+
+    Raises:
+        RunError: The run has checkpoints but none is intact, or the best weights, which are its result, are damaged.
+    """
+    damaged: dict[Path, str] = {}
+    intact = None
+    for path in run.checkpoints():
+        try:
+            check_checkpoint(run, path)
+        except RunError as error:
+            damaged[path] = str(error)
+            continue
+        intact = path
+        break
+    if damaged and intact is None:
+        reasons = "\n  ".join(f"step {path.name}: {why}" for path, why in damaged.items())
+        raise RunError(
+            f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --overwrite"
+        )
+    best = run.path / "checkpoints" / "best"
+    if best.exists():
+        try:
+            check_weights(best)
+        except RunError as error:
+            raise RunError(
+                f"{best} holds the best weights of this run and is damaged: {error}\nRestore it from a copy, or train again "
+                "with --overwrite"
+            ) from error
+    after = intact.name if intact else "0"
+    return [
+        f"checkpoint {path} is damaged: {why}. It was renamed to {_set_aside(path).name}; training resumes after step {after}"
+        for path, why in damaged.items()
+    ]
+
+
+def _set_aside(path: Path) -> Path:
+    number = 0
+    while (aside := path.with_name(f"{path.name}{DAMAGED}{number or ''}")).exists():
+        number += 1
+    os.replace(path, aside)
+    return aside
+
+
+def check_checkpoint(run: Run, path: Path) -> None:
+    """Check that training can resume from a checkpoint. Tensors are not read, only their offsets in the files.
+
+    Raises:
+        RunError: A file of the checkpoint, or its part of metrics.jsonl, is damaged or missing.
+    """
+    progress = run.progress_of(path)
+    if (path / SHARDS_FOLDER).exists():
+        check_shards(path)
+    else:
+        check_weights(path)
+        read_state(path, "cpu", mmap=True)
+    _check_metrics(run, progress)
+
+
+def check_weights(path: Path) -> None:
+    """Check that the safetensors files of a model folder are complete.
+
+    Raises:
+        RunError: A file is missing or damaged.
+    """
+    names = {file.name for file in path.glob("*.safetensors")}
+    index = path / WEIGHT_INDEX
+    if index.exists():
+        content = decoded(index, index.read_bytes(), dict[str, dict[str, object]])
+        names |= {str(name) for name in content.get("weight_map", {}).values()}
+    if not names:
+        raise RunError(f"{path} has no .safetensors file")
+    for name in sorted(names):
+        try:
+            with safe_open(path / name, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{name} cannot be read ({error})") from error
+
+
+def _check_metrics(run: Run, progress: Progress) -> None:
+    size = 0
+    for number, line in enumerate(run.lines_of("metrics.jsonl"), start=1):
+        if size >= progress.metrics_bytes:
+            break
+        size += len(line) + 1
+        try:
+            decoded_row(line)
+        except RunError as error:
+            raise RunError(f"metrics.jsonl, line {number}: {error}") from error
+    if size != progress.metrics_bytes:
+        raise RunError(
+            f"metrics.jsonl has {size:,} bytes where the checkpoint was written after {progress.metrics_bytes:,}"
+        )

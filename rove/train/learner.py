@@ -1,14 +1,15 @@
-"""What learns: a model's trainer and its reference, whole in one process or in parts in several.
+"""The learner: trainer, reference model and checkpoints, in one process or sharded over several.
 
-Where several train it, each has a learner of its own, and all are told the same (`rove.train.worker_group.Team`).
+With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`).
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,60 +17,113 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, clone_model, copy_weights, disable_adapters, trainable_parameters
 from rove.runs.run import Run
-from rove.runs.token_stats import TrainedRollout
-from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
-from rove.train.checkpoint import restore_checkpoint, save_checkpoint
-from rove.train.lora import dropping
+from rove.runs.token_stats import TrainedRollout, TrainedTurn
+from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
+from rove.train.callbacks import OnProgress, counted, ignore
+from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
+from rove.train.config import TrainingConfig
+from rove.train.lora import adapter_dropout
 from rove.train.losses import Loss
-from rove.train.progress import OnProgress, counted, ignore
-from rove.train.recovery import recover
 from rove.train.sequences import TrainingSequence
-from rove.train.sharding import gather
-from rove.train.token_stats import TokenStats
-from rove.train.trainer import frozen_logprobs, in_parts, make_trainer
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.sharding import gather_weights
+from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
+DECIMALS = 6
+"""Decimals of recorded log-probabilities; ratios are then exact to 1e-6."""
+
+
+class TokenStats:
+    """Records log-probabilities and entropies of the trained tokens of some rollouts during a step.
+
+    Args:
+        samples: Sequences of the step.
+        count: Number of rollouts to record.
+        seed: Seed of their choice.
+    """
+
+    def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
+        trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})
+        self.chosen = set(random.Random(seed).sample(trained, min(count, len(trained))))
+        """Example key and rollout index of each."""
+        self.records: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
+
+    def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Record the chosen sequences of a batch; log-probabilities and entropies are [M]."""
+        for place, sequence in enumerate(batch.sequences):
+            origin = sequence.origin
+            if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
+                mine = batch.sequence_index == place  # batches keep the token order of a sequence
+                self.records.append((sequence, logprobs[mine], entropies[mine]))
+
+    def rollouts(self) -> list[TrainedRollout]:
+        """Return the records by rollout."""
+        found: dict[tuple[str, int], list[TrainedTurn]] = {place: [] for place in sorted(self.chosen)}
+        for sequence, logprobs, entropies in self.records:
+            assert sequence.origin is not None
+            found[sequence.origin.example_key, sequence.origin.rollout_index] += _trained_turns(
+                sequence, logprobs, entropies
+            )
+        return [TrainedRollout(*place, sorted(turns, key=lambda turn: turn.turn)) for place, turns in found.items()]
+
+
+def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
+    """Return the turns of a sequence; none if its first token is sampled, since nothing predicts it."""
+    assert sequence.origin is not None
+    if sequence.mask[0]:
+        return []
+    advantages = [value for value, trained in zip(sequence.advantages, sequence.mask, strict=True) if trained]
+    logprob_values, entropy_values = _rounded(logprobs), _rounded(entropies)
+    turns, start = [], 0
+    for number, count in sequence.origin.turns:
+        end = start + count
+        if count:
+            turns.append(TrainedTurn(number, logprob_values[start:end], entropy_values[start:end], advantages[start]))
+        start = end
+    return turns
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, DECIMALS) + 0.0 for value in values.tolist()]
+
 
 logger = logging.getLogger(__name__)
 
-AGREEMENT = ("mismatch_kl/all/mean", "logprob_diff/max")
-"""Measures of how far sampler and trainer are apart."""
+MISMATCH_METRICS = ("mismatch_kl/all/mean", "logprob_diff/max")
+"""Metrics of the difference between sampler and trainer."""
 
 
 class Objective(NamedTuple):
-    """What is trained for."""
+    """The training objective."""
 
     loss: Loss
     entropy_bonus: float = 0.0
     num_iterations: int = 1
-    """Optimizer steps on the same samples."""
+    """Optimizer steps on the same sequences."""
     log_token_stats: int = 0
-    """Rollouts of which the trainer's log-probabilities and entropies are kept; see `TokenStats`."""
+    """Number of rollouts whose token statistics are recorded; see `TokenStats`."""
     reference: str | None = None
-    """The loss knows what another model says: "first", the model as training starts from it, or "moving"."""
+    """Reference model of the loss: "first" (the model before training), "moving" (updated in training), or None."""
 
 
 class Learner:
     """A model in training.
 
     Args:
-        config: settings of the run.
-        objective: what is trained for.
-        loaded: the model as training starts from it, not yet resumed. Alone it is trained itself. With others, parts of a copy
-            are, and `gather` brings the weights back into this one, in the first process.
-        ranks: the processes that train it.
-        on_progress: called after every micro-batch.
+        config: Settings of the run.
+        objective: Training objective.
+        loaded: The model before training (not resumed). A single process trains it in place. Several processes train shards of a
+            copy, and `gather` copies the weights back in the first process.
+        ranks: Processes that train together.
+        on_progress: Called after every micro-batch.
 
     Raises:
-        ConfigError: the settings ask for what cannot be done with this model.
+        ConfigError: The settings do not fit this model.
     """
 
     def __init__(
         self,
-        config: RLConfig | SFTConfig,
+        config: TrainingConfig,
         objective: Objective,
         loaded: LoadedModel,
         ranks: Ranks = SINGLE_PROCESS,
@@ -77,8 +131,7 @@ class Learner:
     ):
         if config.mixed_precision and ranks.size == 1:
             raise ConfigError(
-                "mixed_precision is for several processes that train together (torchrun); leave it out, or take bf16_backward "
-                "on a CPU"
+                "mixed_precision needs several processes (torchrun); turn it off, or use bf16_backward on a CPU"
             )
         self.config = config
         self.objective = objective
@@ -89,24 +142,24 @@ class Learner:
             whole = clone_model(loaded.model)
             if objective.reference == "first":
                 disable_adapters(whole)
-            self.reference = in_parts(whole, ranks, config.mixed_precision)
+            self.reference = shard_copy(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
         self.trainer = make_trainer(config, loaded, ranks, on_progress)
         self.token_stats: list[TrainedRollout] = []
-        """What the last update saw of single tokens."""
+        """Records of the last update."""
 
     @property
     def moving_reference(self) -> Any:
-        """The reference model where its weights change, so that checkpoints must have them; else None."""
+        """The reference model if its weights change, so that checkpoints must contain it; else None."""
         return self.reference if self.objective.reference == "moving" else None
 
     def update(self, step: int, samples: Sequence[TrainingSequence], lr_scale: float) -> dict[str, float]:
-        """Take the optimizer steps of a step of training; returns what the last one measured.
+        """Take the optimizer steps of one training step; return the metrics of the last one.
 
-        What tells whether sampler and trainer agree is of the first: from the second on they are meant to differ.
+        The mismatch metrics are those of the first: from the second iteration on, the trained policy is meant to differ.
 
         Raises:
-            TrainingError: loss or gradient are not finite; the weights are those before.
+            TrainingError: The loss or the gradient is not finite; the weights are unchanged.
         """
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
@@ -118,40 +171,40 @@ class Learner:
         if objective.num_iterations > 1:
             batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
-        divisor, see = trained_tokens(samples), stats.see if stats.chosen else None
-        with dropping(model, derive_seed(self.config.seed, "dropout", step)):
+        divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None
+        with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
             measured = [
                 self.trainer.step(
                     batches, objective.loss, divisor, objective.entropy_bonus, lr_scale, None if update else see
                 )
                 for update in range(objective.num_iterations)
             ]
-        stats.seen = self.ranks.all_gather(stats.seen)
+        stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()
-        return measured[-1] | {name: measured[0][name] for name in AGREEMENT}
+        return measured[-1] | {name: measured[0][name] for name in MISMATCH_METRICS}
 
     def mean_loss(self, samples: Sequence[TrainingSequence]) -> float:
-        """Mean loss per trained token, without training (validation)."""
+        """Return the mean loss per trained token, without training (validation)."""
         return self.trainer.mean_loss(self._batches(samples), self.objective.loss)
 
     def gather(self) -> None:
-        """Bring the weights back into the model that training started from, in the first process."""
+        """Copy the weights back into the original model, in the first process."""
         if self.ranks.size > 1:
-            gather(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
+            gather_weights(self.trainer.model, self.loaded.model if self.ranks.is_first else None)
 
     def update_reference(self) -> None:
-        """Let the reference be the model as it is now."""
+        """Copy the current weights to the reference model."""
         copy_weights(self.reference, trainable_parameters(self.trainer.model))
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint into `path`: everything that changes in training."""
+        """Write a checkpoint: everything that training changes."""
         save_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
     def restore(self, path: Path) -> None:
-        """Put back what a checkpoint has, whoever has written it.
+        """Restore a checkpoint, written by any number of processes.
 
         Raises:
-            RunError: it is no checkpoint, or another model's.
+            RunError: It is not a checkpoint, or belongs to another model.
         """
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
@@ -161,16 +214,16 @@ class Learner:
         return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)
 
 
-def resume(team: Team, run: Run) -> int:
-    """Put everything back to where the run's last intact checkpoint was; how many steps that is, 0 where there is none.
+def resume(group: WorkerGroup[Learner], run: Run) -> int:
+    """Restore the last intact checkpoint of the run; return its step, 0 if there is none.
 
     Raises:
-        RunError: see `recover` and `Learner.restore`.
+        RunError: See `recover` and `Learner.restore`.
     """
     for line in recover(run):
         logger.warning(line)
     last = run.last_checkpoint()
     if last is not None:
-        team.do("restore", last[0])
+        group.call_all(Learner.restore, last[0])
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

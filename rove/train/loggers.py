@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl, when that is asked for: TensorBoard, Weights & Biases, Trackio."""
+"""Metric loggers besides metrics.jsonl: TensorBoard, Weights & Biases, Trackio."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from rove.utils.files import read_regular
 
 PROJECT = "rove"
 FILE = "loggers.json"
-"""Holds the id that tells this run from others of its name, so that a resumed run goes on where it was."""
+"""Contains the id of the run at the logging service, so that a resumed run continues there."""
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class Logger(Protocol):
-    """Takes the metrics of every step."""
+    """Logs the metrics of every step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take those of a step, counted from 1."""
+        """Log the metrics of a step, counted from 1."""
         ...
 
     def close(self) -> None:
-        """Write out what is not written yet."""
+        """Flush and close."""
         ...
 
 
 def load_module(name: str) -> Any:
-    """The library of a logger.
+    """Return the library of a logger.
 
     Raises:
-        ConfigError: there is no such logger, or its library is not installed.
+        ConfigError: Unknown logger, or its library is not installed.
     """
     if name not in MODULES:
         raise ConfigError(f"no logger '{name}'; {nearest(name, MODULES)}. metrics.jsonl is always written")
@@ -50,10 +50,10 @@ def load_module(name: str) -> Any:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse loggers that are not there.
+    """Check the names of loggers.
 
     Raises:
-        ConfigError: see `load_module`; or one is named twice.
+        ConfigError: See `load_module`; or a name is given twice.
     """
     for name in names:
         if list(names).count(name) > 1:
@@ -61,75 +61,75 @@ def check_loggers(names: Sequence[str]) -> None:
         load_module(name)
 
 
-class TensorBoard:
-    """Writes event files to `tensorboard/` in the run folder."""
+class TensorBoardLogger:
+    """Write event files to `tensorboard/` in the run folder."""
 
     def __init__(self, run: Run, config: Mapping[str, Any], step: int):
         writer = load_module("tensorboard").SummaryWriter
         self._writer = writer(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Log the metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write out what is not written yet."""
+        """Flush and close."""
         self._writer.close()
 
 
-class Hosted:
-    """Weights & Biases or Trackio: a run of the project "rove" (or $WANDB_PROJECT), with the settings as its config."""
+class HostedLogger:
+    """Log to Weights & Biases or Trackio, in the project "rove" (or $WANDB_PROJECT), with the settings as config."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any]):
         self._module = load_module(name)
         self._module.init(**arguments)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Log the metrics of a step."""
         self._module.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Write out what is not written yet."""
+        """Flush and close."""
         self._module.finish()
 
 
 def _wandb(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     arguments = {"project": project, "name": run.path.name, "id": _id(run), "dir": str(run.path)}
-    return Hosted("wandb", {**arguments, "config": dict(config), "resume": "allow"})
+    return HostedLogger("wandb", {**arguments, "config": dict(config), "resume": "allow"})
 
 
 def _trackio(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     name = f"{run.path.name}-{_id(run)}"
-    return Hosted("trackio", {"project": PROJECT, "name": name, "config": dict(config), "resume": "allow"})
+    return HostedLogger("trackio", {"project": PROJECT, "name": name, "config": dict(config), "resume": "allow"})
 
 
 OPENERS: dict[str, Callable[[Run, Mapping[str, Any], int], Logger]] = {
-    "tensorboard": TensorBoard,
+    "tensorboard": TensorBoardLogger,
     "wandb": _wandb,
     "trackio": _trackio,
 }
 
 
 def open_loggers(names: Sequence[str], run: Run, config: Mapping[str, Any], step: int) -> list[Logger]:
-    """Loggers for a run.
+    """Return the loggers of a run.
 
     Args:
-        names: of `OPENERS`.
-        run: its folder.
-        config: its settings, for people to read.
-        step: the last one that counts; later ones may have been logged by a process that was stopped.
+        names: Keys of `OPENERS`.
+        run: Run folder.
+        config: Settings of the run.
+        step: Last step that counts; a stopped process may have logged later ones.
 
     Raises:
-        ConfigError: see `load_module`.
+        ConfigError: See `load_module`.
     """
     check_loggers(names)
     return [OPENERS[name](run, config, step) for name in names]
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row of metrics, but for the step and what is not finite."""
+    """Return the finite numbers of a row of metrics, without the step."""
     return {
         name: float(value)
         for name, value in row.items()
@@ -141,8 +141,8 @@ def _id(run: Run) -> str:
     file = run.path / FILE
     if not file.exists():
         run.write_json(FILE, {"id": uuid.uuid4().hex[:8]})
-    return decoded(file, read_regular(file), _Kept)["id"]
+    return decoded(file, read_regular(file), _LoggerId)["id"]
 
 
-class _Kept(TypedDict):
+class _LoggerId(TypedDict):
     id: str

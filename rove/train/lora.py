@@ -1,59 +1,36 @@
-"""LoRA in training: an adapter's weights are trained instead of the model's own (Hu et al., arXiv 2106.09685)."""
+"""LoRA in training: train an adapter's weights instead of the model's (Hu et al. 2021, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError
-from rove.models.load import LoadedModel, check_peft
-
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
+from rove.models.load import LoadedModel
+from rove.train.config import TrainingConfig
 
 
-def check_lora(config: RLConfig | SFTConfig) -> None:
-    """Refuse impossible settings of an adapter, and those that would change nothing.
+def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
+    """Return the model with a new adapter if the settings ask for one; only its weights are then trained and saved.
 
     Raises:
-        ConfigError: with the setting's name, or PEFT is not installed.
+        ConfigError: The model has no layers with the names in `lora.targets`.
     """
-    if config.lora_rank < 0:
-        raise ConfigError(f"lora_rank is {config.lora_rank}; expected 1 or more, or 0 to train the whole model")
-    if config.lora_alpha <= 0:
-        raise ConfigError(f"lora_alpha is {config.lora_alpha}; expected more than 0")
-    if not 0 <= config.lora_dropout < 1:
-        raise ConfigError(f"lora_dropout is {config.lora_dropout}; expected a share from 0 to below 1")
-    idle = [name for name in ("lora_dropout", "lora_targets") if getattr(config, name)]
-    if idle and not config.lora_rank:
-        raise ConfigError(f"{idle[0]} is {getattr(config, idle[0])}, but lora_rank is 0, so there is no adapter")
-    if config.lora_rank:
-        check_peft()
-
-
-def add_lora(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
-    """The model with a new adapter in it, if the settings ask for one, whose weights alone are then trained and saved.
-
-    Raises:
-        ConfigError: the model has no layers of the names in `lora_targets`.
-    """
-    if not config.lora_rank:
+    if not config.lora.rank:
         return loaded
     from rove.models.adapter import add_adapter
 
     folder = Path(config.model).expanduser()
     adapter = add_adapter(
         loaded.model,
-        config.lora_rank,
-        config.lora_alpha,
-        config.lora_dropout,
-        config.lora_targets,
+        config.lora.rank,
+        config.lora.alpha,
+        config.lora.dropout,
+        config.lora.targets,
         derive_seed(config.seed, "adapter"),
         base=str(folder.resolve()) if folder.is_dir() else config.model,
     )
@@ -61,8 +38,8 @@ def add_lora(config: RLConfig | SFTConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def dropping(model: Any, seed: int) -> Iterator[None]:
-    """Context in which an adapter's dropout is at work, by a random stream of its own."""
+def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
+    """Return a context in which the adapter's dropout is active, with its own random stream."""
     layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield

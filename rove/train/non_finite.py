@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not a finite number: skipped, counted, and the end of training when they do not stop."""
+"""Steps with a non-finite loss or gradient: skip and count them, and stop training if they repeat."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rove.train.sequences import TrainingSequence
 from rove.train.trainer import TrainingError
 
 FILE = "bad_batch.msgpack"
-SKIPPED = "optim/skipped"
-"""1 in the metrics of a step that was skipped, 0 in those of one that was not."""
+SKIPPED_METRIC = "optim/skipped"
+"""1 in the metrics of a skipped step, else 0."""
 
 
-class BadBatch(msgspec.Struct, frozen=True):
-    """What training stopped at."""
+class NonFiniteBatch(msgspec.Struct, frozen=True):
+    """The batch at which training stopped."""
 
     step: int
     reason: str
     samples: list[TrainingSequence]
 
 
-def in_a_row(history: Sequence[Mapping[str, float]]) -> int:
-    """How many of the last steps that had anything to train on were skipped, without one between them that was not."""
-    tried = [row[SKIPPED] for row in history if SKIPPED in row]
+def consecutive_skips(history: Sequence[Mapping[str, float]]) -> int:
+    """Return the number of skipped steps at the end of the history; steps without training data do not count."""
+    tried = [row[SKIPPED_METRIC] for row in history if SKIPPED_METRIC in row]
     return next((i for i, skipped in enumerate(reversed(tried)) if not skipped), len(tried))
 
 
@@ -38,26 +38,26 @@ def step_unless_non_finite(
     history: Sequence[Mapping[str, float]],
     most: int,
 ) -> dict[str, float]:
-    """What `train` measured; of a step that had to be skipped, only that.
+    """Return the metrics of `train`, or only the skip metric if the step had to be skipped.
 
     Args:
-        train: takes the step, or raises TrainingError and leaves weights and optimizer as they were.
-        samples: what it trains on.
-        run: where the samples of the last step are kept when training stops.
-        history: metrics of the steps before, oldest first.
-        most: so many skipped steps in a row stop training.
+        train: Takes the step, or raises TrainingError and leaves weights and optimizer unchanged.
+        samples: The sequences that it trains on.
+        run: Run folder, where the last batch is saved if training stops.
+        history: Metrics of the earlier steps, oldest first.
+        most: Consecutive skipped steps that stop training.
 
     Raises:
-        TrainingError: that many were skipped.
+        TrainingError: That many steps were skipped.
     """
     try:
-        return {**train(), SKIPPED: 0.0}
+        return {**train(), SKIPPED_METRIC: 0.0}
     except TrainingError as error:
-        bad = in_a_row(history) + 1
+        bad = consecutive_skips(history) + 1
         if bad < most:
-            return {SKIPPED: 1.0}
+            return {SKIPPED_METRIC: 1.0}
         step = len(history) + 1
-        run.write_bytes(FILE, msgspec.msgpack.encode(BadBatch(step, str(error), list(samples))))
+        run.write_bytes(FILE, msgspec.msgpack.encode(NonFiniteBatch(step, str(error), list(samples))))
         raise TrainingError(
             f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
@@ -65,13 +65,13 @@ def step_unless_non_finite(
         ) from error
 
 
-def read_bad_batch(path: str | Path) -> BadBatch:
-    """The batch at which a run stopped, from its folder.
+def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
+    """Return the batch at which a run stopped.
 
     Raises:
-        RunError: there is none.
+        RunError: The run has none.
     """
     file = Path(path) / FILE
     if not file.exists():
         raise RunError(f"{path} has no {FILE}: training did not stop at a step that is not finite")
-    return msgspec.msgpack.decode(file.read_bytes(), type=BadBatch)
+    return msgspec.msgpack.decode(file.read_bytes(), type=NonFiniteBatch)

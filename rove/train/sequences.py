@@ -1,13 +1,13 @@
-"""From rollouts to token sequences with a mask: what exactly is trained.
+"""Token sequences from rollouts, with a mask of the trained tokens.
 
-A rollout of two turns whose second prompt extends the first turn's tokens is one sample. With first prompt [1, 2], sampled
-[7, 8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
+A rollout of two turns whose second prompt extends the first turn's tokens is one sequence. With first prompt [1, 2], sampled [7,
+8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
 
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-Had the second prompt not started with [1, 2, 7, 8], a second sample would start there. A turn goes on with the longest sample
-that its prompt extends: what other conversations had their turns in between (see `RLMEnv`, `AgentEnv`) breaks nothing.
+If the second prompt did not start with [1, 2, 7, 8], a second sequence would start there. A turn extends the longest sequence
+that its prompt starts with, so turns of other conversations in between (see `RLMEnv`, `AgentEnv`) do not matter.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rove.rendering.renderer import Renderer
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Which rollout a sample is of."""
+    """The rollout that a sequence comes from."""
 
     example_key: str
     rollout_index: int
     turns: list[tuple[int, int]]
-    """Its turns that are trained here, in the order of their tokens: the number of each, and how many tokens it sampled."""
+    """(turn number, number of sampled tokens) in the order of the tokens."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
-    """One token sequence to train on; all lists are as long as `ids`."""
+    """One token sequence to train on; all lists have the length of `ids`."""
 
     ids: list[int]
     mask: list[bool]
-    """True on the tokens the model said."""
+    """True on tokens that the model sampled."""
     logprobs: list[float]
     """The sampler's log-probabilities where the mask is true, else 0."""
     advantages: list[float]
@@ -45,20 +45,20 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     weight: float = 1.0
     """What its tokens' losses count, relative to a mean over all tokens of the step."""
     policy_version: int = 0
-    """Oldest version of the weights that sampled any of it."""
+    """Oldest version of the weights that sampled any token."""
     origin: Origin | None = None
-    """None where it is of no rollout."""
+    """None if it does not come from a rollout."""
     version_spans: list[tuple[int, int]] = []
-    """Where more than one version has sampled: which, and how many of its tokens, in the tokens' order."""
+    """(version, number of sampled tokens) in order, if more than one version sampled."""
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """Which version of the weights has sampled how many of its tokens, in their order."""
+        """(version of the weights, number of sampled tokens) in order."""
         return self.version_spans or [(self.policy_version, sum(self.mask))]
 
 
 class _Branch(NamedTuple):
-    """A sample that grows."""
+    """A sequence under construction."""
 
     ids: list[int]
     mask: list[bool]
@@ -69,14 +69,14 @@ class _Branch(NamedTuple):
 
 
 def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[TrainingSequence]:
-    """The samples of a rollout that carries exact tokens, each sampled token in exactly one of them.
+    """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one of them.
 
     Args:
-        record: the rollout.
-        advantages: of each of its turns; a single one is that of all of them.
+        record: The rollout.
+        advantages: Advantage of each turn, or one for all turns.
 
     Raises:
-        ConfigError: a step has no tokens, so that nothing exact can be trained.
+        ConfigError: A step has no tokens.
     """
     branches: list[_Branch] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
@@ -88,7 +88,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        place = _extended([branch[0] for branch in branches], tokens.prompt_ids)
+        place = _longest_extended([branch[0] for branch in branches], tokens.prompt_ids)
         if place is None:
             place = len(branches)
             branches.append(_Branch([], [], [], [], [], []))
@@ -125,8 +125,8 @@ def _joined(versions: list[tuple[int, int]], more: list[tuple[int, int]]) -> lis
     return versions + more
 
 
-def _extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
-    """The longest of the branches that a prompt begins with, of equals the latest."""
+def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
+    """Return the index of the longest branch that the prompt starts with (the latest of equals); None if there is none."""
     fitting = [
         (len(ids), place)
         for place, ids in enumerate(branches)
@@ -141,9 +141,9 @@ def sequences_from_messages(
     tools: Sequence[dict[str, object]] | None = None,
     sampled_messages: Collection[int] | None = None,
 ) -> list[TrainingSequence]:
-    """The samples of a finished conversation for SFT: advantage 1 on everything the assistant said; `tools` were shown to it.
+    """Return the sequences of a finished conversation for SFT, with advantage 1 on assistant tokens; `tools` were in the prompt.
 
-    See `Renderer.training_branches` for `said_at`.
+    See `Renderer.training_branches` for `sampled_messages`.
     """
     return [
         TrainingSequence(ids, mask, [0.0] * len(ids), [float(m) for m in mask])

@@ -1,7 +1,7 @@
-"""A model in parts, one for each process that trains it: PyTorch's FSDP2 (`fully_shard`).
+"""Sharded models: PyTorch's FSDP2 (`fully_shard`).
 
-Weights, gradients and the optimizer's moments of a part are in one process alone; a layer's weights are brought together when
-it is computed, and its gradients summed after that.
+Each process stores its shard of weights, gradients and optimizer moments; a layer's weights are gathered when it is computed,
+and its gradients are reduced afterwards.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from rove.models.recompute import checkpointed_layers
 from rove.train.worker_group import Ranks
 from rove.utils.files import open_regular
 
-FOLDER = "shards"
-"""Where a checkpoint has its parts."""
+SHARDS_FOLDER = "shards"
+"""Subfolder of a checkpoint with the shards."""
 METADATA = ".metadata"
-"""The file there that says which part is where, a pickle."""
+"""File there that describes the shards, a pickle."""
 METADATA_NAMES: Mapping[str, Sequence[str]] = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -54,20 +54,20 @@ METADATA_NAMES: Mapping[str, Sequence[str]] = {
     "pathlib": ("PosixPath", "WindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath"),  # Python 3.13
 }
-"""Module → what that pickle may name."""
+"""Module → names that the pickle may use."""
 
 
-def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
-    """Cut a model in place into the parts of so many processes.
+def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
+    """Shard a model over the processes, in place.
 
     Args:
-        model: the same one in every process; a transformers model.
-        ranks: the processes.
-        score: function of the model that trains it; may then be called as the model's method `score`.
-        in_bf16: compute in bf16. Weights stay what they are, and gradients are summed in fp32.
+        model: A transformers model, equal in every process.
+        ranks: The processes.
+        score: Function of the model that training calls; becomes the method `score` of the model.
+        in_bf16: Compute in bf16. Weights keep their type, and gradients are reduced in fp32.
 
     Raises:
-        ConfigError: it has no layers that can be brought together one after the other.
+        ConfigError: The model has no layers that can be gathered one by one.
     """
     mesh = init_device_mesh(ranks.device, (ranks.size,))
     dtype = torch.bfloat16 if in_bf16 else None
@@ -77,41 +77,39 @@ def shard(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = F
     # What goes into the whole are a batch's numbers, the sampler's log-probabilities among them: they keep their digits.
     policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    warnings.filterwarnings(
-        "ignore", "FSDP2-wrapped module", UserWarning
-    )  # nothing is done in place to what it returns
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # its outputs are not modified in place
     model.score = score.__get__(model)
     register_fsdp_forward_method(model, "score")
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether a model is in parts."""
+    """Return whether a model is sharded."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that may be in parts, brought together; every process must ask for it."""
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor gathered from all shards; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(model: Any, into: Any | None) -> None:
-    """Copy the trained weights of a model in parts into a whole one; `into` is None where they are not wanted."""
-    wanted = {} if into is None else trainable_parameters(into)
+def gather_weights(model: Any, into: Any | None) -> None:
+    """Copy the trained weights of a sharded model to a whole one; `into` is None in processes that do not need them."""
+    targets = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
-        tensor = whole(parameter.detach())
+        tensor = full_tensor(parameter.detach())
         if into is not None:
-            wanted[name].data.copy_(tensor)
+            targets[name].data.copy_(tensor)
 
 
-def share_out(weights: Mapping[str, torch.Tensor], model: Any) -> None:
-    """Copy whole weights, which every process has, into the parts of a model, by the names of what is trained."""
+def scatter_weights(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+    """Copy whole weights, present in every process, to the shards of a model."""
     for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
         parameter.data.copy_(_part(weights[name].detach(), parameter))
 
 
-def share_out_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """The same for the state of an optimizer of the whole model."""
+def scatter_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Copy the optimizer state of a whole model to the shards."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     groups = [{**group, "params": [own[i] for i in group["params"]]} for group in state["param_groups"]]
@@ -124,29 +122,29 @@ def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
 
 
 def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
-    """Write every process's part into `path`; done when all have."""
-    save(_state(model, optimizer, reference), checkpoint_id=path / FOLDER)
+    """Write the shard of every process to `path`; returns when all are written."""
+    save(_state(model, optimizer, reference), checkpoint_id=path / SHARDS_FOLDER)
 
 
 def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
-    """Put back what any number of processes has written, into a model in any number of parts, or a whole one.
+    """Restore shards written by any number of processes into a model with any number of shards, or a whole one.
 
     Raises:
-        RunError: a file is damaged, holds code, or is of another model.
+        RunError: A file is damaged, contains code, or belongs to another model.
     """
     check_shards(path)
     state = _state(model, optimizer, reference)
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     try:
-        load(state, checkpoint_id=path / FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
-    except CheckpointException as error:  # in every process alike
+        load(state, checkpoint_id=path / SHARDS_FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
+    except CheckpointException as error:  # raised in every process
         why = "; ".join(str(one[0]).splitlines()[0] for one in error.failures.values())
-        raise RunError(f"{path / FOLDER} cannot be read: {why}") from error
+        raise RunError(f"{path / SHARDS_FOLDER} cannot be read: {why}") from error
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """Reads plain values, which PyTorch reads with `weights_only=False`, only after they were read without running code."""
+    """Loads plain values after a first read without code execution: PyTorch itself loads them with `weights_only=False`."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         torch.load(value, weights_only=True)
@@ -155,22 +153,22 @@ class _PlainPlanner(DefaultLoadPlanner):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads the metadata of a checkpoint in parts, and refuses every class and function that it does not need."""
+    """Reads the metadata of shards and rejects every class and function that it does not need."""
 
     def find_class(self, module_name: str, name: str, /) -> Any:
         is_dtype = module_name == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in METADATA_NAMES.get(module_name, ()):
-            raise pickle.UnpicklingError(f"{module_name}.{name} does not belong into a checkpoint")
+            raise pickle.UnpicklingError(f"{module_name}.{name} does not belong in a checkpoint")
         return super().find_class(module_name, name)
 
 
 def check_shards(path: Path) -> None:
-    """Refuse a checkpoint in parts whose files are missing, cut off or hold code.
+    """Check that the shards of a checkpoint are complete and contain no code.
 
     Raises:
-        RunError: which file, and why.
+        RunError: Which file is wrong, and why.
     """
-    folder = path / FOLDER
+    folder = path / SHARDS_FOLDER
     try:
         with open_regular(folder / METADATA) as stream:
             found = _PlainUnpickler(stream).load()
@@ -178,15 +176,15 @@ def check_shards(path: Path) -> None:
         for part in found.storage_data.values():
             ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise RunError(f"{FOLDER}/{METADATA} cannot be read ({error})") from error
+        raise RunError(f"{SHARDS_FOLDER}/{METADATA} cannot be read ({error})") from error
     for name, end in ends.items():
         file = folder / name
         size = file.stat().st_size if Path(name).name == name and file.is_file() and not file.is_symlink() else 0
         if size < end:
-            raise RunError(f"{FOLDER}/{name} has {size:,} bytes; expected {end:,}")
+            raise RunError(f"{SHARDS_FOLDER}/{name} has {size:,} bytes; expected {end:,}")
 
 
 def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:
-    """The tensors that training changes, by name, as they are: what is read is copied into them."""
+    """Return the trained tensors by name, not copied: loading writes into them."""
     state = {"model": trainable_parameters(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     return state if reference is None else {**state, "reference": trainable_parameters(reference)}

@@ -1,6 +1,6 @@
-"""One optimizer step over micro-batches, the same for SFT and RL.
+"""One optimizer step over micro-batches, for SFT and RL.
 
-Axes: M trained tokens, R places that predict them, V vocabulary.
+Axes: M trained tokens, R positions that predict them, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -18,33 +18,29 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, clone_model, default_threads
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch
-from rove.train.losses import Loss, Tokens, clipped
-from rove.train.progress import OnProgress, counted, ignore
-from rove.train.sharding import is_sharded, shard, whole
+from rove.train.callbacks import OnProgress, counted, ignore
+from rove.train.config import TrainingConfig
+from rove.train.losses import Loss, LossTokens, clipped_tokens
+from rove.train.sharding import full_tensor, is_sharded, shard_model
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 
-if TYPE_CHECKING:
-    from rove.train.rl import RLConfig
-    from rove.train.sft import SFTConfig
-
-LOGITS = 1 << 25
-"""Most logits that are there at once when a packed batch is trained."""
-LARGEST = ("ratio_max", "difference_max")
-SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *LARGEST)
+MAX_LOGITS = 1 << 25
+"""Maximum number of logits in memory at once when a packed batch is trained."""
+MAXIMA = ("ratio_max", "difference_max")
+SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
-"""Told of each batch the log-probabilities and the entropies [M] of its trained tokens."""
+"""Called with each batch and the log-probabilities and entropies [M] of its trained tokens."""
 
 
 class TrainingError(Error):
-    """Training cannot go on: the loss or the gradient is not a number."""
+    """Training cannot continue: the loss or the gradient is not finite."""
 
 
 def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the batch's trained tokens, and entropy of what each was drawn from, [M] and in fp32, at the
-    sampling temperature.
+    """Return log-probabilities and entropies of the trained tokens, [M] in fp32, at the sampling temperature.
 
-    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass. A model
-    in parts brings its weights together for this as for its own methods.
+    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass. A
+    sharded model gathers its weights for this method as for its own.
     """
     return (model.score if is_sharded(model) else partial(_score, model))(batch, entropy_gradient)
 
@@ -52,28 +48,30 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
 def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.packing is None:
         logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
-        return _read(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
+        return _gather_logprobs(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
     hidden = model.model(
         input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing
     ).last_hidden_state[0]
-    return _chunked(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
+    return _score_in_chunks(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
 
 
 @torch.no_grad()
 def frozen_logprobs(model: Any, batch: Batch) -> torch.Tensor:
-    """Log-probabilities [M] of the batch's trained tokens under weights that are not trained, or not yet."""
+    """Return log-probabilities [M] of the trained tokens without gradients."""
     return token_logprobs(model, batch)[0]
 
 
-def _chunked(
+def _score_in_chunks(
     head: Any, hidden: torch.Tensor, batch: Batch, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same from hidden states [R, width]; where all logits would take much memory, no more than a part is ever there."""
+    """Compute the same from hidden states [R, width], with at most `MAX_LOGITS` logits in memory: chunks are recomputed in
+    the backward pass.
+    """
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
-        return _read(head(hidden), temperature, rows, targets, entropy_gradient)
+        return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    size = max(1, LOGITS // head.weight.shape[0])
+    size = max(1, MAX_LOGITS // head.weight.shape[0])
     if len(hidden) <= size:
         return some(hidden, batch.temperature, batch.rows, batch.targets)
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
@@ -96,7 +94,7 @@ def _chunked(
     return torch.cat(logprobs), torch.cat(entropy)
 
 
-def _read(
+def _gather_logprobs(
     logits: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = (logits.float() / temperature[:, None]).log_softmax(-1)
@@ -110,17 +108,17 @@ class Trainer:
     """A model and its optimizer (AdamW on fp32 weights).
 
     Args:
-        model: the model, trained in place.
-        learning_rate: peak; `step` may scale it.
-        max_grad_norm: the gradient's norm is cut to this.
-        weight_decay: on matrices only.
-        betas: of AdamW.
-        activation_checkpointing: compute layers again in the backward pass instead of keeping their activations.
-        ranks: the processes that train it together; with more than one, the model is in parts.
-        on_progress: called after every micro-batch.
+        model: Trained in place.
+        learning_rate: Peak learning rate; `step` may scale it.
+        max_grad_norm: The gradient is clipped to this norm.
+        weight_decay: Applied to matrices only.
+        betas: Betas of AdamW.
+        activation_checkpointing: Recompute layers in the backward pass instead of keeping their activations.
+        ranks: Processes that train together; with more than one, the model is sharded.
+        on_progress: Called after every micro-batch.
 
     Raises:
-        ConfigError: the model has no layers that can be computed again.
+        ConfigError: No layer of the model supports activation checkpointing.
     """
 
     def __init__(
@@ -153,29 +151,29 @@ class Trainer:
         entropy_bonus: float = 0.0,
         on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
-        """Add the gradient of Σ loss / `divisor` over all batches; how they are cut, and who has which, does not change it.
+        """Add the gradient of Σ loss / `divisor` over all batches. It does not depend on how the batches are cut or distributed.
 
         Args:
-            batches: of this process; every process has as many.
-            loss: of each token.
-            divisor: trained tokens of all batches of all processes.
-            entropy_bonus: weight of the entropy.
+            batches: Batches of this process; every process has the same number.
+            loss: Loss per token.
+            divisor: Trained tokens of all batches of all processes.
+            entropy_bonus: Weight of the entropy.
 
         Returns:
-            sums over the trained tokens of all, to be divided by their number.
+            Sums over the trained tokens of all processes.
         """
         sums = dict.fromkeys(SUMS, 0.0)
         for batch in counted(batches, "micro-batches", self.on_progress):
             with checkpoint_activations(self.recomputed):
                 logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
-            tokens = tokens_of(batch)
+            tokens = loss_tokens(batch)
             total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
-            (total * self.ranks.size).backward()  # gradients of several processes are averaged
-            sums["clipped"] += clipped(loss, logprobs.detach(), tokens).sum().item()
+            (total * self.ranks.size).backward()  # FSDP averages gradients over processes; the sum is needed
+            sums["clipped"] += clipped_tokens(loss, logprobs.detach(), tokens).sum().item()
             if on_batch is not None:
                 on_batch(batch, logprobs.detach(), entropy.detach())
             _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
-        return self.ranks.total(sums, LARGEST)
+        return self.ranks.total(sums, MAXIMA)
 
     def step(
         self,
@@ -186,18 +184,18 @@ class Trainer:
         lr_scale: float = 1.0,
         on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
-        """One optimizer step.
+        """Take one optimizer step.
 
         Returns:
-            `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ against the sampler), `mismatch_kl/all/mean` (its k3
-            estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
+            `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `mismatch_kl/all/mean` (its
+            k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
 
         Raises:
-            TrainingError: the loss or the gradient is not finite; weights and optimizer are left as they were.
+            TrainingError: The loss or the gradient is not finite; weights and optimizer are unchanged.
         """
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
@@ -220,30 +218,30 @@ class Trainer:
 
     @torch.no_grad()
     def mean_loss(self, batches: Sequence[Batch], loss: Loss) -> float:
-        """Mean loss per trained token, without training (validation)."""
+        """Return the mean loss per trained token, without training (validation)."""
         sums = {"loss": 0.0, "tokens": 0.0}
         for batch in counted(batches, "validation micro-batches", self.on_progress):
             logprobs, _ = token_logprobs(self.model, batch)
-            sums["loss"] += loss(logprobs, tokens_of(batch)).sum().item()
+            sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
             sums["tokens"] += len(logprobs)
         sums = self.ranks.total(sums)
         return sums["loss"] / max(1.0, sums["tokens"])
 
 
 def make_trainer(
-    config: RLConfig | SFTConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
+    config: TrainingConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
 ) -> Trainer:
-    """The trainer that a run's settings ask for; threads and matrix products are set as they say.
+    """Return the trainer for the settings of a run; also sets threads and linear layers.
 
-    Alone, it trains the model itself; with others, the parts of a copy.
+    A single process trains the model itself; several train shards of a copy.
 
     Raises:
-        ConfigError: the model's layers cannot be computed again, or not be shared out, which is asked for.
+        ConfigError: The model does not support activation checkpointing or sharding, but the settings ask for it.
     """
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)
     return Trainer(
-        in_parts(loaded.model, ranks, config.mixed_precision),
+        shard_copy(loaded.model, ranks, config.mixed_precision),
         config.learning_rate,
         config.max_grad_norm,
         config.weight_decay,
@@ -253,23 +251,23 @@ def make_trainer(
     )
 
 
-def in_parts(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
-    """A copy of a model in the parts of so many processes; the model itself for one."""
+def shard_copy(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
+    """Return a copy of a model sharded over the processes; the model itself for a single process."""
     if ranks.size == 1:
         return model
     parts = clone_model(model)
-    shard(parts, ranks, _score, mixed_precision)
+    shard_model(parts, ranks, _score, mixed_precision)
     return parts
 
 
-def tokens_of(batch: Batch) -> Tokens:
-    """What a loss may know of a batch's trained tokens."""
-    return Tokens(batch.logprobs, batch.advantages, batch.samples, batch.old, batch.reference)
+def loss_tokens(batch: Batch) -> LossTokens:
+    """Return what a loss may use of a batch."""
+    return LossTokens(batch.logprobs, batch.advantages, batch.sequence_index, batch.old, batch.reference)
 
 
 @torch.no_grad()
 def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, difference: torch.Tensor) -> None:
-    """Add a batch to the sums; `difference` [N] = log π − log μ of its trained tokens."""
+    """Add a batch to the sums; `difference` [M] = log π − log μ of its trained tokens."""
     if not len(difference):
         return
     ratio = difference.exp()
@@ -283,13 +281,13 @@ def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, differe
 
 
 def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Return the factor of the learning rate: a linear rise to 1 times a linear fall to `final_fraction`.
+    """Return the factor of the learning rate: linear warmup times linear decay to `final_fraction`.
 
     Args:
-        step: From 0; from `steps` − 1 on, the fall has reached `final_fraction`.
-        steps: Of the whole run. A run of one step is not decayed.
-        warmup_steps: Steps of the rise.
-        final_fraction: Factor at the last step, 1 for a constant rate.
+        step: From 0; the decay ends at `steps` − 1.
+        steps: Steps of the run. A run of one step does not decay.
+        warmup_steps: Steps of the warmup.
+        final_fraction: Factor at the last step; 1: constant rate.
     """
     warm = min(1.0, (step + 1) / max(1, warmup_steps))
     return warm * (1.0 - (1.0 - final_fraction) * min(1.0, step / max(1, steps - 1)))

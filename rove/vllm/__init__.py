@@ -1,1 +1,1 @@
-"""vLLM as an engine: a room of its own, since its interface changes between releases."""
+"""vLLM servers as an inference engine; separate because vLLM's HTTP interface changes between releases."""

@@ -1,7 +1,7 @@
-"""Servers of vLLM as an engine: token ids in, token ids and log-probabilities out, weights replaced while they live.
+"""vLLM servers as an inference engine: token ids in, token ids and log-probabilities out.
 
-Written against vLLM 0.32 (`/inference/v1/generate`); all that knows its HTTP is here, in `rove.vllm.fleet` (how servers get
-weights), `rove.vllm.health` and `rove.vllm.server`.
+Written against vLLM 0.32 (`/inference/v1/generate`). vLLM's HTTP interface is used only here and in `rove.vllm.fleet` (weights),
+`rove.vllm.router` (health) and `rove.vllm.server`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from rove.core.errors import ConfigError, InfraError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
-from rove.vllm.fleet import Fleet, Weights
-from rove.vllm.health import Watch
-from rove.vllm.responses import ParityCheck, generation, prompt_logprobs
-from rove.vllm.router import Spread
+from rove.vllm.fleet import Fleet, ServedWeights
+from rove.vllm.responses import ParityCheck, parse_generation, prompt_logprobs
+from rove.vllm.router import HealthMonitor, Router
 from rove.vllm.server import Server, VLLMConfig
 
 DEFAULT_MAX_TOKENS = 512
-TRIES = 4
-"""Of a request that a server fails although it runs."""
-BACKOFF_SECONDS = 1.0
-PASSED_ON = (
+MAX_ATTEMPTS = 4
+"""Attempts per request, if a server fails it."""
+BACKOFF_S = 1.0
+SUPPORTED = (
     "top_p",
     "top_k",
     "min_p",
@@ -40,23 +39,23 @@ PASSED_ON = (
     "min_tokens",
     "stop",
 )
-UNKNOWN = ("response_format", "structured_outputs", "logit_bias", "extra")
+UNSUPPORTED = ("response_format", "structured_outputs", "logit_bias", "extra")
 
 
 class VLLMEngine:
-    """One or several servers of vLLM, all with the same weights; an `InferenceEngine`.
+    """One or several vLLM servers with equal weights; an `InferenceEngine`.
 
-    Requests are spread over them, a rollout's next turn going where the last one was answered. A server that was started here and
-    dies, or hangs, is started anew with the newest weights, and asked again.
+    Requests are balanced over the servers; the next turn of a rollout goes to the server of the previous one. An owned server
+    that ends or hangs is restarted with the newest weights and its requests are retried.
 
     Args:
-        config: settings.
-        folder: for logs and weights; servers must see it under this path.
-        stop_ids: tokens that end a generation.
-        context: most tokens of prompt and answer together.
-        vocab: tokens the model has.
-        max_batch: how many requests it likes to have under way.
-        renderer: of the same model; for stop texts.
+        config: Settings.
+        folder: Folder for logs and weights; servers must see it under this path.
+        stop_ids: Tokens that end a generation.
+        context: Maximum tokens of prompt and completion.
+        vocab: Size of the vocabulary.
+        max_batch: Suggested maximum of concurrent requests.
+        renderer: Renderer of the model; needed for stop strings.
     """
 
     def __init__(
@@ -75,23 +74,23 @@ class VLLMEngine:
         self.max_batch = max_batch
         self.renderer = renderer
         self.adapters: list[str] = []
-        """None to choose from: there is one at most, and it is part of the weights."""
+        """Always empty: an adapter is part of the served weights and cannot be chosen per request."""
         self.fleet = Fleet(config, self.folder, context)
-        self._spread = Spread(self.fleet.servers)
-        self._watches = [Watch(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
-        self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._router = Router(self.fleet.servers)
+        self._monitors = [HealthMonitor(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
+        self._restarting: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._is_open = asyncio.Event()  # not while weights are replaced beside requests
-        self._is_open.set()
+        self._requests_allowed = asyncio.Event()  # cleared while weights are replaced
+        self._requests_allowed.set()
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and completion."""
         return self.fleet.context
 
     @property
     def policy_version(self) -> int:
-        """Of the newest weights."""
+        """Version of the newest weights."""
         return self.fleet.version
 
     async def generate(
@@ -105,55 +104,56 @@ class VLLMEngine:
         """Sample a continuation.
 
         Args:
-            prompt_ids: the prompt.
-            sampling: all but structured output, `logit_bias` and `extra`.
-            seed: not passed on: vLLM draws from one stream for all (0.32 on a CPU dies of seeds where it cuts a prompt up).
-            on_token: called with every token, when the last one is there.
-            adapter: there are none here.
+            prompt_ids: Prompt tokens.
+            sampling: Sampling parameters except structured output, `logit_bias` and `extra`.
+            seed: Not used: servers draw from one random stream (per-request seeds crash vLLM 0.32 on a CPU with chunked
+                prefill).
+            on_token: Called with every token after the generation ended.
+            adapter: Not supported.
 
         Raises:
-            OverlongPromptError: the prompt leaves no room in the model's context.
-            ConfigError: a sampling argument that is not passed on, an empty prompt, a token the model does not have.
-            ModelError: the model's probabilities are no numbers.
-            InfraError: no server answers.
+            OverlongPromptError: The prompt leaves no room in the context.
+            ConfigError: An unsupported sampling parameter, an empty prompt, or a token outside of the vocabulary.
+            ModelError: The model's probabilities are not finite.
+            InfraError: No server responds.
         """
-        await self._is_open.wait()
+        await self._requests_allowed.wait()
         params, ending = self._params(prompt_ids, sampling)
-        server, key = self._spread.choose(prompt_ids)
-        server, answer = await self._ask(server, prompt_ids, params)
-        made = generation(answer, prompt_ids, sampling, ending, self.policy_version)
+        server, key = self._router.choose(prompt_ids)
+        server, answer = await self._generate(server, prompt_ids, params)
+        generated = parse_generation(answer, prompt_ids, sampling, ending, self.policy_version)
         if len(self.fleet.servers) > 1:
-            self._spread.remember(key, made.ids, server)
+            self._router.remember(key, generated.ids, server)
         if on_token is not None:
-            for i, (token, logprob) in enumerate(zip(made.ids, made.logprobs, strict=True)):
-                on_token(Token(token, logprob, made.top_logprobs[i] if made.top_logprobs else None))
-        return made
+            for i, (token, logprob) in enumerate(zip(generated.ids, generated.logprobs, strict=True)):
+                on_token(Token(token, logprob, generated.top_logprobs[i] if generated.top_logprobs else None))
+        return generated
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability of each of `ids[1:]` given what precedes it, by the first server.
+        """Return the log-probability of each of `ids[1:]` given the tokens before it, from the first server.
 
         Raises:
-            ConfigError: the temperature is not 1.
-            InfraError: it does not answer.
+            ConfigError: The temperature is not 1.
+            InfraError: The server does not respond.
         """
         if temperature != 1.0:
             raise ConfigError(f"temperature is {temperature}; vLLM scores tokens at temperature 1 alone")
-        answer = self.fleet.servers[0].ask("POST", "/inference/v1/generate", self.fleet.probing(ids, 1.0))
+        answer = self.fleet.servers[0].request_json("POST", "/inference/v1/generate", self.fleet.scoring_body(ids, 1.0))
         return prompt_logprobs(answer, ids)
 
     def update_weights(
         self, version: int, weights: Mapping[str, Any] | Path | None = None, adapter: Path | None = None
     ) -> None:
-        """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.
+        """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
         Args:
-            version: written on every token sampled from now on.
-            weights: a model folder (see `rove.train.backends`). None when they are those that the servers have.
-            adapter: folder of an adapter that goes beside that model, its base.
+            version: Recorded with every token sampled from now on.
+            weights: Model folder (see `rove.train.backends`). None: the servers have these weights already.
+            adapter: Folder of an adapter for that model.
 
         Raises:
-            AdapterRefusedError: a server takes no adapter, or not this one.
-            RunError: a server does not take them, cannot be started, or computed something else when it was started again.
+            AdapterRefusedError: A server does not accept the adapter.
+            RunError: A server does not accept the weights, cannot be started, or failed the parity check after a restart.
         """
         old = self.fleet.weights
         if weights is None:
@@ -163,111 +163,113 @@ class VLLMEngine:
             weights, adapter = old.model, old.adapter
         elif not isinstance(weights, Path):
             raise ConfigError("VLLMEngine.update_weights takes the folder of a model; expected a Path")
-        self.fleet.update(Weights(version, weights, adapter))
+        self.fleet.update(ServedWeights(version, weights, adapter))
         if old is not None and old.model != weights:
             shutil.rmtree(old.model, ignore_errors=True)
 
     def check_parity(self, probe: ParityCheck) -> None:
-        """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
+        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again.
 
         Raises:
-            RunError: they differ by more than the tolerance, or a server does not answer.
+            RunError: They differ by more than the tolerance, or a server does not respond.
         """
         self.fleet.check(probe)
 
     async def close(self) -> None:
-        """End the servers that were started here, and forget their weights."""
+        """End the servers that rove started and delete their weights."""
         if self._session is not None:
             await self._session.close()
             self._session = None
         await asyncio.to_thread(self.fleet.close)
-        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
         if self.fleet.weights is not None:
             shutil.rmtree(self.fleet.weights.model, ignore_errors=True)
             self.fleet.weights = None
 
     def pause_requests(self) -> None:
-        """Let new requests wait: what one computed with old weights, its salt of the new version would make later ones find."""
-        self._is_open.clear()
+        """Hold new requests: during an update, one computed with old weights would be cached under the salt of the new
+        version.
+        """
+        self._requests_allowed.clear()
 
     def resume_requests(self) -> None:
-        """Let them be asked."""
-        self._is_open.set()
+        """Send the held requests."""
+        self._requests_allowed.set()
 
     def release(self) -> None:
-        """Nothing: servers see to their memory themselves."""
+        """Do nothing: servers manage their own memory."""
 
-    # Asking
-
-    def _params(self, prompt_ids: Sequence[int], asked: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
-        """What vLLM is told of how to sample, and what tells where the answer ends."""
-        room = room_after(prompt_ids, self.vocab, self.context)
-        unknown = [name for name in UNKNOWN if getattr(asked, name)]
+    def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
+        """Return vLLM's sampling parameters and the stop checker of a request."""
+        max_new_tokens = room_after(prompt_ids, self.vocab, self.context)
+        unknown = [name for name in UNSUPPORTED if getattr(sampling, name)]
         if unknown:
             raise ConfigError(
-                f"the vLLM sampler does not pass {unknown[0]} on; leave it out, or take the embedded engine"
+                f"{unknown[0]} is not supported by the vLLM backend; remove it, or use the embedded engine"
             )
-        if asked.max_tokens == 0:
+        if sampling.max_tokens == 0:
             raise ConfigError("max_tokens is 0; expected 1 or more: vLLM always generates a token")
-        max_tokens = min(asked.max_tokens or DEFAULT_MAX_TOKENS, room)
-        decode = self.renderer.decode if asked.stop and self.renderer is not None else None
-        params = {name: getattr(asked, name) for name in PASSED_ON if getattr(asked, name) is not None}
+        max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, max_new_tokens)
+        decode = self.renderer.decode if sampling.stop and self.renderer is not None else None
+        params = {name: getattr(sampling, name) for name in SUPPORTED if getattr(sampling, name) is not None}
         params |= {
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "max_tokens": max_tokens,
-            "stop_token_ids": sorted(end_token_ids(asked, self.stop_ids)),
-            "ignore_eos": True,  # whatever ends an answer is among the stop tokens
-            "detokenize": bool(asked.stop),
-            "logprobs": asked.logprobs + 1 if asked.logprobs else 0,  # the sampled token may not be among the likeliest
+            "stop_token_ids": sorted(end_token_ids(sampling, self.stop_ids)),
+            "ignore_eos": True,  # all end tokens are in stop_token_ids
+            "detokenize": bool(sampling.stop),
+            "logprobs": sampling.logprobs + 1
+            if sampling.logprobs
+            else 0,  # the sampled token may not be among the top ones
         }
-        if asked.prompt_logprobs is not None:
-            params["prompt_logprobs"] = asked.prompt_logprobs
-        return params, StopChecker(asked, max_tokens, self.stop_ids, decode)
+        if sampling.prompt_logprobs is not None:
+            params["prompt_logprobs"] = sampling.prompt_logprobs
+        return params, StopChecker(sampling, max_tokens, self.stop_ids, decode)
 
-    async def _ask(
+    async def _generate(
         self, server: Server, ids: Sequence[int], params: Mapping[str, Any]
     ) -> tuple[Server, dict[str, Any]]:
-        """An answer, and the server that gave it: the one that is asked first, or after each failure the best one then."""
+        """Return a response and its server; after a failure, retry on the least busy server."""
         attempts: list[str] = []
         while True:
-            if self.fleet.wrong is not None:
-                raise self.fleet.wrong
-            server.under_way += 1
+            if self.fleet.parity_failure is not None:
+                raise self.fleet.parity_failure
+            server.active_requests += 1
             try:
-                request = self._post(server, self.fleet.body(ids, params))
-                answer = await self._watches[server.number].over(self._open_session(), request)
+                request = self._post(server, self.fleet.request_body(ids, params))
+                answer = await self._monitors[server.number].run(self._open_session(), request)
                 server.is_failing = False
                 return server, answer
             except (aiohttp.ClientError, OSError, InfraError, msgspec.DecodeError) as error:
                 server.is_failing = True
                 attempts.append(f"{server.name} fails: {type(error).__name__}: {error}")
-                if len(attempts) >= TRIES:
+                if len(attempts) >= MAX_ATTEMPTS:
                     raise InfraError(attempts[-1], attempts) from error
-                await asyncio.sleep(BACKOFF_SECONDS * 2 ** (len(attempts) - 1))  # a dying one must be seen dead
-                reviving = self._revive(server)
-                if self._spread.best().is_failing:  # nobody else is there
-                    await asyncio.shield(reviving)
+                await asyncio.sleep(BACKOFF_S * 2 ** (len(attempts) - 1))  # give a dying process time to exit
+                restarting = self._restart(server)
+                if self._router.least_busy().is_failing:  # no other server
+                    await asyncio.shield(restarting)
             finally:
-                server.under_way -= 1
-            server = self._spread.best()
+                server.active_requests -= 1
+            server = self._router.least_busy()
 
-    def _revive(self, server: Server) -> asyncio.Task[None]:
-        """Have a server looked after, unless it is already."""
-        if server.number not in self._reviving:
-            task = asyncio.create_task(asyncio.to_thread(self.fleet.revive, server))
+    def _restart(self, server: Server) -> asyncio.Task[None]:
+        """Return the task that restarts a server."""
+        if server.number not in self._restarting:
+            task = asyncio.create_task(asyncio.to_thread(self.fleet.restart, server))
 
             def forget(done: asyncio.Task[None]) -> None:
-                del self._reviving[server.number]
+                del self._restarting[server.number]
                 if not done.cancelled():
-                    done.exception()  # is seen: who does not wait is told by `wrong`, or at the next update
+                    done.exception()  # mark as retrieved: `parity_failure` or the next update reports it
 
             task.add_done_callback(forget)
-            self._reviving[server.number] = task
-        return self._reviving[server.number]
+            self._restarting[server.number] = task
+        return self._restarting[server.number]
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)  # an answer takes as long as it takes
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)  # a long completion takes long
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
@@ -280,8 +282,8 @@ class VLLMEngine:
             answer = msgspec.json.decode(await response.read())
         choice = answer["choices"][0]
         if not all(one["version"].isdecimal() for one in choice.get("weight_versions") or ()):
-            server.is_lost = True
-            raise InfraError("it has other weights than it was given: somebody has started it anew")
+            server.was_replaced = True
+            raise InfraError("it has other weights than it was given: someone restarted it")
         reason = choice["finish_reason"]
         if reason not in ("stop", "length"):
             raise InfraError(f"it ended the answer with '{reason}'")

@@ -1,13 +1,13 @@
-"""Servers of vLLM that all have the same, newest weights; plain calls, one after another or in threads.
+"""Keep all vLLM servers on the newest weights. Blocking calls, partly in threads.
 
 Written against vLLM 0.32 (`/pause`, `/collective_rpc`, `/load_lora_adapter`, `/update_weight_version`).
 
-An update: each server is paused with its requests kept, reads a folder, is told the version of what it has read, goes on. Nothing
-that was computed with older weights is found by a later request, because what is cached is salted with the version. Then a
-fixed probe is scored by every server, and compared with what the trainer says.
+An update pauses each server with its requests kept, loads a folder, sets the version and resumes. Later requests cannot reuse
+prefixes that older weights computed, because the version salts the prefix cache. Then every server scores a fixed sequence,
+which is compared with the trainer (parity check).
 
-An adapter alone is always in the same folder: servers are told to forget the one they have, and read it anew when it is asked
-for next. (vLLM's own `load_inplace` would let them read it in every single step, from then on.)
+An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. (vLLM's
+`load_inplace` would read it again in every step.)
 """
 
 from __future__ import annotations
@@ -24,96 +24,96 @@ import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
-from rove.vllm.responses import ParityCheck, differences
-from rove.vllm.server import AdapterShape, SaysNoError, Server, VLLMConfig
+from rove.vllm.responses import ParityCheck, max_differences
+from rove.vllm.server import LoRAShape, RefusedError, Server, VLLMConfig
 
-STARTS = 3
-"""So often a server that dies is started again without having taken new weights in between."""
-BACKOFF_SECONDS = 1.0
+MAX_STARTS = 3
+"""Starts of a server without a weight update in between, after which it counts as broken."""
+BACKOFF_S = 1.0
 
 
 class AdapterRefusedError(InfraError):
-    """A server does not take an adapter beside the weights of its base."""
+    """A server does not accept an adapter on top of base weights."""
 
 
-class Weights(NamedTuple):
-    """What servers are to compute with."""
+class ServedWeights(NamedTuple):
+    """The weights that servers should have."""
 
     version: int
     model: Path
-    """A folder, as `rove.vllm.weights` writes it."""
+    """Model folder written by `rove.vllm.weights`."""
     adapter: Path | None = None
-    """The folder of an adapter that goes beside the model, which is its base then."""
+    """Folder of an adapter for that model."""
 
     @property
-    def shape(self) -> AdapterShape | None:
-        """Of the adapter."""
+    def lora_shape(self) -> LoRAShape | None:
+        """Rank and targets of the adapter."""
         if self.adapter is None:
             return None
         config = msgspec.json.decode((self.adapter / ADAPTER_CONFIG).read_bytes())
-        return AdapterShape(config["r"], sorted(config["target_modules"]))
+        return LoRAShape(config["r"], sorted(config["target_modules"]))
 
 
 class Fleet:
-    """Servers, the weights that they are to have, and what they must say with these.
+    """The servers and their weights.
 
     Args:
-        config: settings.
-        folder: for logs.
-        context: most tokens of prompt and answer together; servers may take fewer.
+        config: Settings.
+        folder: Folder for logs.
+        context: Maximum tokens of prompt and completion; lowered if a server allows fewer.
     """
 
     def __init__(self, config: VLLMConfig, folder: Path, context: int):
         self.config = config
         self.context = context
         self.version = 0
-        self.weights: Weights | None = None
+        self.weights: ServedWeights | None = None
         self.parity_error = 0.0
-        """Largest between the servers' probes and the trainer's, after the last update."""
-        self.wrong: RunError | None = None
-        """A server that was started again computes something else."""
+        """Largest difference of log-probabilities between servers and trainer after the last update."""
+        self.parity_failure: RunError | None = None
+        """Set if a restarted server computes different log-probabilities."""
         urls = config.urls or [None] * config.servers
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
-        self.probe: ParityCheck | None = None
-        self._salt = secrets.token_hex(8)  # of this run: others may have used the same servers
-        self._met: set[int] = set()
+        self.parity_check: ParityCheck | None = None
+        self._salt = secrets.token_hex(8)  # of this run: other runs may have used the same servers
+        self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
     @property
     def restarts(self) -> int:
-        """How often a server had to be started again, so far."""
+        """Number of restarts so far."""
         return sum(max(0, server.starts - 1) for server in self.servers)
 
     def is_busy(self, server: Server) -> bool:
-        """Whether a server is being started, or takes new weights."""
+        """Return whether a server is starting or loading weights."""
         return self._locks[server.number].locked()
 
-    def body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a request for what follows so many tokens, with the newest weights."""
+    def request_body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a generate request for the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self.version}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body
 
-    def probing(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
-        """Of one for a token, and the log-probabilities of those before it; training waits for it, so it need not queue."""
+    def scoring_body(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
+        """Return the body of a request that scores `ids` and samples one token. It has priority, since training waits for it."""
         params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
-        body = self.body(ids, {**params, "detokenize": False, "ignore_eos": True})
+        body = self.request_body(ids, {**params, "detokenize": False, "ignore_eos": True})
         return {**body, "priority": -1} if self.servers[0].is_ours else body
 
-    def update(self, weights: Weights) -> None:
-        """Let all servers take new weights; the first time they are started, if that is up to us. Requests under way go on.
+    def update(self, weights: ServedWeights) -> None:
+        """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
         Raises:
-            AdapterRefusedError: a server takes no adapter, or not this one.
-            RunError: a server does not take them, cannot be started, or computed something else when it was started again.
+            AdapterRefusedError: A server does not accept the adapter.
+            RunError: A server does not accept the weights, cannot be started, or failed the parity check after a restart.
         """
-        if self.wrong is not None:
-            raise self.wrong
+        if self.parity_failure is not None:
+            raise self.parity_failure
         what = (
-            "vLLM could not begin"
+            "vLLM could not start"
             if self.weights is None
-            else f"the weights of version {weights.version} were not taken"
+            else f"the weights of version {weights.version} were not loaded"
         )
-        self.probe = None  # of the old weights
+        self.parity_check = None  # of the old weights
         self.weights, self.version = weights, weights.version
         with ThreadPoolExecutor(len(self.servers)) as pool:
             for done in [pool.submit(self._update, server, weights) for server in self.servers]:
@@ -124,79 +124,80 @@ class Fleet:
                 except InfraError as error:
                     raise RunError(f"{what}: {error}") from error
 
-    def check(self, probe: ParityCheck) -> None:
-        """Compare what every server says of a probe with what the trainer does; those that are started anew must say it, too.
+    def check(self, check: ParityCheck) -> None:
+        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again.
 
         Raises:
-            RunError: they differ by more than the tolerance, or a server does not answer.
+            RunError: They differ by more than the tolerance, or a server does not respond.
         """
-        self.probe = probe
+        self.parity_check = check
         try:
-            self.parity_error = max(self._checked(server, probe) for server in self.servers)
+            self.parity_error = max(self._compare_or_restart(server, check) for server in self.servers)
         except InfraError as error:
             raise RunError(str(error)) from error
 
-    def _checked(self, server: Server, probe: ParityCheck) -> float:
+    def _compare_or_restart(self, server: Server, check: ParityCheck) -> float:
         try:
-            return self._compare(server, probe)
+            return self._compare(server, check)
         except InfraError:
-            time.sleep(BACKOFF_SECONDS)
+            time.sleep(BACKOFF_S)
             if not server.is_ours or server.is_alive():
                 raise
-            server.hangs = True
-            self.revive(server)
-            return self._compare(server, probe)
+            server.is_hung = True
+            self.restart(server)
+            return self._compare(server, check)
 
-    def revive(self, server: Server) -> None:
-        """Start a server that has died or hangs, unless somebody else has; what others have started is given its weights.
+    def restart(self, server: Server) -> None:
+        """Restart an owned server that ended or hangs, unless another thread did; a server that others restarted gets its
+        weights again.
 
         Raises:
-            InfraError: it cannot be started, or dies all the time.
-            RunError: it says something else.
+            InfraError: It cannot be started, or ends repeatedly.
+            RunError: It fails the parity check.
         """
         with self._locks[server.number]:
             if server.is_ours:
-                if not server.has_ended and not server.hangs:
+                if not server.has_ended and not server.is_hung:
                     return
-                if server.tries >= STARTS:
+                if server.starts_since_update >= MAX_STARTS:
                     raise InfraError(
-                        f"{server.name} has died {STARTS} times since it took new weights{server.last_words()}"
+                        f"{server.name} has died {MAX_STARTS} times since it took new weights{server.log_tail()}"
                     )
                 self._start(server)
-            elif server.is_lost:
-                self._meet(server)
+            elif server.was_replaced:
+                self._prepare(server)
                 assert self.weights is not None
-                self._replace(server, self.weights)
+                self._replace_weights(server, self.weights)
             else:
                 return
-            if self.probe is not None:
+            if self.parity_check is not None:
                 try:
-                    self._compare(server, self.probe)
+                    self._compare(server, self.parity_check)
                 except RunError as error:
-                    self.wrong = error
+                    self.parity_failure = error
                     server.stop()
                     raise
 
     def close(self) -> None:
-        """End the servers that were started here, for good."""
+        """End the servers that rove started."""
         for server in self.servers:
             server.close()
 
     # One server
 
-    def _update(self, server: Server, weights: Weights) -> None:
-        """Let one server have the newest weights."""
+    def _update(self, server: Server, weights: ServedWeights) -> None:
+        """Load the newest weights into one server."""
         with self._locks[server.number]:
-            server.tries = 0
-            if server.has_ended or (server.is_ours and (server.hangs or server.shape != weights.shape)):
+            server.starts_since_update = 0
+            if server.has_ended or (server.is_ours and (server.is_hung or server.shape != weights.lora_shape)):
                 return self._start(server)
             try:
-                self._meet(server)
-                self._replace(server, weights)
+                self._prepare(server)
+                self._replace_weights(server, weights)
             except AdapterRefusedError:
                 raise
             except InfraError:
-                time.sleep(BACKOFF_SECONDS)  # a dying one must be seen dead
+                time.sleep(BACKOFF_S)  # give a dying process time to exit
                 if not server.is_ours or server.is_alive():
                     raise
                 self._start(server)
@@ -205,52 +206,52 @@ class Fleet:
         assert self.weights is not None
         weights = self.weights
         try:
-            server.start(weights.model, weights.shape)
+            server.start(weights.model, weights.lora_shape)
         except InfraError as error:
             if weights.adapter is not None and server.starts == 1 and "LoRA" in str(error):
                 raise AdapterRefusedError(str(error)) from error
             raise
-        self._learn_context(server)
+        self._read_context(server)
         if weights.adapter is not None:
             self._load_adapter(server, weights.adapter)
-        self._tell_version(server, weights.version)
+        self._set_version(server, weights.version)
         server.is_failing = False
 
-    def _meet(self, server: Server) -> None:
-        """Make sure that a server that was there before us can be used."""
-        if server.is_lost:
-            server.is_lost = server.has_adapter = False
+    def _prepare(self, server: Server) -> None:
+        """Check that a server that rove did not start can be used."""
+        if server.was_replaced:
+            server.was_replaced = server.has_adapter = False
             server.model = None
-            self._met.discard(server.number)
-        if server.is_ours or server.number in self._met:
+            self._prepared.discard(server.number)
+        if server.is_ours or server.number in self._prepared:
             return
-        self._learn_context(server)
+        self._read_context(server)
         try:
-            server.ask("POST", "/resume")
+            server.request_json("POST", "/resume")
         except InfraError as error:
             raise InfraError(
                 f"{error}; start it with VLLM_SERVER_DEV_MODE=1 in its environment and the arguments --enable-scale-out "
                 "--logprobs-mode processed_logprobs --generation-config vllm"
             ) from error
-        self._met.add(server.number)
+        self._prepared.add(server.number)
 
-    def _learn_context(self, server: Server) -> None:
-        """It may take fewer tokens than the model could (`--max-model-len`)."""
-        [model, *_] = server.ask("GET", "/v1/models")["data"]
+    def _read_context(self, server: Server) -> None:
+        """Lower `context` to the limit of the server (`--max-model-len`)."""
+        [model, *_] = server.request_json("GET", "/v1/models")["data"]
         self.context = min(self.context, model.get("max_model_len") or self.context)
 
-    def _replace(self, server: Server, weights: Weights) -> None:
-        """Let a server that runs read them."""
-        server.ask("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
+    def _replace_weights(self, server: Server, weights: ServedWeights) -> None:
+        """Load weights into a running server."""
+        server.request_json("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
         if server.model != weights.model:
             path = {"weights_path": str(weights.model)}
-            server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
+            server.request_json("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": path})
             server.model = weights.model
         if weights.adapter is not None:
             self._load_adapter(server, weights.adapter)
-        self._tell_version(server, weights.version)
-        server.ask("POST", "/resume")
-        server.is_failing = server.hangs = False
+        self._set_version(server, weights.version)
+        server.request_json("POST", "/resume")
+        server.is_failing = server.is_hung = False
 
     @property
     def _has_adapter(self) -> bool:
@@ -261,35 +262,35 @@ class Fleet:
         return f"rove-{self._salt}"
 
     def _load_adapter(self, server: Server, folder: Path) -> None:
-        """Let a server read the adapter: now, or if it has read one from there, when it is asked for next."""
+        """Load the adapter: at once the first time, else with the next request."""
         if server.has_adapter:
-            answer = server.ask("POST", "/collective_rpc", {"method": "list_loras"})
+            answer = server.request_json("POST", "/collective_rpc", {"method": "list_loras"})
             for number in sorted({number for worker in answer["results"] for number in worker}):
-                server.ask("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
+                server.request_json("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
             return
         try:
-            server.tell("POST", "/v1/load_lora_adapter", {"lora_name": self._adapter_name, "lora_path": str(folder)})
-        except SaysNoError as error:
+            server.request("POST", "/v1/load_lora_adapter", {"lora_name": self._adapter_name, "lora_path": str(folder)})
+        except RefusedError as error:
             raise AdapterRefusedError(str(error)) from error
         server.has_adapter = True
 
-    def _tell_version(self, server: Server, version: int) -> None:
-        server.ask("POST", "/update_weight_version", {"new_version": str(version)})
+    def _set_version(self, server: Server, version: int) -> None:
+        server.request_json("POST", "/update_weight_version", {"new_version": str(version)})
 
-    def _compare(self, server: Server, probe: ParityCheck) -> float:
-        """How far a server's log-probabilities of a probe are off."""
-        answer = server.ask("POST", "/inference/v1/generate", self.probing(probe.ids, probe.temperature))
-        worst, drawn = differences(answer, probe)
+    def _compare(self, server: Server, check: ParityCheck) -> float:
+        """Return the largest difference of log-probabilities between a server and the trainer."""
+        answer = server.request_json("POST", "/inference/v1/generate", self.scoring_body(check.ids, check.temperature))
+        worst, drawn = max_differences(answer, check)
         if max(worst, drawn) <= self.config.tolerance:
             return max(worst, drawn)
         if worst <= self.config.tolerance:
             raise RunError(
-                f"{server.name} gives a token that was drawn at temperature {probe.temperature} a log-probability that is "
+                f"{server.name} gives a token that was drawn at temperature {check.temperature} a log-probability that is "
                 f"{drawn:.2g} off the tempered distribution's: start it with --logprobs-mode processed_logprobs"
             )
         raise RunError(
             f"{server.name} does not compute what the trainer does: after the update to version {self.version} their "
-            f"log-probabilities of the probe differ by {worst:.2g}, and vllm.tolerance is {self.config.tolerance:g}. "
+            f"log-probabilities of the parity check differ by {worst:.2g}, and vllm.tolerance is {self.config.tolerance:g}. "
             "Either it has not taken all of the weights (one that was started with tied embeddings may keep its old head: start "
             'it with a folder whose config.json says "tie_word_embeddings": false, or let rove start it), or it computes in '
             "fewer digits (then raise vllm.tolerance)"

@@ -1,6 +1,7 @@
-"""Runs a command for as long as somebody holds the other end of this program's stdin.
+"""Run a command until it ends or this program's stdin is closed.
 
-Run as a file by whoever must not leave the command behind, not even when killed. It needs the standard library alone.
+The parent runs this file as a program, so that the command ends with the parent even if the parent is killed: the kernel then
+closes the pipe. It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import sys
 import threading
 from contextlib import suppress
 
-GRACE_SECONDS = 10.0
-"""How long the command may take to end once it is asked to."""
+STOP_TIMEOUT_S = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
-def main(words: list[str]) -> int:
-    """Run a command in a session of its own until it ends, or stdin does; what it leaves behind is killed. Its exit code."""
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+def main(command: list[str]) -> int:
+    """Run a command in its own session until it ends or stdin is closed, then kill its process group; return the exit code."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def watch() -> None:
         with suppress(OSError):
@@ -26,10 +27,10 @@ def main(words: list[str]) -> int:
                 pass
         _signal(child.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
+            child.wait(STOP_TIMEOUT_S)
         _signal(child.pid, signal.SIGKILL)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is told to whoever holds stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes stdin
     signal.signal(signal.SIGTERM, lambda *_: _signal(child.pid, signal.SIGTERM))
     threading.Thread(target=watch, daemon=True).start()
     code = child.wait()

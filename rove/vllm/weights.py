@@ -1,4 +1,4 @@
-"""Weights as servers of vLLM are to find them: a model folder."""
+"""Write weights as vLLM servers load them: a model folder, or an adapter folder."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from rove.models.adapter import Adapter
 
 LFM2_SIZES = ("conv_dim", "block_dim")
-"""What vLLM 0.32 wants to read of an LFM2, and transformers does not write of one that is made from scratch: its width."""
+"""Settings that vLLM 0.32 needs of an LFM2 and that transformers does not write for a new model: its width."""
 BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 
 
 def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None:
-    """Write a model as vLLM is to load it: an ordinary folder, an adapter merged into the weights, and its head written out.
+    """Write a model folder for vLLM, with the adapter merged into the weights and the head written separately.
 
-    A head that is tied to the embeddings is written as a matrix of its own, in a model that says it is not tied: when weights
-    are replaced, vLLM 0.32 fills the embeddings and leaves the head to follow, which on a CPU it does not (what it computes
-    with there is a copy in another layout).
+    A head that is tied to the embeddings is written as a matrix of its own, with `tie_word_embeddings` off: when vLLM 0.32
+    reloads weights, it fills the embeddings and expects the head to follow, which fails on a CPU, where the head is a copy in
+    another layout.
 
     Args:
-        loaded: the model.
-        folder: to be made.
-        merged: False = an adapter is left out, for the base alone.
+        loaded: The model.
+        folder: Folder to create.
+        merged: False: leave the adapter out and write the base model.
     """
     model = loaded.model
     weights = merged_weights(model) if merged else base_weights(model)
@@ -49,7 +49,7 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
 
 
 def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
-    """One more tensor in a file of its own: readers of several files go by the index."""
+    """Add a tensor in its own file, and an index, which readers of several files need."""
     save_file({name: tensor}, folder / HEAD_FILE, metadata={"format": "pt"})
     index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
@@ -63,7 +63,7 @@ def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
 
 
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Name → weight of a model, with the adapter in it merged."""
+    """Return the weights by name, with the adapter merged."""
     weights = base_weights(model)
     with torch.no_grad():
         for name, layer in model.named_modules():
@@ -73,13 +73,15 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def base_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Name → weight of a model, without the adapter in it."""
+    """Return the weights by name, without the adapter."""
     weights = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     return {name.replace(".base_layer.", "."): tensor for name, tensor in weights.items()}
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write an adapter as PEFT does, over an older one of the same shape that others may be reading: they find one of the two."""
+    """Write an adapter in PEFT format over an older one of the same shape. Files are replaced atomically, since servers may
+    be reading them.
+    """
     new = folder.with_name(folder.name + "-new")
     adapter.save(new)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,5 +91,5 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Return the size of the files in a folder in bytes."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

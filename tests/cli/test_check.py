@@ -49,9 +49,9 @@ def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing_there"], "there is no file nothing_there"),
+        (["nothing_there"], "no such file: nothing_there"),
         (["tictactoe", "-o", "matrix.txt"], "ends in .md or .json"),
-        (["tictactoe", "-o", "nowhere/matrix.md"], "there is no folder nowhere"),
+        (["tictactoe", "-o", "nowhere/matrix.md"], "the folder nowhere does not exist"),
         (["tictactoe", "-a", "5"], "-a takes a JSON object"),
         (["."], "contains none"),
         (["tictactoe", "-n", "0"], "num_examples is 0"),

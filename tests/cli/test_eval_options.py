@@ -12,6 +12,7 @@ import pytest
 from commands import environment
 from fault_endpoint import FaultEndpoint, last_text
 from rich.console import Console
+from setting_tables import setting_names, tables
 
 from rove.cli.eval import EvalConfig, run_eval
 from rove.core.config import convert
@@ -136,7 +137,7 @@ REMOTE = {"model": "someone/model", "base_url": "SERVER0", "max_retries": 0}
 BROKEN = {"env": "opt_broken"}
 PRICE = {"price": {"input": 1.0, "output": 1.0}}
 ONE_BY_ONE = {"max_concurrent": 1}
-STALLED = {"isolated": True, "env_args": {"word": "stall"}, "num_examples": 1}
+STALLED = {"isolation.enabled": True, "env_args": {"word": "stall"}, "num_examples": 1}
 
 CASES: dict[str, Case] = {
     "num_examples": Case(2, {}, count),
@@ -164,13 +165,13 @@ CASES: dict[str, Case] = {
     "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda ran: ran.said),
     "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, requests),
     "env_dir": Case("envs1", {}, lambda ran: ran.summary["failed"]),
-    "isolated": Case(True, {}, metric("process")),
-    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
-    "isolated_start_seconds": Case(0.001, {"isolated": True}, lambda ran: ran.error),
-    "isolated_hang_seconds": Case(0.1, STALLED, lambda ran: ran.summary["failed"]),
-    "ray": Case("nowhere", {}, lambda ran: ran.error),
-    "ray_actors": Case(0, {}, lambda ran: ran.error),
-    "ray_rollouts": Case(0, {}, lambda ran: ran.error),
+    "isolation.enabled": Case(True, {}, metric("process")),
+    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
+    "isolation.hang_seconds": Case(0.1, STALLED, lambda ran: ran.summary["failed"]),
+    "ray.address": Case("nowhere", {}, lambda ran: ran.error),
+    "ray.actors": Case(0, {}, lambda ran: ran.error),
+    "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
     "save": Case(False, {}, lambda ran: ran.run is None),
     "overwrite": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),
@@ -211,7 +212,7 @@ class Workshop:
         console = Console(file=io.StringIO(), width=300)
         summary, run, error = {}, None, ""
         try:
-            summary, run = run_eval(convert(EvalConfig, settings), console)
+            summary, run = run_eval(convert(EvalConfig, tables(settings)), console)
         except Error as raised:
             error = str(raised)
         said = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
@@ -238,7 +239,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 def test_every_setting_is_here():
     """A setting that is added needs a case that shows what it does."""
     elsewhere = {"trust_remote_code"}  # in test_models_remote_code
-    assert list(CASES) == [name for name in EvalConfig.__struct_fields__ if name not in elsewhere]
+    assert set(CASES) == {*setting_names(EvalConfig)} - elsewhere
     assert list(LIMITS) == list(Limits.__struct_fields__)
 
 

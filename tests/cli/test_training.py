@@ -20,9 +20,12 @@ from rich.console import Console
 from rove.cli.eval import EvalConfig, run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
+from rove.core.config import convert
+from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
+from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
 
@@ -64,7 +67,7 @@ ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
 @pytest.mark.broad
 def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
     """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
-    lora = ("--lora_rank", "2", "--lora_targets", '["q_proj", "down_proj"]')
+    lora = ("--lora.rank", "2", "--lora.targets", '["q_proj", "down_proj"]')
     assert rove(*sft(made, *lora, "--run-dir", "runs/sft")).status == 0
     words = rl(made, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
     done = rove(*words)
@@ -81,9 +84,9 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert all(one["scored"] == 4 for one in said)
     again = rove(*words)
     assert "runs/rl is complete" in again.out
-    refused = rove(*words, "--lora_rank", "3")
+    refused = rove(*words, "--lora.rank", "3")
     assert refused.status == 1
-    assert "  lora_rank: there 2, now 3" in refused.err.splitlines()
+    assert "  lora.rank: there 2, now 3" in refused.err.splitlines()
     Path("runs/rl/summary.json").unlink()
     (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
     assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
@@ -91,9 +94,9 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
 
 @pytest.mark.broad
 def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
-    assert rove(*sft(made, "--lora_rank", "2", "--run-dir", "runs/sft")).status == 0
+    assert rove(*sft(made, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
-    assert "model is no adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
+    assert "model is not an adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
     assert not Path("merged").exists()
     Path("merged").mkdir()
     Path("merged/mine").touch()
@@ -101,7 +104,7 @@ def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made:
     assert os.listdir("merged") == ["mine"]
     done = rove("model", "merge", "runs/sft/final", "-o", "other")
     assert done.status == 0
-    assert "parameters, the adapter's change in them" in done.out
+    assert "parameters, adapter merged" in done.out
 
 
 @pytest.mark.parametrize("words", [sft, rl])
@@ -113,7 +116,7 @@ def test_a_model_that_is_not_there_leaves_no_run_folder(rove: Rove, made: Path, 
 
 
 def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):
-    done = rove(*rl(made, "--lora_dropout", "0.1", "--run-dir", "runs/mine"))
+    done = rove(*rl(made, "--lora.dropout", "0.1", "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "lora_dropout is 0.1, but lora_rank is 0" in done.err
     assert not Path("runs/mine").exists()
@@ -248,7 +251,7 @@ def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: P
     words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
     done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
     assert done.status == 0, done.err
-    assert f"warning: max_tokens {context}: the model takes {context} tokens, the prompt's included" in done.out
+    assert f"warning: max_tokens is {context}, but the model's context is {context} tokens, prompt included" in done.out
 
 
 SAME = """
@@ -315,7 +318,7 @@ def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, m
 
 
 WATCHED = """
-shuffle = true
+curriculum.shuffle = true
 keep_best = "eval/perfect/reward/mean"
 show_every = 1
 [alerts]
@@ -369,7 +372,7 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
 
 @pytest.mark.broad
 def test_sft_measures_in_an_environment(rove: Rove, made: Path):
-    Path("watched.toml").write_text(WATCHED.replace("shuffle = true", "").replace("show_every = 1", ""))
+    Path("watched.toml").write_text(WATCHED.replace("curriculum.shuffle = true", "").replace("show_every = 1", ""))
     done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     assert "best eval/perfect/reward/mean" in done.out
@@ -405,9 +408,9 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
             run.append_metrics({"step": step + 1, "reward/mean": reward})
         run.finish({"steps": 40})
     out = io.StringIO()
-    config = RLConfig(env="tictactoe", model="models/x", **over)
+    config = convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
     print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
-    assert ("has not risen that one could tell in 40 steps (0.4" in out.getvalue()) == told
+    assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 
 
 def test_what_to_do_next_is_said_so_that_it_works(
@@ -419,7 +422,9 @@ def test_what_to_do_next_is_said_so_that_it_works(
         run.finish({"steps": 0})
     out = io.StringIO()
     args = {"num_examples": 3, "system_prompt": "it's a [game]"}
-    config = RLConfig(env="adding", env_dir="some envs", env_args=args, model="models/x", isolated=True)
+    config = RLConfig(
+        env="adding", env_dir="some envs", env_args=args, model="models/x", isolation=IsolationConfig(enabled=True)
+    )
     print_rl(config, tmp_path / "the end", run, Console(file=out, width=100))
     evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
     environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
@@ -427,7 +432,12 @@ def test_what_to_do_next_is_said_so_that_it_works(
     done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
     assert done.status == 0, done.err
     told = json.loads(done.out)
-    assert (told["env"], told["env_dir"], told["env_args"], told["isolated"]) == ("adding", "some envs", args, True)
+    assert (told["env"], told["env_dir"], told["env_args"], told["isolation"]["enabled"]) == (
+        "adding",
+        "some envs",
+        args,
+        True,
+    )
     assert told["model"] == str(tmp_path / "the end")
     assert play[1 : play.index("-m")] == evaluate[1 : evaluate.index("-m")]
 
@@ -441,7 +451,7 @@ def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):
         run.finish({"steps": 3})
     out = io.StringIO()
     print_rl(RLConfig(env="tictactoe", model="models/x"), tmp_path / "final", run, Console(file=out, width=100))
-    assert "nothing was learnt: in no step had a group any spread of rewards" in out.getvalue()
+    assert "nothing was learned: in every step all groups had zero advantage" in out.getvalue()
 
 
 @pytest.mark.broad

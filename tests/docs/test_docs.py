@@ -27,7 +27,7 @@ from rove.core.errors import RunError
 from rove.envs.loading import example_environments
 from rove.hub.package.reading import declared
 from rove.models.load import load_model
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from rove.wire import chat, completions, tokens
 from tests.engine.test_lora import adapter_of, save
 
@@ -378,7 +378,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make settings-page"
     undocumented = [line for kind in TABLES.values() for line in rows(kind) if line.endswith("|  |")]
     assert undocumented == []
-    assert "| `batch_size` | `256` | Rollouts per optimizer step" in page()
+    assert "| `batch_size` | `256` | Rollouts per step" in page()
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ import pytest
 from commands import environment
 from fakes import tiny_model
 
+from rove.core.config import convert
+from rove.core.renamed_settings import upgrade
 from rove.doctor.findings import FAIL, SKIP, WARN, Finding, failed
 from rove.doctor.training import check_training
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 
 SOURCE = '''
 import rove as vf
@@ -51,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def found(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
     settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
-    return {finding.name: finding async for finding in check_training(RLConfig(**settings), groups)}
+    return {finding.name: finding async for finding in check_training(convert(RLConfig, upgrade(settings)), groups)}
 
 
 BOXED = """
@@ -90,7 +92,7 @@ async def test_all_of_it(folder: Path):
     names = [finding.name for finding in findings]
     assert names[:2] == ["settings", "batch"]
     assert names[-4:] == ["sampler = trainer", "memory", "time", "disk"]
-    assert {"learning rate", "base reward", "spread", "max_tokens", "context", "history"} < set(names)
+    assert {"learning rate", "base reward", "advantages", "max_tokens", "context", "history"} < set(names)
     assert ("sampling", 24, 24) in told
     assert next(one for one in findings if one.name == "rollouts").seen == "24 sampled, none failed"
     assert sorted({*os.listdir(folder)} - {"__pycache__"}) == ["letters", "model"]

@@ -63,12 +63,12 @@ async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
 async def test_the_next_turn_computes_only_what_is_new():
     client = EngineClient.from_model(tiny_model())
     first = await client.respond(Request(ASK, SamplingParams(max_tokens=1)))
-    before = client.engine.computed
+    before = client.engine.computed_tokens
     messages = [*ASK, first.message, {"role": "user", "content": "no"}]
     assert first.tokens is not None
     second = await client.respond(Request(messages, SamplingParams(max_tokens=1), previous=first.tokens))
     assert second.tokens is not None
-    assert client.engine.computed - before == len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)
+    assert client.engine.computed_tokens - before == len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)
 
 
 async def test_a_rewritten_conversation_is_tokenised_afresh():
@@ -128,9 +128,9 @@ async def test_closing_frees_the_cache_and_keeps_the_version():
     client.engine.update_weights(2)
     await client.respond(Request(ASK, SAMPLING))
     cache = client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
-    assert cache.bytes > 0
+    assert cache.allocated_bytes > 0
     await client.close()
-    assert (cache.bytes, client.engine.policy_version) == (0, 2)
+    assert (cache.allocated_bytes, client.engine.policy_version) == (0, 2)
 
 
 async def test_greedy_answers_do_not_depend_on_the_seed():
@@ -175,12 +175,12 @@ async def test_the_next_turn_of_a_raw_text_computes_only_what_is_new(end: str):
     tries = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
     first = next(response for response in reversed(tries) if response.finish_reason == end)
     assert first.tokens is not None
-    before = client.engine.computed
+    before = client.engine.computed_tokens
     text = f"0 1 2{first.message.content} no"
     second = await client.respond(Request([], SamplingParams(max_tokens=1), previous=first.tokens, text=text))
     assert second.tokens is not None
     # At least all but the last sampled token was computed before; an end that was sampled last is not part of the text.
-    assert client.engine.computed - before <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
+    assert client.engine.computed_tokens - before <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
 
 
 async def test_a_raw_rollout_trains_each_sampled_token_once():

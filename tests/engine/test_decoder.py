@@ -7,15 +7,19 @@ from functools import cache
 
 import pytest
 import torch
+from fakes import generate_naively, tiny_model
 from families import FAMILIES, FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import first_quick
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, Lfm2Config, LlamaConfig
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from rove.core.protocols import Generation, SamplingParams
-from rove.engine.decoder import supports
+from rove.engine.decoder import Convolution, ConvWindow, convolve, supports
 from rove.engine.engine import Engine
+from rove.engine.kv_cache import CacheShape, KVCache
+from rove.engine.scheduler import Chunk, SequenceState, Step
 from rove.models.load import LoadedModel
 
 loaded_family = cache(family_model)
@@ -117,3 +121,139 @@ def test_a_model_without_a_fast_path_says_so(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
         assert not Engine(loaded_family("gemma2").model, []).is_fast
     assert "gemma2 has no fast path" in caplog.text
+
+
+CPU = torch.device("cpu")
+WIDTH = 8
+
+
+def short_convolution(length: int, bias: bool, dtype: torch.dtype) -> Lfm2ShortConv:
+    config = Lfm2Config(
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        full_attn_idxs=[],
+        conv_L_cache=length,
+        conv_bias=bias,
+    )
+    torch.manual_seed(0)
+    return Lfm2ShortConv(config, 0).to(dtype).eval()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@torch.inference_mode()
+def test_it_is_the_models_own_wherever_steps_cut(
+    cuts: list[list[int]], apart: bool, length: int, bias: bool, dtype: torch.dtype
+):
+    """Row i takes cuts[i][k] tokens in step k: 1 as a decoded row, more as a chunk."""
+    module = short_convolution(length, bias, dtype)
+    shape = CacheShape(1, 1, 1, dtype, CPU, frozenset({0}), WIDTH)
+    cache = KVCache(shape, 1 << 20, 99)
+    inputs = [torch.randn(sum(sizes), WIDTH, dtype=dtype) for sizes in cuts]
+    rows = [SequenceState(i, [], 1) for i in range(len(cuts))]
+    for i, row in enumerate(rows):
+        row.slot = cache.allocate(64 if i % 2 == 0 or not apart else 100)  # of two pools
+        assert row.slot is not None
+        row.slot.pool.values[0][row.slot.index] = 1e4  # garbage
+    outputs: list[list[torch.Tensor]] = [[] for _ in cuts]
+    for k in range(max(map(len, cuts))):
+        step, x = Step([], []), []
+        taking = sorted((i for i in range(len(cuts)) if k < len(cuts[i])), key=lambda i: cuts[i][k] > 1)
+        for i in taking:
+            start, size = sum(cuts[i][:k]), cuts[i][k]
+            rows[i].tokens = [0] * (start + size)
+            if size == 1:
+                step.decode.append(rows[i])
+            else:
+                step.chunks.append(Chunk(rows[i], start, size))
+            x.append(inputs[i][start : start + size])
+        made = convolve(0, Convolution.from_module(module), torch.cat(x), ConvWindow.from_step(step, length, CPU))
+        for i, part in zip(taking, made.split([len(part) for part in x]), strict=True):
+            outputs[i].append(part)
+    for given_, got in zip(inputs, outputs, strict=True):
+        wanted = module(given_[None])[0]
+        torch.testing.assert_close(torch.cat(got), wanted, atol=1e-6 if dtype == torch.float32 else 1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("chunk", first_quick([1, 2, 3, 4, 64], 2))
+def test_a_chunk_may_end_inside_the_kernels_window(chunk: int):
+    loaded = loaded_family("lfm2")
+    engine = Engine(loaded.model, [], chunk=chunk)
+    prompts = [list(range(10, 10 + length)) for length in range(1, 10)]
+
+    async def every() -> list[Generation]:
+        asked = (engine.generate(prompt, SamplingParams(max_tokens=6), seed=i) for i, prompt in enumerate(prompts))
+        return await asyncio.gather(*asked)
+
+    for turn in range(2):
+        for i, (prompt, got) in enumerate(zip(prompts, asyncio.run(every()), strict=True)):
+            assert_agrees(loaded, prompt, got, i, 1.0)
+            prompts[i] = [*prompt, *got.ids, *range(turn + i % 3)]
+
+
+@pytest.mark.parametrize("prompt", [[5], [5, 6]])
+async def test_prompts_shorter_than_the_kernel(prompt: list[int]):
+    loaded = tiny_model("lfm2", seed=1)
+    engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids))
+    assert engine.is_fast
+    for seed in range(3):
+        got = await engine.generate(prompt, SamplingParams(max_tokens=12), seed=seed)
+        wanted = generate_naively(loaded, prompt, seed, max_tokens=12)
+        assert got.ids == wanted.ids
+        assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
+async def test_a_next_turn_computes_only_its_new_tokens():
+    engine = Engine(tiny_model("lfm2").model, [])
+    prompt = list(range(10, 50))
+    first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
+    before = engine.computed_tokens
+    await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
+    assert engine.computed_tokens - before == 4
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("rows", first_quick([3, 5]))
+async def test_little_memory_means_computing_again_never_a_wrong_token(rows: int):
+    loaded = tiny_model("lfm2", seed=8)
+    row_bytes = (32 + 2 * 8) * 4 * 64  # a convolution's input, a key and a value; bytes, positions
+    engine = Engine(loaded.model, [], cache_bytes=rows * row_bytes, chunk=32)
+    prompts = [[i + 1] * (5 * i + 2) for i in range(8)]
+    for turn in range(2):
+        made = await asyncio.gather(
+            *(engine.generate(prompt, SamplingParams(max_tokens=70), seed=i) for i, prompt in enumerate(prompts))
+        )
+        cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
+        assert cache.shape.position_bytes * 64 == row_bytes and cache.allocated_bytes <= rows * row_bytes
+        for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
+            assert_agrees(loaded, prompt, got, i, 1.0)
+        prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]
+
+
+async def test_bf16_is_near_fp32():
+    loaded = family_model("lfm2", seed=2)
+    prompt = list(range(40, 80))
+    with torch.inference_mode():
+        loaded.model.to(torch.bfloat16)
+        made = await Engine(loaded.model, [], chunk=7).generate(prompt, SamplingParams(max_tokens=20), seed=1)
+        loaded.model.to(torch.float32)
+    exact = Engine(loaded.model, []).score([*prompt, *made.ids])[-20:]
+    assert sum(abs(a - b) for a, b in zip(made.logprobs, exact, strict=True)) / 20 < 0.2
+
+
+async def test_a_changed_kernel_counts_at_once():
+    loaded = family_model("lfm2")
+    engine = Engine(loaded.model, [])
+    await engine.generate([5, 6, 7], SamplingParams(max_tokens=3))
+    with torch.no_grad():
+        loaded.model.model.layers[0].conv.conv.weight.neg_()
+    engine.update_weights(1)
+    got = await engine.generate([5, 6, 7], SamplingParams(max_tokens=8), seed=1)
+    assert_agrees(loaded, [5, 6, 7], got, 1, 1.0)

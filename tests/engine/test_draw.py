@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from rove.engine.draw import alternatives, draw, keep_likely, score_tokens, temper, uniforms
+from rove.engine.sampler import apply_temperature, filter_unlikely, sample_ids, score_tokens, top_tokens, uniforms
 
 seeds_63 = st.integers(0, 2**63 - 1)
 
@@ -113,7 +113,7 @@ def test_hardly_any_temperature_is_still_a_distribution():
     logits = torch.tensor([[80.0, -80.0, 79.0]])
     ids, logprobs = sample(logits, torch.tensor([1e-38]), ints(1), ints(0))
     assert (ids.item(), logprobs.item()) == (0, 0.0)
-    assert torch.isfinite(temper(logits, torch.tensor([1e-38]))).all()
+    assert torch.isfinite(apply_temperature(logits, torch.tensor([1e-38]))).all()
 
 
 @settings(deadline=None, max_examples=300)
@@ -122,7 +122,7 @@ def test_a_draw_inverts_the_cumulative_distribution_exactly(weights: list[int], 
     # Everything is a small multiple of a power of two, so that fp32 has no rounding to do.
     uniform = numerator / 2**20
     probabilities = torch.tensor([weights]) / 1024
-    id = int(draw(probabilities, torch.tensor([uniform], dtype=torch.double)))
+    id = int(sample_ids(probabilities, torch.tensor([uniform], dtype=torch.double)))
     total = sum(weights)
     assert sum(weights[:id]) * 2**20 <= numerator * total < sum(weights[: id + 1]) * 2**20
 
@@ -132,7 +132,7 @@ def test_a_draw_inverts_the_cumulative_distribution_exactly(weights: list[int], 
 def test_the_largest_uniform_draws_no_token_of_probability_zero(row: list[float]):
     probabilities = torch.tensor([[*row, 0.0, 0.0]])
     assume(probabilities.sum() > 1e-30)
-    id = int(draw(probabilities, torch.tensor([1 - 2.0**-53], dtype=torch.double)))
+    id = int(sample_ids(probabilities, torch.tensor([1 - 2.0**-53], dtype=torch.double)))
     assert probabilities[0, id] > 0
 
 
@@ -142,7 +142,7 @@ def boundary(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     probabilities = row.expand(len(ids), -1)
     for _ in range(46):
         middle = (low + high) / 2
-        is_later = draw(probabilities, middle) >= ids
+        is_later = sample_ids(probabilities, middle) >= ids
         low, high = torch.where(is_later, low, middle), torch.where(is_later, middle, high)
     return high
 
@@ -161,9 +161,9 @@ def test_a_row_of_a_large_vocabulary_is_drawn_alike_alone_and_in_a_batch():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(24, 20_000, generator=generator).softmax(-1)
     random = torch.rand(24, generator=generator, dtype=torch.double)
-    alone = [int(draw(rows[i : i + 1].clone(), random[i : i + 1])) for i in range(24)]
-    assert draw(rows, random).tolist() == alone
-    assert draw(rows[::2], random[::2]).tolist() == alone[::2]
+    alone = [int(sample_ids(rows[i : i + 1].clone(), random[i : i + 1])) for i in range(24)]
+    assert sample_ids(rows, random).tolist() == alone
+    assert sample_ids(rows[::2], random[::2]).tolist() == alone[::2]
 
 
 @pytest.mark.parametrize("only", [0, 511, 512, 8_703, 8_704, 8_999])
@@ -171,11 +171,11 @@ def test_the_only_possible_token_of_a_large_vocabulary_is_drawn(only: int):
     row = torch.zeros(1, 9_000)
     row[0, only] = 0.3
     for uniform in (0.0, 0.5, 1 - 2.0**-53):
-        assert int(draw(row, torch.tensor([uniform], dtype=torch.double))) == only
+        assert int(sample_ids(row, torch.tensor([uniform], dtype=torch.double))) == only
 
 
 def test_a_large_vocabulary_of_nothing_but_nan_draws_some_id():
-    assert 0 <= int(draw(torch.full((1, 9_000), torch.nan), torch.tensor([0.5], dtype=torch.double))) < 9_000
+    assert 0 <= int(sample_ids(torch.full((1, 9_000), torch.nan), torch.tensor([0.5], dtype=torch.double))) < 9_000
 
 
 def distribution(seed: int, vocab: int) -> torch.Tensor:
@@ -184,7 +184,7 @@ def distribution(seed: int, vocab: int) -> torch.Tensor:
 
 def kept(probabilities: torch.Tensor, k: int = 0, p: float = 1.0, least: float = 0.0) -> torch.Tensor:
     k = k or probabilities.shape[1]
-    return keep_likely(probabilities, torch.tensor([k]), torch.tensor([p]), torch.tensor([least]))
+    return filter_unlikely(probabilities, torch.tensor([k]), torch.tensor([p]), torch.tensor([least]))
 
 
 @settings(deadline=None, max_examples=200)
@@ -247,11 +247,11 @@ def test_top_p_is_of_what_top_k_has_left():
 
 def test_alternatives_are_the_likeliest_and_never_impossible():
     probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
-    first, second, third = alternatives(probabilities, [2, 3, 0])
+    first, second, third = top_tokens(probabilities, [2, 3, 0])
     assert [id for id, _ in first] == [2, 3]
     assert [logprob for _, logprob in first] == pytest.approx([math.log(0.6), math.log(0.3)])
     assert (second, third) == ([(1, 0.0)], [])
-    assert [len(row) for row in alternatives(probabilities, [9, 9, 9])] == [3, 1, 4]
+    assert [len(row) for row in top_tokens(probabilities, [9, 9, 9])] == [3, 1, 4]
 
 
 def test_scores_of_given_tokens_are_the_models_own():

@@ -15,7 +15,7 @@ from tiers import first_quick
 from rove.core.errors import ConfigError, ModelError, OverlongPromptError
 from rove.core.protocols import Generation, InferenceEngine, SamplingParams, Token
 from rove.engine.engine import Engine
-from rove.engine.sampler import Row, Sampler
+from rove.engine.sampler import Sampler, SamplerRow
 from rove.models.load import LoadedModel
 
 TOLERANCE = 1e-4
@@ -106,16 +106,16 @@ async def test_a_second_turn_computes_only_its_new_tokens():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
     first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
-    before = engine.computed
+    before = engine.computed_tokens
     await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
-    assert engine.computed - before == 4  # the last sampled token, never fed back until now, and three new ones
+    assert engine.computed_tokens - before == 4  # the last sampled token, never fed back until now, and three new ones
 
 
 async def test_equal_prompts_are_computed_once():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
     await asyncio.gather(*(engine.generate(prompt, SamplingParams(max_tokens=1), seed=i) for i in range(8)))
-    assert engine.computed == 40 + 7  # all but the first only need the logits of the last token
+    assert engine.computed_tokens == 40 + 7  # all but the first only need the logits of the last token
 
 
 async def test_a_common_beginning_is_computed_once():
@@ -125,7 +125,7 @@ async def test_a_common_beginning_is_computed_once():
     await asyncio.gather(
         *(engine.generate(prompt, SamplingParams(max_tokens=1), seed=i) for i, prompt in enumerate(prompts))
     )
-    assert engine.computed <= 102 + 5 * (2 + 16)
+    assert engine.computed_tokens <= 102 + 5 * (2 + 16)
 
 
 async def test_ended_rows_leave_the_batch():
@@ -134,7 +134,7 @@ async def test_ended_rows_leave_the_batch():
     await asyncio.gather(
         *(engine.generate([i + 1], SamplingParams(max_tokens=n), seed=i) for i, n in enumerate(limits))
     )
-    assert engine.computed == sum(limits)
+    assert engine.computed_tokens == sum(limits)
 
 
 async def test_requests_join_while_others_run():
@@ -181,7 +181,7 @@ async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
     count = len(said)
     await engine.generate([6], SamplingParams(max_tokens=5))
     assert len(said) == count
-    assert engine._runner.rows() == []
+    assert engine._runner.active() == []
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
@@ -265,7 +265,7 @@ async def test_the_same_requests_are_computed_in_the_same_batches():
     async def batches() -> tuple[list[tuple[int, int]], Any]:
         engine, sizes = engine_of(loaded), []
         step = engine._runner.step
-        engine._runner.step = lambda: (made := step(), sizes.append((len(made[0]), engine.computed)))[0]
+        engine._runner.step = lambda: (made := step(), sizes.append((len(made[0]), engine.computed_tokens)))[0]
         return sizes, await asyncio.gather(*(play(engine, seed) for seed in range(6)))
 
     assert await batches() == await batches()  # to the bit
@@ -336,7 +336,7 @@ def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: Sampl
     assert sampling.max_tokens is not None
     ids, logprobs, top = [], [], []
     stop_ids = sorted(loaded.renderer.stop_ids)
-    row = Row(sampling, seed, prompt)
+    row = SamplerRow(sampling, seed, prompt)
     with torch.inference_mode():
         sampler = Sampler(loaded.model.config.vocab_size, stop_ids, rows=[row])
         while len(ids) < sampling.max_tokens and not (ids and ids[-1] in stop_ids):
@@ -376,7 +376,7 @@ async def test_rows_that_were_set_aside_go_on_as_they_had_begun():
     asked = (engine.generate(p, sampling, seed=i) for i, p in enumerate(prompts))
     waiting = asyncio.create_task(asyncio.wait_for(asyncio.gather(*asked), 60))
     made = await waiting
-    assert engine.computed > sum(len(p) + 70 for p in prompts)  # somebody was computed twice
+    assert engine.computed_tokens > sum(len(p) + 70 for p in prompts)  # somebody was computed twice
     for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
         assert_same(got, sampled_step_by_step(loaded, prompt, sampling, i))
 
@@ -516,7 +516,7 @@ async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_tok
         made = await asyncio.gather(
             *(engine.generate(p, SamplingParams(max_tokens=70), seed=i) for i, p in enumerate(prompts))
         )
-        assert cache.bytes <= rows * row_bytes
+        assert cache.allocated_bytes <= rows * row_bytes
         for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
             assert_agrees(loaded, prompt, got, i, 1.0)
         prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]

@@ -5,26 +5,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.engine.kv_cache import KVCache, Pool, Shape, Slot, capacity_for, copy_row
-from rove.engine.prefix_index import PrefixIndex, common_prefix
+from rove.engine.kv_cache import CacheShape, KVCache, Pool, PrefixIndex, Slot, common_prefix, copy_row, row_capacity
 
 CPU = torch.device("cpu")
-SHAPE = Shape(layers=3, heads=2, size=4, dtype=torch.float32, device=CPU, convolutions=frozenset({1}), width=6)
-BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(block=16)], ids=["whole rows", "blocks of 16"])
+SHAPE = CacheShape(
+    layers=3, kv_heads=2, head_size=4, dtype=torch.float32, device=CPU, conv_layers=frozenset({1}), conv_width=6
+)
+BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(key_block=16)], ids=["whole rows", "blocks of 16"])
 
 
 def rows(count: int, length: int = 64) -> int:
     """Bytes of so many rows."""
-    return count * capacity_for(length) * SHAPE.bytes
+    return count * row_capacity(length) * SHAPE.position_bytes
 
 
 def write(slot: Slot, tokens: list[int]) -> None:
     """Keys and values that say which token, layer and head they belong to; the second layer is a convolution."""
     slot.filled = len(tokens)
     for layer in range(SHAPE.layers):
-        for head in range(SHAPE.of(layer)[0]):
+        for head in range(SHAPE.layer_shape(layer)[0]):
             stamp = torch.tensor(tokens) * 100.0 + layer * 10 + head
-            block = slot.pool.keys_to(layer, slot.filled)[slot.index, head].transpose(-1, -2)
+            block = slot.pool.first_keys(layer, slot.filled)[slot.index, head].transpose(-1, -2)
             places = torch.arange(slot.filled)
             block[places // block.shape[1], places % block.shape[1]] = stamp[:, None]
             slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
@@ -34,8 +35,8 @@ def held(slot: Slot) -> list[int]:
     """The tokens that a slot holds, read off its keys and values."""
     found = set()
     for layer in range(SHAPE.layers):
-        for head in range(SHAPE.of(layer)[0]):
-            keys = slot.pool.keys_to(layer, slot.filled)[slot.index, head].transpose(-1, -2).flatten(0, 1)
+        for head in range(SHAPE.layer_shape(layer)[0]):
+            keys = slot.pool.first_keys(layer, slot.filled)[slot.index, head].transpose(-1, -2).flatten(0, 1)
             keys = keys[: slot.filled].T
             values = slot.pool.values[layer][slot.index, head, : slot.filled]
             assert all(torch.equal(key, -values[:, 0]) for key in keys)
@@ -48,127 +49,133 @@ def held(slot: Slot) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bytes_of_a_position_are_those_of_its_tensors(dtype: torch.dtype):
     shape = SHAPE._replace(dtype=dtype)
-    assert shape.bytes == (2 * 2 * 2 * 4 + 6) * dtype.itemsize  # keys and values of two layers, one vector of a third
-    pool = Pool(shape, 64, 5 * 64 * shape.bytes)
-    assert sum(part.nbytes for part in [*pool.keys, *pool.values]) == 5 * pool.row_bytes == 5 * 64 * shape.bytes
+    assert (
+        shape.position_bytes == (2 * 2 * 2 * 4 + 6) * dtype.itemsize
+    )  # keys and values of two layers, one vector of a third
+    pool = Pool(shape, 64, 5 * 64 * shape.position_bytes)
+    assert (
+        sum(part.nbytes for part in [*pool.keys, *pool.values]) == 5 * pool.row_bytes == 5 * 64 * shape.position_bytes
+    )
 
 
 @given(st.integers(1, 100_000))
 def test_a_row_holds_what_is_asked_and_at_most_a_quarter_more(length: int):
-    capacity = capacity_for(length)
+    capacity = row_capacity(length)
     assert capacity >= length
     assert capacity == 64 or capacity <= 1.25 * length + 1
-    assert capacity_for(capacity) == capacity
+    assert row_capacity(capacity) == capacity
 
 
 @BLOCKS
-def test_what_is_brought_together_keeps_its_content(shape: Shape):
+def test_what_is_brought_together_keeps_its_content(shape: CacheShape):
     cache = KVCache(shape, rows(8), 99)
-    slots = [cache.take(10, expected=8) for _ in range(7)]
+    slots = [cache.allocate(10, expected=8) for _ in range(7)]
     for i, slot in enumerate(slots):
         assert slot is not None
         write(slot, [i, i + 1])
     living = [slot for slot in slots if slot is not None]
     pool = living[0].pool
     for chosen in ([0, 1, 2], [6, 4, 2], [1, 5], [0, 2, 4, 6], [3], []):
-        pool.arrange([living[i] for i in chosen])
-        assert sorted(living[i].index for i in chosen) == list(range(pool.first, pool.first + len(chosen)))
+        pool.make_contiguous([living[i] for i in chosen])
+        assert sorted(living[i].index for i in chosen) == list(
+            range(pool.decode_start, pool.decode_start + len(chosen))
+        )
         assert [held(slot) for slot in living] == [[i, i + 1] for i in range(7)]
         assert all(pool.slots[slot.index] is slot for slot in living)
 
 
 @BLOCKS
-def test_a_sequence_that_outgrows_its_row_moves(shape: Shape):
+def test_a_sequence_that_outgrows_its_row_moves(shape: CacheShape):
     cache = KVCache(shape, rows(8), 99)
-    slot = cache.take(60)
+    slot = cache.allocate(60)
     assert slot is not None
     write(slot, list(range(60)))
     assert cache.grow(slot, 64) is slot
     larger = cache.grow(slot, 65)
     assert larger is not None and larger.pool.capacity == 80
     assert held(larger) == list(range(60))
-    assert slot.pool.free == len(slot.pool.slots)
+    assert slot.pool.free_rows == len(slot.pool.slots)
 
 
 def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
     cache = KVCache(SHAPE, rows(3), 99)
     for i in range(3):
-        slot = cache.take(10)
+        slot = cache.allocate(10)
         assert slot is not None
         write(slot, [i, i])
-        cache.keep(slot, [i, i])
-    first, second, _ = cache.kept
-    assert cache.take(10, spare=first) is not None
-    assert first in cache.kept and second not in cache.kept
-    assert cache.take(10) is not None and cache.take(10) is not None
-    assert cache.take(10) is None
-    assert cache.bytes <= cache.budget
+        cache.retire(slot, [i, i])
+    first, second, _ = cache.reusable
+    assert cache.allocate(10, protected=first) is not None
+    assert first in cache.reusable and second not in cache.reusable
+    assert cache.allocate(10) is not None and cache.allocate(10) is not None
+    assert cache.allocate(10) is None
+    assert cache.allocated_bytes <= cache.budget
 
 
 def test_no_more_is_kept_than_a_full_batch_has():
     cache = KVCache(SHAPE, rows(99), 4)
     for i in range(6):
-        slot = cache.take(10)
+        slot = cache.allocate(10)
         assert slot is not None
         write(slot, [i])
-        cache.keep(slot, [i])
-    assert [held(slot) for slot in cache.kept] == [
+        cache.retire(slot, [i])
+    assert [held(slot) for slot in cache.reusable] == [
         [1],
         [2],
         [3],
         [4],
         [5],
     ]  # one more, which a sequence that moves needs
-    living = [cache.take(10) for _ in range(6)]
-    assert None not in living and not cache.kept
+    living = [cache.allocate(10) for _ in range(6)]
+    assert None not in living and not cache.reusable
     assert len(cache.pools[64].slots) <= 8
 
 
 def test_rows_with_a_common_beginning_know_each_other():
     cache = KVCache(SHAPE, rows(20), 99)
-    system, first, second, other = (cache.take(60) for _ in range(4))
+    system, first, second, other = (cache.allocate(60) for _ in range(4))
     assert system and first and second and other
-    first.join(system, 10)
-    second.join(first, 30)  # a group's prompt, longer than what it shares with others
-    assert (system.family, system.common) == (1, 10) or system.family != second.family
-    assert first.family == second.family and first.common == second.common == 30
-    other.join(second, 20)
-    assert other.family == second.family and other.common == 20
+    first.share_prefix(system, 10)
+    second.share_prefix(first, 30)  # a group's prompt, longer than what it shares with others
+    assert (system.prefix_group, system.shared_prefix) == (1, 10) or system.prefix_group != second.prefix_group
+    assert first.prefix_group == second.prefix_group and first.shared_prefix == second.shared_prefix == 30
+    other.share_prefix(second, 20)
+    assert other.prefix_group == second.prefix_group and other.shared_prefix == 20
     write(first, list(range(60)))
     larger = cache.grow(first, 100)
-    assert larger and (larger.family, larger.common) == (second.family, 30)
-    assert cache.take(60).family == 0  # pyright: ignore[reportOptionalMemberAccess]
+    assert larger and (larger.prefix_group, larger.shared_prefix) == (second.prefix_group, 30)
+    assert cache.allocate(60).prefix_group == 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_memory_goes_from_one_row_size_to_another():
     cache = KVCache(SHAPE, rows(4), 99)
     for i in range(4):
-        slot = cache.take(10)
+        slot = cache.allocate(10)
         assert slot is not None
         write(slot, [i])
-        cache.keep(slot, [i])
-    long = cache.take(128)
+        cache.retire(slot, [i])
+    long = cache.allocate(128)
     assert long is not None
-    assert cache.bytes <= cache.budget
-    assert [held(slot) for slot in cache.kept] == [[2], [3]]
-    assert cache.take(256) is None
-    assert cache.can_ever_hold(256) and not cache.can_ever_hold(257)
+    assert cache.allocated_bytes <= cache.budget
+    assert [held(slot) for slot in cache.reusable] == [[2], [3]]
+    assert cache.allocate(256) is None
+    assert cache.fits(256) and not cache.fits(257)
 
 
 def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     cache = KVCache(SHAPE, rows(4), 99)
     for tokens in ([], [1, 2]):
-        slot = cache.take(10)
+        slot = cache.allocate(10)
         assert slot is not None
         write(slot, tokens)
-        cache.keep(slot, tokens)
-    assert len(cache.kept) == len(cache.index) == 1
-    cache.forget(scope=3)
-    assert len(cache.kept) == 1
-    cache.forget()
-    assert len(cache.kept) == len(cache.index) == 0 < cache.bytes
-    cache.forget(release=True)
-    assert cache.bytes == 0
+        cache.retire(slot, tokens)
+    assert len(cache.reusable) == len(cache.index) == 1
+    cache.clear(scope=3)
+    assert len(cache.reusable) == 1
+    cache.clear()
+    assert len(cache.reusable) == len(cache.index) == 0 < cache.allocated_bytes
+    cache.clear(release_memory=True)
+    assert cache.allocated_bytes == 0
 
 
 @settings(deadline=None, max_examples=60)
@@ -181,33 +188,33 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     st.sampled_from([0, 8, 16]),
 )
 def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int, block: int):
-    cache = KVCache(SHAPE._replace(block=block), rows(size), 99)
+    cache = KVCache(SHAPE._replace(key_block=block), rows(size), 99)
     living: dict[Slot, list[int]] = {}
     kept: dict[Slot, list[int]] = {}
     for action, number in actions:
         slot = list(living)[number % len(living)] if living else None
-        if action == "take" and (new := cache.take(number)) is not None:
+        if action == "take" and (new := cache.allocate(number)) is not None:
             living[new] = list(range(number, 2 * number))
             write(new, living[new])
-        elif action == "copy" and slot is not None and (new := cache.take(len(living[slot]))) is not None:
+        elif action == "copy" and slot is not None and (new := cache.allocate(len(living[slot]))) is not None:
             copy_row(slot, new, len(living[slot]))
             living[new] = living[slot]
         elif slot is None:
             continue
         elif action == "keep":
             kept[slot] = living.pop(slot)
-            cache.keep(slot, kept[slot])
+            cache.retire(slot, kept[slot])
         elif action == "free":
             del living[slot]
             cache.free(slot)
         elif action == "grow" and (new := cache.grow(slot, number)) is not None:
             living[new] = living.pop(slot)
         elif action == "arrange":
-            slot.pool.arrange([other for other in living if other.pool is slot.pool][: number % 4])
-        assert cache.bytes <= cache.budget
+            slot.pool.make_contiguous([other for other in living if other.pool is slot.pool][: number % 4])
+        assert cache.allocated_bytes <= cache.budget
         assert all(held(slot) == tokens for slot, tokens in living.items())
-        assert all(held(slot) == kept[slot] for slot in cache.kept)
-        assert len(cache.kept) == len(cache.index)
+        assert all(held(slot) == kept[slot] for slot in cache.reusable)
+        assert len(cache.reusable) == len(cache.index)
 
 
 tokens = st.lists(st.integers(0, 2), max_size=6)

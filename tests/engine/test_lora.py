@@ -25,7 +25,7 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import Generation, SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
-from rove.engine.lora import PeftWeights, applied, projections
+from rove.engine.lora import PeftWeights, adapter_hooks, projections
 from rove.models.load import LoadedModel
 from rove.server import base_url_of, listening, make_app
 from tests.server.test_server import post
@@ -170,7 +170,7 @@ async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
     made = await asyncio.gather(
         *(engine.generate(prompt, asked, seed=i, adapter=NAMES[i % 3]) for i, prompt in enumerate(prompts))
     )
-    assert engine.computed > 6 * 139  # some was computed twice
+    assert engine.computed_tokens > 6 * 139  # some was computed twice
     for i, prompt in enumerate(prompts):
         assert_agrees(models[NAMES[i % 3]], prompt, made[i], i, 1.0)
 
@@ -180,9 +180,9 @@ async def test_beginnings_are_shared_by_those_with_the_same_adapter_alone():
     prompt = list(range(10, 50))
     one = SamplingParams(max_tokens=1)
     await asyncio.gather(*(engine.generate(prompt, one, seed=i, adapter=NAMES[i % 3]) for i in range(9)))
-    assert engine.computed == 3 * (40 + 2)
+    assert engine.computed_tokens == 3 * (40 + 2)
     await engine.generate([*prompt, 5], one, adapter="a")
-    assert engine.computed == 3 * (40 + 2) + 1
+    assert engine.computed_tokens == 3 * (40 + 2) + 1
 
 
 @pytest.mark.broad
@@ -212,20 +212,20 @@ async def test_loading_under_the_same_name_swaps():
     for name in NAMES:
         await engine.generate(prompt, one, adapter=name)
     assert engine.adapters == ["a", "b"]
-    kept = engine._runner.cache.kept  # pyright: ignore[reportAttributeAccessIssue]
+    kept = engine._runner.cache.reusable  # pyright: ignore[reportAttributeAccessIssue]
     assert len(kept) == 3
     engine.load_adapter("a", adapters["b"], version=7)
     assert len(kept) == 2
     assert engine.adapters == ["a", "b"]
-    before = engine.computed
+    before = engine.computed_tokens
     made = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
     assert_agrees(models["b"], prompt, made, 1, 1.0)
     assert (made.policy_version, engine.policy_version) == (7, 0)
-    assert engine.computed - before == 40 + len(made.ids) - 1  # nothing of the old one was used
-    before = engine.computed
+    assert engine.computed_tokens - before == 40 + len(made.ids) - 1  # nothing of the old one was used
+    before = engine.computed_tokens
     for name in (None, "b"):
         await engine.generate(prompt, one, adapter=name)
-    assert engine.computed - before == 2  # the others' stays
+    assert engine.computed_tokens - before == 2  # the others' stays
     engine.drop_adapter("a")
     assert engine.adapters == ["b"]
     with pytest.raises(ConfigError, match="no adapter 'a' is loaded; known: b"):
@@ -241,7 +241,7 @@ async def test_an_adapter_is_not_taken_from_those_who_use_it():
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30, ignore_eos=True), adapter="a"))
     await asyncio.sleep(0)
     for forbidden in (lambda: engine.load_adapter("a", adapters["b"]), lambda: engine.drop_adapter("a")):
-        with pytest.raises(ConfigError, match="1 requests with the adapter 'a' are under way"):
+        with pytest.raises(ConfigError, match="1 requests with the adapter 'a' are running"):
             forbidden()
     engine.load_adapter("b", adapters["a"])
     engine.drop_adapter("b")
@@ -360,7 +360,7 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         ({"r": None}, {}, "required field `r`"),
         ({"r": 0}, {}, "1 or more"),
         ({"r": 4}, {}, r"shapes \(3, 32\) and \(64, 3\); expected \(4, 32\) and \(64, 4\)"),
-        ({"alpha_pattern": {"(": 1}}, {}, "no regular expression"),
+        ({"alpha_pattern": {"(": 1}}, {}, "invalid pattern"),
         ({"target_modules": ["q_proj"]}, {}, "k_proj', which target_modules"),
         ({"target_modules": r".*q_proj"}, {}, "k_proj', which target_modules"),
         ({"target_modules": ["_proj", "qkv_proj"]}, {}, "which target_modules"),
@@ -372,7 +372,7 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         (
             {},
             {"base_model__model__lm_head__lora_A__weight": torch.zeros(2)},
-            "changes 'lm_head', which is no projection",
+            "changes 'lm_head', which is not a projection",
         ),
         ({}, {"model__layers__2__mlp__up_proj__lora_A__weight": torch.zeros(2)}, "layers 0 to 1"),
     ],
@@ -401,9 +401,9 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
     loaded, _, _ = three("qwen3")
     engine = Engine(loaded.model, [])
     folder = save(adapter_of(loaded, 1), tmp_path / "a")
-    with pytest.raises(ConfigError, match="nothing is no adapter: it has no adapter_config.json"):
+    with pytest.raises(ConfigError, match="nothing is not an adapter: it has no adapter_config.json"):
         engine.load_adapter("a", folder / "nothing")
-    with pytest.raises(ConfigError, match="the adapter's name is empty"):
+    with pytest.raises(ConfigError, match="the adapter name is empty"):
         engine.load_adapter("", folder)
     for name, content, reason in (
         ("adapter_config.json", b"{", "cannot be read"),
@@ -442,7 +442,7 @@ def test_the_giver_may_go_on_training_his_tensors():
 def test_modules_are_the_models_own_again_after_an_error():
     loaded, _, _ = three("qwen3")
     engine = engine_with("qwen3")
-    with pytest.raises(ZeroDivisionError), applied(loaded.model, engine._adapters["a"]):
+    with pytest.raises(ZeroDivisionError), adapter_hooks(loaded.model, engine._adapters["a"]):
         _ = 1 / 0
     assert not [hook for module in loaded.model.modules() for hook in module._forward_hooks]
 

@@ -1,3 +1,5 @@
+"""X."""
+
 from __future__ import annotations
 
 import math
@@ -19,8 +21,93 @@ from transformers.generation.logits_process import (
 
 from rove.core.errors import ConfigError
 from rove.core.protocols import SamplingParams
-from rove.engine.draw import uniforms
-from rove.engine.sampler import Row, Sampler
+from rove.engine.sampler import Penalties, Sampler, SamplerRow, has_penalty, uniforms
+
+PENALTY_VOCAB = 12
+TOKENS = st.lists(st.integers(0, PENALTY_VOCAB - 1), max_size=10)
+
+
+def penalty_logits(seed: int, rows: int = 1) -> torch.Tensor:
+    return 3 * torch.randn(rows, PENALTY_VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def penalised(sampling: SamplingParams, prompt: list[int], answer: list[int], logits: torch.Tensor) -> torch.Tensor:
+    penalties = Penalties(PENALTY_VOCAB)
+    penalties.add([(sampling, prompt, answer)])
+    return penalties.apply(logits)
+
+
+@settings(deadline=None)
+@given(TOKENS, TOKENS, st.floats(0.5, 2, width=32), st.integers(0, 1000))
+def test_the_repetition_penalty_is_that_of_transformers(
+    prompt: list[int], answer: list[int], penalty: float, seed: int
+):
+    had = torch.tensor([[*prompt, *answer]], dtype=torch.long)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(had, penalty_logits(seed))
+    torch.testing.assert_close(
+        penalised(SamplingParams(repetition_penalty=penalty), prompt, answer, penalty_logits(seed)), expected
+    )
+
+
+@settings(deadline=None)
+@given(TOKENS, TOKENS, st.floats(-2, 2, width=32), st.floats(-2, 2, width=32))
+def test_presence_and_frequency_count_the_answer_alone(
+    prompt: list[int], answer: list[int], presence: float, frequency: float
+):
+    sampling = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
+    made = penalised(sampling, prompt, answer, penalty_logits(5))
+    for token in range(PENALTY_VOCAB):
+        count = answer.count(token)
+        expected = penalty_logits(5)[0, token].item() - frequency * count - presence * (count > 0)
+        assert made[0, token].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_repetition_comes_before_what_is_taken_off():
+    sampling = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
+    made = penalised(sampling, [0], [1, 1], torch.tensor([[4.0, 4.0, -4.0] + [0.0] * (PENALTY_VOCAB - 3)]))
+    assert made[0, :3].tolist() == [2.0, 4 / 2 - 1 - 2 * 0.5, -4.0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4), st.data())
+def test_counting_token_by_token_is_counting_all(rows: list[tuple[list[int], list[int]]], data: st.DataObject):
+    sampling = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+    steps = data.draw(
+        st.lists(st.lists(st.integers(0, PENALTY_VOCAB - 1), min_size=len(rows), max_size=len(rows)), max_size=4)
+    )
+    order = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(0, len(rows)))]
+    growing, whole = Penalties(PENALTY_VOCAB), Penalties(PENALTY_VOCAB)
+    for prompt, answer in rows:
+        growing.add([(sampling, prompt, answer)])
+    for step in steps:
+        growing.count(torch.tensor(step))
+    growing.keep(order)
+    whole.add([(sampling, rows[i][0], rows[i][1] + [step[i] for step in steps]) for i in order])
+    logits = penalty_logits(2, len(order))
+    torch.testing.assert_close(growing.apply(logits), whole.apply(logits))
+
+
+def test_impossible_tokens_stay_impossible():
+    logits = torch.full((1, PENALTY_VOCAB), -torch.inf)
+    made = penalised(
+        SamplingParams(repetition_penalty=1.5, presence_penalty=-2, frequency_penalty=-2), [1], [2, 2], logits
+    )
+    assert made.tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "has"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0), False),
+        (SamplingParams(repetition_penalty=1.1), True),
+        (SamplingParams(presence_penalty=-0.1), True),
+        (SamplingParams(frequency_penalty=0.1), True),
+    ],
+)
+def test_what_is_off_is_no_penalty(sampling: SamplingParams, has: bool):
+    assert has_penalty(sampling) is has
+
 
 V = 24
 EOS = 3
@@ -44,11 +131,11 @@ SAMPLINGS = st.builds(
 PROMPTS = st.lists(st.integers(0, V - 1), min_size=1, max_size=6)
 
 
-def row_of(sampling: SamplingParams, seed: int = 0, **fields: Any) -> Row:
-    return Row(sampling, seed, fields.pop("prompt", (1, 2)), **fields)
+def row_of(sampling: SamplingParams, seed: int = 0, **fields: Any) -> SamplerRow:
+    return SamplerRow(sampling, seed, fields.pop("prompt", (1, 2)), **fields)
 
 
-def sampler_of(*rows: Row) -> Sampler:
+def sampler_of(*rows: SamplerRow) -> Sampler:
     return Sampler(V, (EOS,), rows=rows)
 
 
@@ -57,7 +144,7 @@ def logits_of(row: int, position: int) -> torch.Tensor:
     return 2 * torch.randn(1, V, generator=generator)
 
 
-def said_alone(row: Row, key: int, steps: int) -> list[tuple[int, float]]:
+def said_alone(row: SamplerRow, key: int, steps: int) -> list[tuple[int, float]]:
     sampler, told = sampler_of(row), []
     for position in range(steps):
         step = sampler.step(logits_of(key, position))
@@ -83,7 +170,7 @@ def test_plain_rows_are_sampled_as_by_sample():
     assert step.top == {}
 
 
-def in_words(row: Row, logits: torch.Tensor) -> torch.Tensor:
+def in_words(row: SamplerRow, logits: torch.Tensor) -> torch.Tensor:
     """The distribution of a row's next token [V], step by step as the module says, with transformers' own filters."""
     asked, had = row.sampling, torch.tensor([[*row.prompt, *row.answer]], dtype=torch.long)
     scores = logits.clone()
@@ -120,7 +207,7 @@ def in_words(row: Row, logits: torch.Tensor) -> torch.Tensor:
 def test_a_token_is_drawn_from_the_distribution_in_the_order_of_the_module(
     sampling: SamplingParams, prompt: list[int], answer: list[int], key: int, seed: int
 ):
-    row, logits = Row(sampling, seed, prompt, answer), logits_of(key, 0)
+    row, logits = SamplerRow(sampling, seed, prompt, answer), logits_of(key, 0)
     expected = in_words(row, logits)
     given = logits.clone()
     step = sampler_of(row).step(logits)
@@ -142,7 +229,7 @@ def test_a_token_is_drawn_from_the_distribution_in_the_order_of_the_module(
 @given(st.lists(st.tuples(SAMPLINGS, PROMPTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=5), st.data())
 def test_what_a_row_says_does_not_depend_on_what_else_is_in_the_batch(rows: list[Any], data: st.DataObject):
     """Rows join, leave, come back and change places; each says what it says alone."""
-    made = [Row(sampling, seed, prompt) for sampling, prompt, seed in rows]
+    made = [SamplerRow(sampling, seed, prompt) for sampling, prompt, seed in rows]
     alone = [said_alone(row, key, 6) for key, row in enumerate(made)]
     sampler, inside = Sampler(V, (EOS,)), []
     told: list[list[tuple[int, float]]] = [[] for _ in made]

@@ -8,18 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.engine.kv_cache import KVCache, Shape
-from rove.engine.scheduler import Row, Scheduler, Step
+from rove.engine.kv_cache import CacheShape, KVCache
+from rove.engine.scheduler import Scheduler, SequenceState, Step
 
-SHAPE = Shape(layers=1, heads=1, size=1, dtype=torch.float32, device=torch.device("cpu"))
+SHAPE = CacheShape(layers=1, kv_heads=1, head_size=1, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def new_scheduler(rows: int = 8, max_batch: int = 8, chunk: int = 16) -> Scheduler:
-    return Scheduler(KVCache(SHAPE, rows * 64 * SHAPE.bytes, 99), max_batch, chunk)
+    return Scheduler(KVCache(SHAPE, rows * 64 * SHAPE.position_bytes, 99), max_batch, chunk)
 
 
-def row(number: int, prompt: list[int], max_tokens: int = 4) -> Row:
-    return Row(number, list(prompt), max_tokens)
+def row(number: int, prompt: list[int], max_tokens: int = 4) -> SequenceState:
+    return SequenceState(number, list(prompt), max_tokens)
 
 
 def compute(step: Step) -> None:
@@ -31,12 +31,12 @@ def compute(step: Step) -> None:
         keys[start : start + count] = torch.tensor(one.tokens[start : start + count], dtype=torch.float32)
 
 
-def take_step(scheduler: Scheduler) -> tuple[Step, list[Row]]:
+def take_step(scheduler: Scheduler) -> tuple[Step, list[SequenceState]]:
     """Plan, compute, sample token 1 for all that are due, and finish those who have all of theirs."""
     step = scheduler.plan()
     compute(step)
-    ready = scheduler.done(step)
-    ended = [one for one in ready if one.left == 1]
+    ready = scheduler.complete(step)
+    ended = [one for one in ready if one.remaining_tokens == 1]
     for one in ready:
         if one not in ended:
             one.tokens.append(1)
@@ -50,8 +50,8 @@ def test_first_come_first_served_and_a_long_prompt_is_read_beside_those_who_run(
     for one in (a, b, c):
         scheduler.submit(one)
     steps = [take_step(scheduler)[0] for _ in range(3)]
-    assert [[one.number for one in step.decode] for step in steps] == [[0], [0], [0]]
-    assert [[(chunk.row.number, chunk.start, chunk.size) for chunk in step.chunks] for step in steps] == [
+    assert [[one.arrival for one in step.decode] for step in steps] == [[0], [0], [0]]
+    assert [[(chunk.seq.arrival, chunk.start, chunk.size) for chunk in step.chunks] for step in steps] == [
         [(1, 0, 15)],
         [(1, 15, 15)],
         [(1, 30, 10)],
@@ -68,7 +68,7 @@ def test_equal_prompts_wait_for_the_first_and_then_need_one_token():
     for one in every:
         scheduler.submit(one)
     first, _ = take_step(scheduler)
-    assert [(chunk.row, chunk.size) for chunk in first.chunks] == [(every[0], 40)]
+    assert [(chunk.seq, chunk.size) for chunk in first.chunks] == [(every[0], 40)]
     second, _ = take_step(scheduler)
     assert second.decode == every and not second.chunks
 
@@ -83,7 +83,7 @@ def test_a_next_turn_takes_over_what_its_last_one_left():
     scheduler.submit(turn)
     step, _ = take_step(scheduler)
     assert [(chunk.start, chunk.size) for chunk in step.chunks] == [(22, 3)]
-    assert not scheduler.cache.kept
+    assert not scheduler.cache.reusable
 
 
 def test_the_last_to_come_gives_way_when_memory_runs_out():
@@ -91,7 +91,7 @@ def test_the_last_to_come_gives_way_when_memory_runs_out():
     rows = [row(i, [i] * 60, max_tokens=100) for i in range(3)]
     for one in rows:
         scheduler.submit(one)
-    ended: list[Row] = []
+    ended: list[SequenceState] = []
     least = 3
     while scheduler.running or scheduler.waiting:
         ended += take_step(scheduler)[1]
@@ -125,26 +125,26 @@ def test_everybody_is_served_with_the_right_keys(
             if waiting and idle >= waiting[0][0]:
                 _, one, goes_on, gone = waiting.pop(0)
                 idle = 0
-                if scheduler.cache.can_ever_hold(len(one.tokens) + one.max_tokens):
+                if scheduler.cache.fits(len(one.tokens) + one.max_tokens):
                     one.request = goes_on, gone
                     scheduler.submit(one)
             idle += 1
             step, ended = take_step(scheduler)
-            seen.append(([one.number for one in step.decode], [(c.row.number, c.start, c.size) for c in step.chunks]))
+            seen.append(([one.arrival for one in step.decode], [(c.seq.arrival, c.start, c.size) for c in step.chunks]))
             assert step.decode or step.chunks or not (scheduler.running or scheduler.waiting)
-            assert scheduler.cache.bytes <= scheduler.cache.budget
+            assert scheduler.cache.allocated_bytes <= scheduler.cache.budget
             assert len(scheduler.running) <= max_batch
             scheduler.finish(
                 [one for one in scheduler.running if one.request[1] and len(one.tokens) > one.prompt_length]
             )
             for one in ended:
                 more = row(number, [*one.tokens, 1, 2], 3)
-                if one.request[0] and scheduler.cache.can_ever_hold(len(more.tokens) + 3):
+                if one.request[0] and scheduler.cache.fits(len(more.tokens) + 3):
                     more.request = False, False
                     number += 1
                     scheduler.submit(more)
         living = [slot for pool in scheduler.cache.pools.values() for slot in pool.slots if slot is not None]
-        assert set(living) == set(scheduler.cache.kept)  # nobody has left anything behind
+        assert set(living) == set(scheduler.cache.reusable)  # nobody has left anything behind
         return seen
 
     assert play() == play()  # of the queue alone

@@ -36,11 +36,11 @@ async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool
     else:
         engine.update_weights(3, weights)
     assert engine.policy_version == 3
-    before = engine.computed
+    before = engine.computed_tokens
     longer = [*prompt, *first.ids, 5]
     second = await engine.generate(longer, SamplingParams(max_tokens=4), seed=2)
     assert second.policy_version == 3
-    assert engine.computed - before == len(longer) + len(second.ids) - 1
+    assert engine.computed_tokens - before == len(longer) + len(second.ids) - 1
     assert_same(second, generate_naively(loaded, longer, 2, 1.0, 4))
     assert engine.score([*longer, *second.ids])[-len(second.ids) :] == pytest.approx(second.logprobs, abs=TOLERANCE)
 
@@ -97,7 +97,7 @@ async def test_weights_do_not_change_under_a_running_request():
     engine = Engine(tiny_model().model, [])
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
-    with pytest.raises(ConfigError, match="1 requests are under way"):
+    with pytest.raises(ConfigError, match="1 requests are running"):
         engine.update_weights(1)
     assert (await running).policy_version == 0
     engine.update_weights(1)
@@ -154,7 +154,7 @@ async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept
     weights = perturbed(loaded)
     new = tiny_model(arch, seed=7, kv_heads=2)
     new.model.load_state_dict(weights, strict=False)
-    engine = engine_of(loaded, in_flight=True)
+    engine = engine_of(loaded, in_flight_updates=True)
     prompts = [list(range(20, 40)), [*range(20, 36), 9], [5, 6]]  # two share a beginning, and so keys and values
     for seed, prompt in enumerate(
         prompts
@@ -175,7 +175,7 @@ async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept
 async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_computed(arch: str):
     loaded, new = tiny_model(arch, seed=7), tiny_model(arch, seed=7)
     new.model.load_state_dict(perturbed(loaded), strict=False)
-    engine = engine_of(loaded, in_flight=True)
+    engine = engine_of(loaded, in_flight_updates=True)
     prompt, heard = list(range(20, 60)), []
     kept = await engine.generate([*prompt, 3], SamplingParams(max_tokens=3), seed=9)  # leaves its keys and values
     running = asyncio.create_task(engine.generate(prompt, LONG, 1, lambda token: heard.append(token.id)))
@@ -211,7 +211,7 @@ async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
         versions, counts = zip(*made.version_spans, strict=True)
         assert list(versions) == sorted(set(versions)) and versions[0] == made.policy_version
         assert sum(counts) == len(made.ids) == 90 and min(counts) > 0
-    assert engine.computed == 3 * 89 + 3 + 40 + 70  # nothing was computed twice
+    assert engine.computed_tokens == 3 * 89 + 3 + 40 + 70  # nothing was computed twice
 
 
 async def test_the_same_version_again_is_one_span():

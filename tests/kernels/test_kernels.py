@@ -13,9 +13,9 @@ needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="there is no 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    kernels.compiled.cache_clear()
+    kernels.load_kernels.cache_clear()
     yield
-    kernels.compiled.cache_clear()
+    kernels.load_kernels.cache_clear()
 
 
 @pytest.mark.parametrize("trouble", ["no compiler", "it fails", "no folder"])
@@ -31,25 +31,25 @@ def test_what_cannot_be_compiled_is_said_and_done_without(
     else:
         folder.write_text("a file")
     with caplog.at_level("INFO"):
-        assert kernels.compiled("decode", 2, 16) is None
-    assert "PyTorch's alone, which is slower" in caplog.text
+        assert kernels.load_kernels("decode", 2, 16) is None
+    assert "using PyTorch attention, which is slower" in caplog.text
 
 
 @pytest.mark.broad
 @needs_compiler
-@pytest.mark.parametrize("name", kernels.ARGUMENTS)
+@pytest.mark.parametrize("name", kernels.SIGNATURES)
 def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernels.compiled(name, 2, 16) is not None
+    assert kernels.load_kernels(name, 2, 16) is not None
     (made,) = (tmp_path / "rove").iterdir()
     before = made.stat().st_mtime_ns
-    kernels.compiled.cache_clear()
-    assert kernels.compiled(name, 2, 16) is not None
-    assert kernels.compiled(name, 1, 16) is not None
+    kernels.load_kernels.cache_clear()
+    assert kernels.load_kernels(name, 2, 16) is not None
+    assert kernels.load_kernels(name, 1, 16) is not None
     assert len(list((tmp_path / "rove").iterdir())) == 2
     assert made.stat().st_mtime_ns == before
 
 
 def test_shapes_without_kernels():
-    assert kernels.compiled("decode", 2, 12) is None
-    assert kernels.compiled("decode", 17, 16) is None
+    assert kernels.load_kernels("decode", 2, 12) is None
+    assert kernels.load_kernels("decode", 17, 16) is None

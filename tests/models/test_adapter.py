@@ -24,7 +24,7 @@ from rove.core.protocols import SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.models import load
-from rove.models.adapter import Adapter, FastLora, add_adapter
+from rove.models.adapter import Adapter, FastLoRA, add_adapter
 from rove.models.linear import FastLinear
 from rove.models.load import (
     LoadedModel,
@@ -177,7 +177,7 @@ def test_the_model_stays_what_it_was():
     assert type(loaded.model) is kind
     assert can_pack(loaded.model)
     assert sum(isinstance(layer, FastLinear) for layer in loaded.model.modules()) == fast
-    assert sum(isinstance(layer, FastLora) for layer in loaded.model.modules()) == 7 * 2
+    assert sum(isinstance(layer, FastLoRA) for layer in loaded.model.modules()) == 7 * 2
     assert not any(layer.training for layer in loaded.model.modules())
 
 
@@ -192,11 +192,11 @@ def test_a_fast_layer_says_what_pefts_says(shape: tuple[int, ...], rank: int, bf
     """Forward to rounding, and gradients, in bf16 to that of its eight bits; also where inputs have no gradient."""
     loaded = with_adapter(tiny_model(), rank=rank)
     layer = loaded.model.model.layers[0].mlp.up_proj
-    assert type(layer) is FastLora
+    assert type(layer) is FastLoRA
     layer.base_layer.backward_dtype = torch.bfloat16 if bf16 else torch.float32
     x = torch.randn(*shape, 32, generator=torch.Generator().manual_seed(rank))
     results = []
-    for forward in (FastLora.forward, lora.Linear.forward):
+    for forward in (FastLoRA.forward, lora.Linear.forward):
         given = x.clone().requires_grad_(not first)
         out = forward(layer, given)
         layer.zero_grad()
@@ -335,7 +335,7 @@ def spoil(folder: Path, what: str) -> None:
     ("what", "said"),
     [
         ("base gone", "no such folder.*stands in .*adapter_config.json as base_model_name_or_path"),
-        ("no base", "does not tell its base_model_name_or_path"),
+        ("no base", "has no base_model_name_or_path"),
         ("torn", "adapter_config.json cannot be read"),
         ("no weights", "cannot be put into its base model.*adapter_model.safetensors"),
         ("torn weights", "cannot be put into its base model"),
@@ -357,7 +357,7 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path, what: str, said: str):
 
 def test_where_there_is_none_it_is_told_where_one_is(tmp_path: Path):
     written(tmp_path, tiny_model())
-    with pytest.raises(ConfigError, match="is no adapter: it has no adapter_config.json"):
+    with pytest.raises(ConfigError, match="is not an adapter: it has no adapter_config.json"):
         load_adapter(tmp_path / "base")
     (tmp_path / "adapter").rename(tmp_path / "final")
     with pytest.raises(ConfigError, match="did you mean .*final"):

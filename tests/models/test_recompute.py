@@ -9,7 +9,7 @@ from fakes import tiny_model
 
 from rove.core.errors import ConfigError
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
-from rove.train.batch import can_pack, micro_batches, trained_tokens
+from rove.train.batch import can_pack, count_trained_tokens, micro_batches
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, token_logprobs
@@ -32,7 +32,7 @@ def gradients(model: Any, pack: bool, again: bool) -> dict[str, torch.Tensor]:
     trainer = Trainer(model, 1e-3, activation_checkpointing=again)
     trainer.optimizer.zero_grad(set_to_none=True)
     batches = micro_batches(samples(), 100, pack=pack)
-    trainer.accumulate(batches, cross_entropy, trained_tokens(samples()), entropy_bonus=0.1)
+    trainer.accumulate(batches, cross_entropy, count_trained_tokens(samples()), entropy_bonus=0.1)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

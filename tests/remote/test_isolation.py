@@ -140,7 +140,7 @@ def test_groups_and_their_rewards_are_as_they_are_here(tmp_path: Path) -> None:
 CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
-ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "hang": ("", "no sign of life for 3 s")}
+ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "hang": ("", "unresponsive for 3 s")}
 
 
 @pytest.mark.parametrize(
@@ -297,12 +297,12 @@ def test_the_time_that_an_environment_gives_its_rollouts_holds(tmp_path: Path) -
 
 
 def test_an_environment_that_does_not_repeat_itself_cannot_be_played_again(tmp_path: Path) -> None:
-    """Rollout 2 crashes once all are under way; what the others say depends on the process."""
+    """RemoteRollout 2 crashes once all are under way; what the others say depends on the process."""
     code = f"if number == 2 and turns == 2: {CRASH}\n        number = os.getpid()"
     records = played(package(tmp_path, in_response=code))
     failed = [record.error for record in records if record.error]
     assert failed and all(error.type == "WorkerError" for error in failed)
-    assert any("something else than before" in error.message for error in failed)
+    assert any("differs from the recorded one" in error.message for error in failed)
 
 
 @pytest.mark.broad

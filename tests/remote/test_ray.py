@@ -25,12 +25,12 @@ from rove.cli.rl import run_rl
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.protocols import Request
-from rove.remote import node as site
+from rove.remote import node as node_module
 from rove.remote import ray as on_ray
 from rove.remote.loading import Isolation, looking_at, open_environment
-from rove.remote.rollout import LOSSES
+from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
-from rove.train.rl import RLConfig
+from rove.train.config import RLConfig
 from tests.remote.test_distributed import Fateful, as_here
 from tests.remote.test_isolation import Echo, facts, package, wheel
 
@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def add(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=on_ray.STORE, include_dashboard=False)
+    return cluster.add_node(num_cpus=1, object_store_memory=on_ray.OBJECT_STORE_BYTES, include_dashboard=False)
 
 
 def opened(cluster: Any, folder: Path, **how: Any) -> Any:
@@ -109,7 +109,7 @@ def test_environments_of_a_process_share_its_actors(cluster: Any, tmp_path: Path
         list(map(facts, one.generate_sync(Echo()))) == list(map(facts, two.generate_sync(Echo()))) == as_here(tmp_path)
     )
     with looking_at("talk", tmp_path, {}, Isolation(on=True, ray=cluster.address)) as env:
-        assert len(env.sites.sites) == 1  # pyright: ignore[reportAttributeAccessIssue]
+        assert len(env.nodes.nodes) == 1  # pyright: ignore[reportAttributeAccessIssue]
     one.close()
     two.close()
 
@@ -119,7 +119,7 @@ def test_environments_of_a_process_share_its_actors(cluster: Any, tmp_path: Path
 def test_a_killed_node_loses_nothing_and_repeats_nothing(cluster: Any, tmp_path: Path) -> None:
     ray = importlib.import_module("ray")
     env = opened(cluster, package(tmp_path))
-    assert all(env.sites.sites)
+    assert all(env.nodes.nodes)
     nodes: list[Any] = []
 
     def happens(count: int, request: Request) -> None:
@@ -128,7 +128,7 @@ def test_a_killed_node_loses_nothing_and_repeats_nothing(cluster: Any, tmp_path:
 
     client = Fateful(happens)
     summary = asyncio.run(vf.evaluate(env, client, "m", run=tmp_path / "run", rollouts_per_example=4))
-    assert (summary["scored"], summary["failed"]) == (96, 0) and env.sites.lost == 1
+    assert (summary["scored"], summary["failed"]) == (96, 0) and env.nodes.lost == 1
     lines = Counter((one.example_key, one.rollout_index) for one in Run(tmp_path / "run").outcomes())
     assert len(lines) == 96 and set(lines.values()) == {1}
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 96 * 3
@@ -162,18 +162,18 @@ def test_what_is_wrong_is_said_before_anything_is_played(
         opened(cluster, tmp_path)
     fine = package(tmp_path / "fine")
     with monkeypatch.context() as patch:
-        ours = {**site.about(), "rove": "0.0.1 (old)"}
-        patch.setattr(site, "about", lambda: ours)
+        ours = {**node_module.about(), "rove": "0.0.1 (old)"}
+        patch.setattr(node_module, "about", lambda: ours)
         with pytest.raises(ConfigError, match=r"has rove .*, this process 0.0.1 \(old\)"):
             opened(cluster, fine)
     ray = importlib.import_module("ray")
-    actors = on_ray.fleet(ray.get_runtime_context().get_job_id())
+    actors = on_ray.actor_registry(ray.get_runtime_context().get_job_id())
     assert len(actors) == NODES
     for number in range(NODES):  # all CPUs are taken by somebody else
         actor = actors.get(number, pytest.fail).actor
         actors.drop(number, actor)
         ray.kill(actor)
-    others = [ray.remote(num_cpus=1)(site.NodeActor).remote() for _ in range(NODES)]
+    others = [ray.remote(num_cpus=1)(node_module.NodeActor).remote() for _ in range(NODES)]
     ray.get([other.about.remote() for other in others])
     with pytest.raises(ConfigError, match="no Ray actor has started within 2 s .*of the cluster's 3 CPUs 0 are free"):
         opened(cluster, fine, start_seconds=2.0)
@@ -183,7 +183,7 @@ def test_what_is_wrong_is_said_before_anything_is_played(
 
 @pytest.mark.slow
 @needs_ray
-@pytest.mark.parametrize("times", [LOSSES - 1, LOSSES])
+@pytest.mark.parametrize("times", [MAX_LOST_NODES - 1, MAX_LOST_NODES])
 def test_a_machine_that_is_lost_while_it_loads_is_replaced_unless_that_goes_on(
     cluster: Any, tmp_path: Path, times: int
 ) -> None:
@@ -197,7 +197,7 @@ if left.read_text():
     os.kill(os.getppid(), signal.SIGKILL)
 """
     package(tmp_path, at_import=code)
-    if times == LOSSES:
+    if times == MAX_LOST_NODES:
         with pytest.raises(ConfigError, match="^on .*, while the environment was loaded: "):
             opened(cluster, tmp_path, ray_actors=1)
     else:
@@ -240,7 +240,10 @@ def test_training_and_its_measurements_are_played_there(cluster: Any, tmp_path: 
                 "run_dir": str(tmp_path / "run"),
             },
             **{"steps": 1, "batch_size": 12, "rollouts_per_example": 2, "max_tokens": 2, "threads": 1},
-            **{"evaluation": [{"env": "talk", "every": 1, "max_tokens": 2, "num_examples": 6}], "ray": cluster.address},
+            **{
+                "evaluation": [{"env": "talk", "every": 1, "max_tokens": 2, "num_examples": 6}],
+                "ray": {"address": cluster.address},
+            },
         },
     )
     run_rl(config, Console(file=io.StringIO()))
@@ -250,29 +253,29 @@ def test_training_and_its_measurements_are_played_there(cluster: Any, tmp_path: 
         assert hosts and os.getpid() not in hosts and os.getppid() not in hosts
 
 
-def test_without_ray_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"--ray local needs Ray, which is not here: pip install 'rove\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"--ray local needs Ray, which is not installed: pip install 'rove\[ray\]'"):
         open_environment("tictactoe", isolation=Isolation(on=True, ray="local"))
 
 
 @pytest.mark.parametrize("address", ["nowhere", "ray://head:10001", "head:", ":6379"])
 def test_an_address_is_one(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT of the cluster's head"):
-        on_ray._reach(address)
+        on_ray._check_reachable(address)
 
 
-def test_a_cluster_that_is_not_there_is_told() -> None:
+def test_an_unreachable_cluster_is_an_error() -> None:
     with pytest.raises(
-        ConfigError, match="--ray 127.0.0.1:1: nothing answers there .*`ray start --head` starts a cluster"
+        ConfigError, match="--ray 127.0.0.1:1: nothing listens there .*`ray start --head` starts a cluster"
     ):
-        on_ray._reach("127.0.0.1:1")
+        on_ray._check_reachable("127.0.0.1:1")
 
 
 def test_environments_around_here_are_named_by_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor's working directory is another one."""
     package(tmp_path / "environments")
     monkeypatch.chdir(tmp_path)
-    assert on_ray._folder("talk", None) == str(tmp_path / "environments")
-    assert on_ray._folder("talk", "elsewhere") == str(tmp_path / "elsewhere")
-    assert on_ray._folder("tictactoe", None) is None and on_ray._folder("nothing_of_that_name", None) is None
+    assert on_ray._env_folder("talk", None) == str(tmp_path / "environments")
+    assert on_ray._env_folder("talk", "elsewhere") == str(tmp_path / "elsewhere")
+    assert on_ray._env_folder("tictactoe", None) is None and on_ray._env_folder("nothing_of_that_name", None) is None

@@ -18,8 +18,8 @@ from rove.core.protocols import Request, Response
 from rove.engine.client import EngineClient
 from rove.remote import IsolatedEnv
 from rove.remote.loading import open_environment
-from rove.remote.rollout import Rollout
-from rove.train.evaluation import EvaluationConfig
+from rove.remote.rollout import RemoteRollout
+from rove.train.config import EvaluationConfig
 from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture
 from tests.train.test_rl import metrics_of, rollouts_of, settings, train
 
@@ -136,16 +136,16 @@ def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_onc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subs(tmp_path)
-    clean_up = Rollout.clean_up
+    clean_up = RemoteRollout.clean_up
 
-    async def dies_first(rollout: Rollout) -> None:
+    async def dies_first(rollout: RemoteRollout) -> None:
         assert rollout.worker is not None
         if rollout.state["info"]["number"] == 2:
             rollout.worker.close("it died")
         await clean_up(rollout)
 
     whole = isolated("subs", tmp_path, trained=True).generate_sync(Teller())
-    monkeypatch.setattr(Rollout, "clean_up", dies_first)
+    monkeypatch.setattr(RemoteRollout, "clean_up", dies_first)
     client = Teller()
     records = isolated("subs", tmp_path, trained=True).generate_sync(client)
     assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in whole]
@@ -235,7 +235,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for name, on in (("here", False), ("there", True)):
         config = msgspec.structs.replace(config, isolated=on)
-        env = open_environment(config.env, config.env_dir, {}, config.isolation)
+        env = open_environment(config.env, config.env_dir, {}, config.environment_isolation)
         weights.append(train(tmp_path / name, config, env).model.state_dict())
     played = [
         sorted(rollouts_of(tmp_path / name), key=lambda r: (r.example_id, r.rollout_index))
@@ -248,8 +248,8 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
 
 
 def test_every_line_of_play_needs_the_environment_here() -> None:
-    tables = [EvaluationConfig(env="tictactoe", every_line=True)]
-    with pytest.raises(vf.ConfigError, match="leave out every_line, or isolated"):
+    tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
+    with pytest.raises(vf.ConfigError, match="leave out kind or isolation"):
         settings(isolated=True, evaluation=tables).check()
 
 

@@ -26,7 +26,7 @@ import rove as vf
 from rove.core.protocols import Request, SamplingParams
 from rove.engine.client import EngineClient
 from rove.server import base_url_of, listening, make_app
-from rove.server.app import DESK
+from rove.server.app import QUEUE
 from rove.wire.serving import Asked
 from tests.server.test_server import post
 
@@ -653,13 +653,13 @@ NOTHING = {"rows": 0, "under way": 0, "queued": 0, "sampled": 0, "free places": 
 
 def left_behind(at: Served, app: Any) -> dict[str, int]:
     """What is left of requests, besides keys and values that the next ones may want."""
-    desk, engine = app[DESK], at.client.engine
+    queue, engine = app[QUEUE], at.client.engine
     return {
-        "rows": len(engine._runner.rows()),
-        "under way": desk.metrics.under_way,
-        "queued": desk.metrics.queued,
+        "rows": len(engine._runner.active()),
+        "under way": queue.metrics.under_way,
+        "queued": queue.metrics.queued,
         "sampled": sum(not row.request.future.done() for row in engine._sampled),
-        "free places": desk._room._value,
+        "free places": queue._slots._value,
     }
 
 
@@ -696,7 +696,7 @@ BAD: list[tuple[str, Any]] = [
 async def soak(count: int) -> dict[str, int]:
     """All kinds of requests at once, a third of those who ask go away before the end; returns how many there were of each."""
     async with served(context=256, max_body=20_000) as (at, app):
-        desk, rng, seen = app[DESK], random.Random(0), Counter()
+        queue, rng, seen = app[QUEUE], random.Random(0), Counter()
 
         async def one(i: int) -> None:
             path, body = GOOD[i // 4 % len(GOOD)] if i % 4 else BAD[i // 4 % len(BAD)]
@@ -720,12 +720,12 @@ async def soak(count: int) -> dict[str, int]:
                 assert status in (400, 404, 413) and len(json.loads(text)["error"]["message"]) > 20, (path, body, text)
 
         await asyncio.gather(*map(one, range(count)))
-        await desk.idle.wait()  # those who went are noticed a little later
+        await queue.idle.wait()  # those disconnected clients are noticed a little later
         while at.client.engine._task is not None and not at.client.engine._task.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert left_behind(at, app) == NOTHING
         cache = at.client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
-        assert cache.bytes <= cache.budget
+        assert cache.allocated_bytes <= cache.budget
         assert not [task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]
         wanted = await at.here(4, messages=ASK)
         status, made = await post(
@@ -753,8 +753,8 @@ async def test_a_large_crowd_leaves_nothing_behind():
 
 def test_what_is_asked_without_a_name_means_the_first_model():
     app = make_app(EngineClient.from_model(tiny_model(), max_batch=2), ["a", "b"])
-    assert app[DESK].admit(Asked("", [])).model == "a"
-    assert app[DESK].admit(Asked("b", [])).model == "b"
+    assert app[QUEUE].admit(Asked("", [])).model == "a"
+    assert app[QUEUE].admit(Asked("b", [])).model == "b"
 
 
 # In processes of their own

@@ -19,7 +19,7 @@ from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError,
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import Usage
 from rove.server import base_url_of, is_loopback, listening, make_app
-from rove.server.app import DESK
+from rove.server.app import QUEUE
 from rove.wire.common import tool_call
 from rove.wire.serving import MAX_CHOICES
 
@@ -346,7 +346,7 @@ async def test_what_the_client_raises_has_a_status(error: Exception, status: int
         said, answer = await post(session, "/v1/chat/completions", {"messages": HI, "stream": stream, "n": 3})
         assert (said, answer["error"]["code"]) == (status, code)
         assert "no such thing" in answer["error"]["message"]
-    assert (app[DESK].metrics.under_way, app[DESK].metrics.queued, app[DESK].metrics.open) == (0, 0, 0)
+    assert (app[QUEUE].metrics.under_way, app[QUEUE].metrics.queued, app[QUEUE].metrics.open) == (0, 0, 0)
 
 
 async def test_an_error_after_the_first_words_ends_the_stream():
@@ -357,28 +357,28 @@ async def test_an_error_after_the_first_words_ends_the_stream():
             await anext(stream)
 
 
-async def test_what_is_cut_off_is_told():
+async def test_cancelled_requests_get_an_error():
     async def answer(request: Request) -> str:
         await asyncio.sleep(1000)
         return "never"
 
     async with http(Answerer(answer)) as (session, app):
         task = asyncio.create_task(post(session, "/v1/completions", {"prompt": "a", "n": 3}))
-        await until(lambda: app[DESK].metrics.under_way == 3)
-        app[DESK].cut_off()
+        await until(lambda: app[QUEUE].metrics.under_way == 3)
+        app[QUEUE].cancel_all()
         status, told = await task
         assert (status, "stopped before" in told["error"]["message"]) == (503, True)
-        assert (app[DESK].metrics.under_way, app[DESK].metrics.open) == (0, 0)
+        assert (app[QUEUE].metrics.under_way, app[QUEUE].metrics.open) == (0, 0)
     client = Answerer(answer, pieces=("hello",))
     async with http(client) as (session, app):
         body = json.dumps({"messages": HI, "n": 2, "stream": True})
         async with session.post("/v1/chat/completions", data=body, headers=JSON) as reply:
             await until(lambda: client.under_way == 2)
             await reply.content.readuntil(b"hello")
-            app[DESK].cut_off()
+            app[QUEUE].cancel_all()
             *_, last = (await reply.text()).strip().split("\n\n")
         assert "stopped before" in json.loads(last.removeprefix("data: "))["error"]["message"]
-        await app[DESK].idle.wait()
+        await app[QUEUE].idle.wait()
 
 
 async def test_our_own_client_reads_a_full_context_as_one():
@@ -416,7 +416,7 @@ async def test_more_than_the_client_likes_wait_and_too_many_are_turned_away():
 
     client = Answerer(answer, max_concurrent=2)
     async with http(client, max_queued=3) as (session, app):
-        metrics = app[DESK].metrics
+        metrics = app[QUEUE].metrics
         tasks = [asyncio.create_task(post(session, "/v1/completions", {"prompt": "a"})) for _ in range(5)]
         await until(lambda: metrics.under_way + metrics.queued == 5)
         assert (client.under_way, metrics.queued) == (2, 3)
@@ -430,12 +430,12 @@ async def test_more_than_the_client_likes_wait_and_too_many_are_turned_away():
 async def test_who_goes_cancels_what_was_asked(stream: bool):
     client = Answerer(lambda request: asyncio.Event().wait(), pieces=("hello",), max_concurrent=3)
     async with http(client) as (session, app):
-        metrics = app[DESK].metrics
+        metrics = app[QUEUE].metrics
         body = {"prompt": "a", "n": 5, "stream": stream}
         task = asyncio.create_task(post(session, "/v1/completions", body))
         await until(lambda: metrics.under_way + metrics.queued == 5)
         task.cancel()
-        await app[DESK].idle.wait()  # those who went are noticed a little later
+        await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
         assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
 
 
@@ -483,7 +483,7 @@ async def test_broken_http_hurts_nobody(sent: bytes):
         writer.close()
         async with aiohttp.ClientSession() as session:
             assert (await _ask(session, f"{url}/completions", {"prompt": "a"}))[0] == 200
-        await app[DESK].idle.wait()  # those who went are noticed a little later
+        await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
     assert len(client.asked) == 1
 
 
@@ -518,10 +518,10 @@ async def soak(count: int) -> None:
                     assert text.endswith("data: [DONE]\n\n") if kind == 1 else json.loads(text)["choices"]
 
             await asyncio.gather(*map(one, range(count)))
-            metrics = app[DESK].metrics
-            await app[DESK].idle.wait()  # those who went are noticed a little later
+            metrics = app[QUEUE].metrics
+            await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
             assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
-            assert app[DESK]._room._value == client.max_concurrent
+            assert app[QUEUE]._slots._value == client.max_concurrent
             assert (await _ask(session, f"{url}/chat/completions", {"messages": HI}))[0] == 200
         assert len([task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]) == 0
 

@@ -10,7 +10,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from rove.core.protocols import Generation
 from rove.core.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
-from rove.engine.draw import draw, temper, uniforms
+from rove.engine.sampler import apply_temperature, sample_ids, uniforms
 from rove.models.load import LoadedModel, prepare
 from rove.models.new import ARCHITECTURES, train_tokenizer
 
@@ -113,7 +113,7 @@ def sample(
     Returns:
         ids [B] and their log-probabilities [B] under the distribution sampled from.
     """
-    scores = temper(logits, temperature)
+    scores = apply_temperature(logits, temperature)
     probabilities = scores.softmax(-1)
-    ids = torch.where(temperature == 0, scores.argmax(-1), draw(probabilities, uniforms(seeds, position)))
+    ids = torch.where(temperature == 0, scores.argmax(-1), sample_ids(probabilities, uniforms(seeds, position)))
     return ids, probabilities.gather(1, ids[:, None])[:, 0].log()

@@ -10,7 +10,7 @@ import transformers
 from fakes import TEXTS, sample
 
 from rove.core.protocols import Generation
-from rove.engine.draw import uniforms
+from rove.engine.sampler import uniforms
 from rove.models.load import LoadedModel, prepare
 from rove.models.new import train_tokenizer
 

@@ -21,7 +21,7 @@ from rove.hub.package.manifest import Manifest
 from rove.hub.server.app import make_hub, serving
 from rove.hub.server.checking import Session
 from rove.hub.server.results import read_run
-from rove.hub.server.store import StoredFile, Store
+from rove.hub.server.store import Store, StoredFile
 from rove.hub.server.tokens import Access, make_token
 
 DOUBLING = """

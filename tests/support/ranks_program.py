@@ -14,12 +14,15 @@ import msgspec
 import torch
 from fakes import tiny_model
 
+from rove.core.config import convert
+from rove.core.renamed_settings import upgrade
+from rove.train.config import RLConfig
 from rove.train.learner import Learner
 from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
-from rove.train.rl import RLConfig
+from rove.train.rl import objective_of
 from rove.train.sequences import TrainingSequence
-from rove.train.sharding import whole
+from rove.train.sharding import full_tensor
 from rove.train.trainer import frozen_logprobs
 from rove.train.worker_group import join_process_group
 
@@ -48,15 +51,15 @@ def ragged(count: int, seed: int = 0) -> list[TrainingSequence]:
 
 def settings(**fields: Any) -> RLConfig:
     defaults = {"env": "x", "model": "y", "micro_batch_tokens": 200, "threads": 1, "learning_rate": 1e-3}
-    return RLConfig(**(defaults | {"kl_penalty": 0.01, "sync_reference_every": 2} | fields))
+    return convert(RLConfig, upgrade(defaults | {"kl_penalty": 0.01, "sync_reference_every": 2} | fields))
 
 
 def run(job: Job) -> None:
     """Take the steps; leave the first gradient, what the last step measured, and the weights."""
     ranks, config = join_process_group(), settings(**job.config)
-    anew = job.restore is None or config.lora_rank  # the base of an adapter is not in its checkpoints
+    anew = job.restore is None or config.lora.rank  # the base of an adapter is not in its checkpoints
     loaded = add_lora(config, tiny_model(job.arch, seed=0 if anew else 7))
-    learner = Learner(config, config.objective, loaded, ranks)
+    learner = Learner(config, objective_of(config), loaded, ranks)
     if job.restore is not None:
         learner.restore(Path(job.restore))
     samples, measured = ragged(24), {}
@@ -78,7 +81,7 @@ def _gradient(learner: Learner, samples: list[TrainingSequence]) -> dict[str, to
     learner.trainer.optimizer.zero_grad()
     learner.trainer.accumulate(_batches(learner, samples), learner.objective.loss, 100.0, 0.01)
     parameters = learner.trainer.model.named_parameters()
-    return {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
+    return {name: full_tensor(p.grad).clone() for name, p in parameters if p.grad is not None}
 
 
 def _batches(learner: Learner, samples: list[TrainingSequence]) -> Any:

@@ -9,10 +9,17 @@ import msgspec
 
 from rove.cli.settings_help import documented_fields
 from rove.games.exhaustive import Goals
+from rove.remote.loading import IsolationConfig, RayConfig
 from rove.train.alerts import AlertLimits
-from rove.train.evaluation import EvaluationConfig
-from rove.train.rl import RLConfig
-from rove.train.sft import SFTConfig
+from rove.train.config import (
+    CurriculumConfig,
+    EvaluationConfig,
+    FilterConfig,
+    LoRAConfig,
+    LossConfig,
+    RLConfig,
+    SFTConfig,
+)
 from rove.vllm.server import VLLMConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
@@ -20,15 +27,21 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "`rove rl`": RLConfig,
     "`rove sft`": SFTConfig,
     "`[[evaluation]]`, of both": EvaluationConfig,
-    "`[evaluation.goals]`": Goals,
+    '`[evaluation.goals]`, of `kind = "exhaustive"`': Goals,
+    "`[loss]`, of `rove rl`": LossConfig,
+    "`[curriculum]`, of `rove rl`": CurriculumConfig,
+    "`[filter]`, of `rove rl`": FilterConfig,
+    "`[lora]`, of both": LoRAConfig,
+    "`[isolation]`, of `rove rl` and `rove eval`": IsolationConfig,
+    "`[ray]`, of `rove rl` and `rove eval`": RayConfig,
     "`[alerts]`, of both": AlertLimits,
     "`[vllm]`, of `rove rl`": VLLMConfig,
 }
 BEGINNING = """# Settings of training
 
-Every setting of `rove rl` and `rove sft`, its default and what it means, as the code has it (a test compares them). Each is a key
-of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag, `--key value`; – is "not given".
-[training.md](training.md) tells more of most.
+Every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in the code.
+Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag: `--key value`, or
+`--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md) explains most.
 """
 
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from rove.core.protocols import Generation, SamplingParams
 from rove.engine.engine import Engine
-from rove.models.adapter import merge
+from rove.models.adapter import merge_adapter
 from rove.models.load import load_model
 
 LOADING = threading.Lock()
@@ -135,7 +135,7 @@ class FakeVLLM:
     def _adapt(self, folder: Path) -> Engine:
         with LOADING:
             base = load_model(self.folder, "cpu")
-            self.adapted = Engine(merge(base.model, folder), [], renderer=base.renderer)
+            self.adapted = Engine(merge_adapter(base.model, folder), [], renderer=base.renderer)
         return self.adapted
 
     async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rove.core.errors import ConfigError
 from rove.train.advantages import (
     ESTIMATORS,
-    SPREADLESS,
+    MIN_SPREAD,
     batch_advantages,
     check_estimator,
     group_advantages,
@@ -40,7 +40,7 @@ def test_a_group_without_spread_teaches_nothing(group: list[float], estimator: s
 def test_advantages_sum_to_nothing_and_ignore_a_constant(group: list[float], constant: float, estimator: str):
     advantages = group_advantages(group, estimator)
     if advantages is None:
-        assert max(group) - min(group) < SPREADLESS
+        assert max(group) - min(group) < MIN_SPREAD
         return
     assert sum(advantages) == pytest.approx(0, abs=1e-7)
     moved = group_advantages([r + constant for r in group], estimator)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError
-from rove.train.alerts import ALERTS, QUIET, AlertLimits, entropy_collapse, new_alerts
+from rove.train.alerts import ALERTS, REPEAT_AFTER_STEPS, AlertLimits, entropy_collapse, new_alerts
 
 LIMITS = AlertLimits(window=2)
 REWARD = "eval/let/reward/mean"
@@ -67,13 +67,13 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "zero_advantage_groups": (
         history(groups__zero_spread=[1.0, 8.0, 9.0], groups__all=[10.0, 10.0, 10.0]),
         history(groups__zero_spread=[7.0, 8.0, 8.0], groups__all=[10.0, 10.0, 10.0]),
-        "85% of the groups have no spread",
+        "85% of the groups have equal rewards",
         {"zero_advantage_groups": 0.9},
     ),
     "policy_collapse": (
         history(reward__mean=[0.3, 0.4, 0.0, 0.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
         history(reward__mean=[0.3, 0.4, 0.9, 1.0], groups__zero_spread=[2.0, 1.0, 8.0, 8.0], groups__all=[8.0] * 4),
-        "since step 3 no group has any spread, and the reward is 0; it was 0.3 or more before",
+        "since step 3 all groups have zero advantage, and the reward is 0; it was 0.3 or more before",
         {},
     ),
     "loss_growth": (
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "sampler_idle": (
         history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
         history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
-        "90% of the places for rollouts are empty: the trainer is slower",
+        "90% of the slots for rollouts are empty: the trainer is slower",
         {"idle": 0.95},
     ),
 }
@@ -148,9 +148,11 @@ def test_it_is_told_once_when_it_starts(name: str):
 def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
     values = [0.0, 9.0] * 20
     come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
-    later = history(groups__zero_spread=[9.0] + [0.0] * QUIET + [9.0], groups__all=[10.0] * (QUIET + 2))
+    later = history(
+        groups__zero_spread=[9.0] + [0.0] * REPEAT_AFTER_STEPS + [9.0], groups__all=[10.0] * (REPEAT_AFTER_STEPS + 2)
+    )
     limits = msgspec.structs.replace(LIMITS, window=1)
-    for rows, steps in ((come_and_go, [2]), (later, [1, QUIET + 2])):
+    for rows, steps in ((come_and_go, [2]), (later, [1, REPEAT_AFTER_STEPS + 2])):
         told = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
         assert told == steps
 
@@ -159,7 +161,7 @@ def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
     rows = history(idle__trainer=[0.9] * 2, idle__sampler=[0.9] * 2, queue__late=[0.0, 1.0])
     for name, words in (
         ("trainer_idle", "too old for a later step"),
-        ("sampler_idle", "few more can be trained in time"),
+        ("sampler_idle", "few more rollouts could be trained in time"),
     ):
         text = ALERTS[name](rows, LIMITS)
         assert text is not None and words in text and "Raise max_off_policy_steps" in text
@@ -220,10 +222,10 @@ def test_a_learning_rate_far_too_high_is_named_first():
     )
     [(step, name, text)] = told(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
-    assert "The learning rate (up to 2 so far) is too high" in text
+    assert "The learning rate (up to 2 so far) is probably too high" in text
 
 
-def test_dead_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+def test_zero_advantage_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = told(rows)
     assert name == "zero_advantage_groups"
@@ -239,9 +241,9 @@ def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise
     )
     first, second = told(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
-    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is too high" in first[2]
+    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is probably too high" in first[2]
     assert second[:2] == (5, "zero_advantage_groups")
-    assert "certain of what it says. If that is not what earns the most, lower the learning rate first" in second[2]
+    assert "certain of its answers. If they do not earn the most, lower the learning rate first" in second[2]
 
 
 def test_a_certain_model_may_become_more_certain():

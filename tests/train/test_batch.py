@@ -6,7 +6,7 @@ from fakes import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.train.batch import Batch, can_pack, micro_batches, trained_tokens
+from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
 from rove.train.sequences import TrainingSequence
 
 Term = tuple[tuple[int, ...], int, float, float, float]
@@ -50,8 +50,8 @@ def seen_by(batch: Batch) -> dict[int, tuple[int, ...]]:
         width = batch.ids.shape[1]
         return {i: tuple(ids[i // width * width : i + 1]) for i in range(len(ids))}
     seen, asked = {}, []
-    for rows in batch.packing.rows:
-        for place in rows.real.tolist():
+    for rows in batch.packing.padded_rows:
+        for place in rows.real_indices.tolist():
             b, j = divmod(place, rows.queries.shape[1])
             token = int(rows.queries[b, j])
             asked.append(token)
@@ -61,8 +61,8 @@ def seen_by(batch: Batch) -> dict[int, tuple[int, ...]]:
             assert batch.positions is not None and batch.positions[0, token] == len(keys) - 1
             seen[token] = tuple(ids[int(key)] for key in keys)
     assert sorted(asked) == list(range(len(ids)))
-    assert [asked[i] for i in batch.packing.order.tolist()] == list(range(len(ids)))
-    places, offsets, shared = batch.packing.flat
+    assert [asked[i] for i in batch.packing.token_order.tolist()] == list(range(len(ids)))
+    places, offsets, shared = batch.packing.flat_paths
     for b, first in enumerate(shared.tolist()):
         path = places[offsets[b] : offsets[b + 1]].tolist()
         assert all(seen[path[i]] == tuple(ids[place] for place in path[: i + 1]) for i in range(first, len(path)))
@@ -83,7 +83,7 @@ def terms(batch: Batch) -> dict[int, list[Term]]:
             batch.advantages[m].item(),
             batch.temperature[row].item(),
         )
-        found.setdefault(int(batch.samples[m]), []).append(term)
+        found.setdefault(int(batch.sequence_index[m]), []).append(term)
     return found
 
 
@@ -97,7 +97,7 @@ def test_every_trained_token_is_predicted_once_from_what_its_sample_had_before(
     found = [sorted(some) for batch in batches for some in terms(batch).values()]
     assert sorted(found) == sorted(sorted(wanted(sample)) for sample in given_samples if any(sample.mask[1:]))
     for batch in batches:
-        assert batch.ids.numel() <= budget or len(batch.samples.unique()) <= 1
+        assert batch.ids.numel() <= budget or len(batch.sequence_index.unique()) <= 1
         places = torch.stack([batch.predicting.double(), batch.temperature.double()])
         assert places.unique(dim=1).shape == places.shape  # no place is computed twice
 
@@ -123,12 +123,14 @@ def test_a_sample_longer_than_the_budget_goes_alone():
     assert [tuple(batch.ids.shape) for batch in micro_batches([short, long, short], 6)] == [(1, 10), (2, 3)]
     packed = micro_batches([short, long, short], 6, pack=True)
     assert [batch.ids.numel() for batch in packed] == [3, 10]
-    assert len(packed[0].samples.unique()) == 2
+    assert len(packed[0].sequence_index.unique()) == 2
 
 
 def test_advantages_of_tokens_that_are_not_trained_do_not_count():
     nothing = [TrainingSequence([1, 2, 3], [True, False, False], [0.0] * 3, [1.0] * 3)]
-    assert trained_tokens(nothing) == 1  # the first token has nothing before it; it is counted and has no gradient
+    assert (
+        count_trained_tokens(nothing) == 1
+    )  # the first token has nothing before it; it is counted and has no gradient
     for pack in (False, True):
         [batch] = micro_batches(nothing, 8, torch.device("cpu"), pack)
         assert len(batch.targets) == len(batch.predicting) == 0

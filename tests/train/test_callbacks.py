@@ -15,7 +15,8 @@ from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
 from rove.train.alerts import Alert, AlertLimits
-from rove.train.rl import RLConfig, train_rl
+from rove.train.config import RLConfig
+from rove.train.rl import train_rl
 from tests.train.test_loggers import Fake
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns
 from tests.train.test_sft import lawful

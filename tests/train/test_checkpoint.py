@@ -1,18 +1,314 @@
+"""X."""
+
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fakes import tiny_model
+from tiers import some_quick
 
+import rove as vf
 from rove.core.errors import RunError
 from rove.models.load import LoadedModel, load_model
+from rove.runs.run import Run
 from rove.train.batch import micro_batches
-from rove.train.checkpoint import STATE, restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.checkpoint import STATE, check_weights, recover, restore_checkpoint, restore_weights, save_checkpoint
+from rove.train.config import RLConfig
 from rove.train.losses import cross_entropy
+from rove.train.rl import train_rl
 from rove.train.sequences import TrainingSequence
+from rove.train.sharding import check_shards, read_shards, write_shards
 from rove.train.trainer import Trainer
+
+CONFIG = RLConfig(
+    env="letters",
+    model="models/new",
+    steps=6,
+    batch_size=8,
+    rollouts_per_example=2,
+    learning_rate=1e-2,
+    warmup_steps=2,
+    max_tokens=3,
+    checkpoint_every=2,
+    keep_checkpoints=2,
+    threads=1,
+)
+
+
+class Killed(Exception):
+    """Stands for a kill -9."""
+
+
+def letters(completion: vf.Messages) -> float:
+    """The share of small letters in what the model said."""
+    text = "".join(m["content"] for m in completion if m["role"] == "assistant")
+    return sum("a" <= c <= "z" for c in text) / max(1, len(text))
+
+
+def train(path: Path, kill_at: int | None = None) -> None:
+    def on_step(step: int, metrics: Any) -> None:
+        if step == kill_at:
+            raise Killed
+
+    rubric = vf.Rubric()
+    rubric.add_reward_func(letters, weight=1.0)
+    env = vf.SingleTurnEnv(dataset=[{"question": f"say {n}"} for n in range(4)], rubric=rubric)
+    with Run(path) as run:
+        run.start("rl", {}, {})
+        asyncio.run(train_rl(CONFIG, env, tiny_model(), run, on_step))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run killed at step 5, with checkpoints of steps 2 and 4."""
+    path = tmp_path_factory.mktemp("rl") / "run"
+    with pytest.raises(Killed):
+        train(path, kill_at=5)
+    return path
+
+
+def cut_off(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def change_line(file: Path, number: int) -> None:
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = b"\0" * (len(lines[number - 1]) - 1) + b"\n"
+    file.write_bytes(b"".join(lines))
+
+
+class Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("/nonexistent/ran",))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "trainer.pt is cut off": (lambda run: cut_off(run / "checkpoints/4/trainer.pt"), r"trainer\.pt cannot be read"),
+    "trainer.pt is empty": (
+        lambda run: (run / "checkpoints/4/trainer.pt").write_bytes(b""),
+        r"trainer\.pt cannot be read",
+    ),
+    "trainer.pt is missing": (lambda run: (run / "checkpoints/4/trainer.pt").unlink(), r"it has no trainer\.pt"),
+    "trainer.pt holds code": (
+        lambda run: torch.save({"optimizer": Code()}, run / "checkpoints/4/trainer.pt"),
+        r"trainer\.pt cannot be read \(Weights only load failed",
+    ),
+    "trainer.pt holds something else": (
+        lambda run: torch.save([1], run / "checkpoints/4/trainer.pt"),
+        r"trainer\.pt has no state of an optimizer",
+    ),
+    "the weights are cut off": (
+        lambda run: cut_off(run / "checkpoints/4/model.safetensors"),
+        r"model\.safetensors cannot be read",
+    ),
+    "the weights are missing": (
+        lambda run: (run / "checkpoints/4/model.safetensors").unlink(),
+        r"has no \.safetensors file",
+    ),
+    "progress.json is cut off": (
+        lambda run: cut_off(run / "checkpoints/4/progress.json"),
+        r"progress\.json is damaged",
+    ),
+    "progress.json is missing": (
+        lambda run: (run / "checkpoints/4/progress.json").unlink(),
+        r"progress\.json is missing",
+    ),
+    "progress.json has other types": (
+        lambda run: (run / "checkpoints/4/progress.json").write_text('{"step": -1}'),
+        r"progress\.json is damaged",
+    ),
+    "a line of metrics is damaged": (
+        lambda run: change_line(run / "metrics.jsonl", 3),
+        r"metrics\.jsonl, line 3: not a row",
+    ),
+    "metrics are cut off": (lambda run: cut_off(run / "metrics.jsonl"), r"metrics\.jsonl has [\d,]+ bytes where"),
+}
+
+
+@pytest.mark.parametrize("name", some_quick(DAMAGES, 5))
+def test_a_damaged_run_resumes_at_the_checkpoint_before(
+    stopped: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    damage, why = DAMAGES[name]
+    damage(path)
+    with caplog.at_level(logging.WARNING, "rove.train.learner"), pytest.raises(Killed):
+        train(path, kill_at=3)
+    assert [row["step"] for row in Run(path).metrics()] == [1, 2, 3]
+    [told] = [one.getMessage() for one in caplog.records if one.name == "rove.train.learner"]
+    assert told.startswith(f"checkpoint {path}/checkpoints/4 is damaged: ")
+    assert told.endswith("It was renamed to 4.damaged; training resumes after step 2")
+    assert re.search(why, told)
+    assert sorted(one.name for one in (path / "checkpoints").iterdir()) == ["2", "4.damaged"]
+
+
+@pytest.mark.broad
+def test_a_run_resumed_after_damage_ends_as_one_that_was_never_damaged(stopped: Path, tmp_path: Path):
+    for name in ("whole", "damaged"):
+        shutil.copytree(stopped, tmp_path / name)
+    cut_off(tmp_path / "damaged/checkpoints/4/model.safetensors")
+    for name in ("whole", "damaged"):
+        train(tmp_path / name)
+    weights = [(tmp_path / name / "final/model.safetensors").read_bytes() for name in ("whole", "damaged")]
+    assert weights[0] == weights[1]
+    assert sorted(one.name for one in (tmp_path / "damaged/checkpoints").iterdir()) == ["4", "4.damaged", "6"]
+
+
+def test_without_an_intact_checkpoint_nothing_is_changed(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    cut_off(path / "checkpoints/2/model.safetensors")
+    change_line(path / "metrics.jsonl", 3)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(
+        RunError, match=r"(?s)no checkpoint of .* is intact:.*step 4: metrics.*step 2: model.*--overwrite"
+    ):
+        recover(Run(path))
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_an_intact_run_is_left_as_it_is(stopped: Path):
+    assert recover(Run(stopped)) == []
+    assert [path.name for path in Run(stopped).checkpoints()] == ["4", "2"]
+
+
+def test_the_same_checkpoint_may_be_damaged_twice(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    for place in (1, 2):
+        shutil.copytree(stopped, path, dirs_exist_ok=True)
+        (path / "checkpoints/4/progress.json").unlink()
+        assert len(recover(Run(path))) == 1
+        assert len(list((path / "checkpoints").glob("4.damaged*"))) == place
+
+
+def test_damaged_best_weights_are_an_error(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    shutil.copytree(path / "checkpoints/2", path / "checkpoints/best")
+    cut_off(path / "checkpoints/best/model.safetensors")
+    with pytest.raises(
+        RunError, match=r"best holds the best weights of this run and is damaged: model\.safetensors cannot"
+    ):
+        recover(Run(path))
+
+
+def test_damaged_alerts_do_not_keep_a_run_from_resuming(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    (path / "alerts.jsonl").write_bytes(b'{"step": 1, "text": "x"}\n{"st\n{"step": 3}\n{"text": "y"}\n')
+    run = Run(path)
+    last = run.last_checkpoint()
+    assert last is not None
+    run.cut(last[1])
+    assert [alert["step"] for alert in run.alerts()] == [1, 3]
+
+
+def test_a_missing_file_of_weights_in_several_files_is_noticed(tmp_path: Path):
+    loaded = tiny_model()
+    loaded.model.save_pretrained(tmp_path, max_shard_size="20KB")
+    check_weights(tmp_path)
+    last = sorted(tmp_path.glob("*.safetensors"))[-1]
+    last.unlink()
+    with pytest.raises(RunError, match=f"{last.name} cannot be read"):
+        check_weights(tmp_path)
+
+
+def test_damaged_weights_are_an_error_that_names_the_file(tmp_path: Path):
+    loaded = tiny_model()
+    trainer = Trainer(loaded.model, 1e-2)
+    save_checkpoint(tmp_path, loaded, trainer)
+    cut_off(tmp_path / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
+        restore_weights(tmp_path, loaded)
+    save_checkpoint(tmp_path, loaded, trainer)
+    torch.save({"optimizer": {"state": {}, "param_groups": []}}, tmp_path / STATE)
+    with pytest.raises(RunError, match=r"trainer\.pt is of another optimizer"):
+        restore_checkpoint(tmp_path, loaded, trainer)
+
+
+# Checkpoints in parts, as several processes write them
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> tuple[Path, Any]:
+    loaded = tiny_model()
+    trainer = Trainer(loaded.model, 1e-2)
+    write_shards(tmp_path, loaded.model, trainer.optimizer, None)
+    return tmp_path, trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_are_checked_and_read(shards: tuple[Path, Any]):
+    path, trainer = shards
+    check_shards(path)
+    with torch.no_grad():
+        before = trainer.model.lm_head.weight.clone()
+        trainer.model.lm_head.weight.zero_()
+    read_shards(path, trainer.model, trainer.optimizer, None)
+    assert torch.equal(trainer.model.lm_head.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_parts_are_refused(shards: tuple[Path, Any], tmp_path: Path):
+    path, trainer = shards
+    [part] = (path / "shards").glob("*.distcp")
+    cut_off(part)
+    with pytest.raises(RunError, match=r"shards/__0_0\.distcp has [\d,]+ bytes; expected [\d,]+"):
+        check_shards(path)
+    metadata = path / "shards/.metadata"
+    content = metadata.read_bytes()
+    for broken in (b"", content[:100], b"\0" * 50):
+        metadata.write_bytes(broken)
+        with pytest.raises(RunError, match=r"shards/\.metadata cannot be read"):
+            read_shards(path, trainer.model, trainer.optimizer, None)
+    target = tmp_path / "elsewhere"
+    target.write_bytes(content)
+    metadata.unlink()
+    metadata.symlink_to(target)
+    with pytest.raises(RunError, match="is a symbolic link"):
+        check_shards(path)
+
+
+class Marks:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_in_parts_never_runs(tmp_path: Path):
+    """In the metadata, which PyTorch unpickles, and among the plain values, which it loads with `weights_only=False`."""
+    ran, path = tmp_path / "ran", tmp_path / "checkpoint"
+    loaded = tiny_model()
+    trainer = Trainer(loaded.model, 1e-2)
+    trainer.optimizer.param_groups[0]["lr"] = Marks(ran)
+    write_shards(path, loaded.model, trainer.optimizer, None)
+    trainer.optimizer.param_groups[0]["lr"] = 1e-2
+    with pytest.raises(RunError, match="shards cannot be read: .*Weights only load failed"):
+        read_shards(path, loaded.model, trainer.optimizer, None)
+    assert not ran.exists()
+    (path / "shards/.metadata").write_bytes(pickle.dumps(Marks(ran)))
+    with pytest.raises(RunError, match=r"posix\.mkdir does not belong in a checkpoint"):
+        read_shards(path, loaded.model, trainer.optimizer, None)
+    assert not ran.exists()
+
 
 ARCHITECTURES = ["llama", "qwen3", "lfm2"]
 

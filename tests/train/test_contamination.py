@@ -7,11 +7,12 @@ import pytest
 from commands import environment
 from toys import Quiz, rows
 
+from rove.core.config import convert
 from rove.core.errors import ConfigError
+from rove.core.renamed_settings import upgrade
 from rove.envs.dataset import example_key
+from rove.train.config import EvaluationConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
-from rove.train.evaluation import EvaluationConfig
-from rove.train.rl import RLConfig
 
 SOURCE = """
 import rove as vf
@@ -23,7 +24,10 @@ def load_environment(first=0, count=30):
 
 
 def config(**over: Any) -> RLConfig:
-    return RLConfig(**{"env": "quiz", "model": "m", "steps": 5, "batch_size": 8, "rollouts_per_example": 4, **over})
+    return convert(
+        RLConfig,
+        upgrade({"env": "quiz", "model": "m", "steps": 5, "batch_size": 8, "rollouts_per_example": 4, **over}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_what_evaluations_share_with_what_is_trained_on(tmp_path: Path):
         EvaluationConfig(env="shared_rows", name="few", num_examples=5),
         EvaluationConfig(env="shared_rows", name="all", num_examples=-1, env_args={"first": 15}),
         EvaluationConfig(env="shared_rows", name="others", env_args={"first": 20}),
-        EvaluationConfig(env="shared_rows", name="lines", every_line=True),
+        EvaluationConfig(env="shared_rows", name="lines", kind="exhaustive"),
     ]
     found = find_overlaps(evaluations, tmp_path, trained)
     assert found == [Overlap("same", 20, 30), Overlap("few", 5, 5), Overlap("all", 5, 30), Overlap("others", 0, 30)]

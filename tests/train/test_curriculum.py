@@ -11,21 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
-from rove.train.curriculum import Difficulty, Draw, Order, Ordering, check_difficulty, column, spread, strata
+from rove.train.config import CurriculumConfig, FilterConfig
+from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples, column, interleave, strata
 
-NOBODY = Difficulty(None, None, 1)
-
-
-def order(examples: list[dict[str, Any]], steps: int = 4, width: int = 4, seed: int = 0, **options: Any) -> Order:
-    return Order(examples, Ordering(**options), seed, steps, width)
+NOBODY = Difficulty(FilterConfig(hard_threshold=None, easy_threshold=None, difficulty_window=1))
 
 
-def played(made: Order, difficulty: Difficulty = NOBODY) -> list[list[int]]:
+def order(
+    examples: list[dict[str, Any]], steps: int = 4, width: int = 4, seed: int = 0, **options: Any
+) -> ExampleOrder:
+    return ExampleOrder(examples, CurriculumConfig(**options), seed, steps, width)
+
+
+def played(made: ExampleOrder, difficulty: Difficulty = NOBODY) -> list[list[int]]:
     """What each step plays."""
     position, steps = 0, []
     for step in range(made.steps):
-        draw = Draw(made, difficulty, step, position)
-        steps.append(draw.take(made.width))
+        draw = StepExamples(made, difficulty, step, position)
+        steps.append(draw.take(made.groups))
         position = draw.position
     return steps
 
@@ -105,7 +108,7 @@ def test_a_column_of_one_value_cannot_stratify(value: object):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 12))
 def test_no_stretch_is_far_from_its_share(stratum: list[int], width: int):
-    made = spread(range(len(stratum)), stratum)
+    made = interleave(range(len(stratum)), stratum)
     assert sorted(made) == list(range(len(stratum)))
     for start in range(0, len(made) - width + 1):
         seen = Counter(stratum[i] for i in made[start : start + width])
@@ -125,7 +128,7 @@ def test_strata_of_numbers_ascend_and_keep_equals_together(values: list[int], bi
 
 def test_a_curriculum_ascends_and_plays_no_example_twice_in_a_step():
     levels = [7, 3, 5, 1, 6, 2, 4, 0]
-    steps = played(order(rows(*levels), steps=5, width=4, curriculum="level"))
+    steps = played(order(rows(*levels), steps=5, width=4, column="level"))
     means = [sum(levels[i] for i in step) / 4 for step in steps]
     assert means == sorted(means)
     assert sorted(levels[i] for i in steps[0]) == [0, 1, 2, 3]
@@ -134,18 +137,18 @@ def test_a_curriculum_ascends_and_plays_no_example_twice_in_a_step():
 
 
 def test_a_curriculum_over_one_epoch_plays_every_example_once():
-    steps = played(order(rows(*range(16))[::-1], steps=4, curriculum="level"))
+    steps = played(order(rows(*range(16))[::-1], steps=4, column="level"))
     assert [i for step in steps for i in step] == list(range(15, -1, -1))
 
 
 def test_a_curriculum_of_fewer_examples_than_a_step_plays_them_all():
-    assert played(order(rows(2, 1), steps=2, width=3, curriculum="level")) == [[1, 0, 1], [1, 0, 1]]
-    assert played(order(rows(1), steps=1, width=2, curriculum="level")) == [[0, 0]]
+    assert played(order(rows(2, 1), steps=2, width=3, column="level")) == [[1, 0, 1], [1, 0, 1]]
+    assert played(order(rows(1), steps=1, width=2, column="level")) == [[0, 0]]
 
 
 def test_columns_may_be_in_info():
     assert column(rows("a", "b"), "info.depth") == [0, -1]
-    assert played(order(rows(*"abcd"), steps=1, curriculum="info.depth"))[0] == [3, 2, 1, 0]
+    assert played(order(rows(*"abcd"), steps=1, column="info.depth"))[0] == [3, 2, 1, 0]
 
 
 def seen(rewards: dict[int, float | None], step: int = 1) -> list[Any]:
@@ -157,15 +160,15 @@ def seen(rewards: dict[int, float | None], step: int = 1) -> list[Any]:
     [(None, None, [0, 1, 2, 3]), (0.0, None, [1, 2, 3, 4]), (None, 1.0, [0, 1, 3, 4]), (0.0, 0.9, [1, 3, 4, 5])],
 )
 def test_what_is_too_hard_or_too_easy_is_skipped(low: float | None, high: float | None, expected: list[int]):
-    difficulty = Difficulty(low, high, 100)
+    difficulty = Difficulty(FilterConfig(hard_threshold=low, easy_threshold=high, difficulty_window=100))
     difficulty.add(seen({0: 0.0, 1: 0.5, 2: 1.0, 3: None}))
-    draw = Draw(order(rows(*range(8))), difficulty, 1, 0)
+    draw = StepExamples(order(rows(*range(8))), difficulty, 1, 0)
     assert draw.take(4) == expected
     assert (draw.position, draw.skipped) == (expected[-1] + 1, expected[-1] - 3)
 
 
 def test_the_mean_is_over_recent_steps_and_a_skipped_example_comes_back():
-    difficulty = Difficulty(0.0, None, 3)
+    difficulty = Difficulty(FilterConfig(hard_threshold=0.0, easy_threshold=None, difficulty_window=3))
     difficulty.add(seen({0: 0.0}, step=1))
     assert [difficulty.skips(0, step) for step in (2, 3, 4, 5)] == [True, True, True, False]
     difficulty.add([*seen({0: 0.0}, step=5), *seen({0: 1.0}, step=5)])
@@ -174,21 +177,21 @@ def test_the_mean_is_over_recent_steps_and_a_skipped_example_comes_back():
 
 
 def test_where_everything_would_be_skipped_it_is_played():
-    difficulty = Difficulty(0.0, None, 100)
+    difficulty = Difficulty(FilterConfig(hard_threshold=0.0, easy_threshold=None, difficulty_window=100))
     difficulty.add(seen(dict.fromkeys(range(3), 0.0)))
-    draw = Draw(order(rows(*range(3))), difficulty, 1, 0)
+    draw = StepExamples(order(rows(*range(3))), difficulty, 1, 0)
     assert draw.take(4) == [0, 1, 2, 0]
     assert draw.skipped == 3
 
 
 def test_more_can_be_drawn_in_the_same_step():
-    whole, twice = (Draw(order(rows(*range(8))), NOBODY, 0, 3) for _ in range(2))
+    whole, twice = (StepExamples(order(rows(*range(8))), NOBODY, 0, 3) for _ in range(2))
     assert whole.take(6) == twice.take(4) + twice.take(2)
     assert whole.position == twice.position == 9
 
 
 def test_an_order_never_ends():
-    for options in ({}, {"shuffle": True}, {"stratify": "level"}, {"curriculum": "level"}):
+    for options in ({}, {"shuffle": True}, {"stratify": "level"}, {"column": "level"}):
         assert len(list(islice(order(rows(1, 2, 3), **options).step(0, 0), 50))) == 50
 
 
@@ -196,8 +199,8 @@ def test_an_order_never_ends():
     ("options", "message"),
     [
         ({"stratify": "levle"}, "no column 'levle'; did you mean 'level'"),
-        ({"curriculum": "info.dept"}, "no column 'info.dept'; did you mean 'info.depth'"),
-        ({"curriculum": "level"}, "curriculum column 'level' has 'a'; expected numbers"),
+        ({"column": "info.dept"}, "no column 'info.dept'; did you mean 'info.depth'"),
+        ({"column": "level"}, "curriculum column 'level' has 'a'; expected numbers"),
     ],
 )
 def test_columns_that_are_not_there_or_cannot_ascend_are_refused(options: dict[str, Any], message: str):
@@ -207,10 +210,10 @@ def test_columns_that_are_not_there_or_cannot_ascend_are_refused(options: dict[s
 
 def test_what_contradicts_itself_is_refused():
     with pytest.raises(ConfigError, match="leave one of them out"):
-        Ordering(stratify="level", curriculum="level").check()
+        CurriculumConfig(stratify="level", column="level").check()
     with pytest.raises(ConfigError, match="stratify_bins is 1"):
-        Ordering(stratify_bins=1).check()
+        CurriculumConfig(stratify_bins=1).check()
     with pytest.raises(ConfigError, match="every example is skipped"):
-        check_difficulty(0.5, 0.5, 1)
+        FilterConfig(hard_threshold=0.5, easy_threshold=0.5).check()
     with pytest.raises(ConfigError, match="difficulty_window is 0"):
-        check_difficulty(None, None, 0)
+        FilterConfig(difficulty_window=0).check()

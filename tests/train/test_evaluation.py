@@ -13,11 +13,11 @@ from tiers import first_quick
 import rove.train.evaluation as module
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
-from rove.games.exhaustive import Goals
+from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.runs.run import Run
-from rove.train.evaluation import Best, EvaluationConfig, Goal, best_of, check_evaluations, stop_reason
-from rove.train.rl import RLConfig
+from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
+from rove.train.evaluation import Best, best_of, stop_reason
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
@@ -52,7 +52,9 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def table(**fields: Any) -> EvaluationConfig:
-    return EvaluationConfig(**{"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+    return convert(
+        EvaluationConfig, upgrade({"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+    )
 
 
 def with_evaluations(envs: str, *tables: EvaluationConfig, **fields: Any) -> RLConfig:
@@ -185,10 +187,10 @@ def test_the_weights_of_the_best_measurement_are_the_final_ones(uninterrupted: P
 def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
     """Let evaluations measure these rewards, by step."""
 
-    async def one(self: Any, step: int, config: EvaluationConfig, client: Any) -> dict[str, float]:
+    async def one(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOutEvaluations, "_one", one)
+    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", one)
 
 
 def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
@@ -290,8 +292,8 @@ def games(envs: str) -> str:
 
 
 def lines_table(**fields: Any) -> EvaluationConfig:
-    goals = Goals(expected={"won": 0.5}, checks={"waits": 1.0})
-    return table(**{"env": "heldout_flip", "name": "flip", "every_line": True, "goals": goals, **fields})
+    goals = {"expected": {"won": 0.5}, "checks": {"waits": 1.0}}
+    return table(**{"env": "heldout_flip", "name": "flip", "kind": "exhaustive", "goals": goals, **fields})
 
 
 MISSED = "eval/flip/missed"
@@ -315,9 +317,7 @@ def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
 
 @pytest.mark.broad
 def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
-    config = with_evaluations(
-        games, lines_table(every=3, goals=Goals(expected={"won": 0.3})), keep_best=MISSED, target=0
-    )
+    config = with_evaluations(games, lines_table(every=3, goals={"expected": {"won": 0.3}}), keep_best=MISSED, target=0)
     train(tmp_path / "whole", config, two_turns())
     assert list(measured(tmp_path / "whole", MISSED)) == [3]
     assert f"{MISSED} has reached 0" in json.loads((tmp_path / "whole" / "summary.json").read_text())["stopped"]
@@ -331,13 +331,13 @@ def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: st
 
 def test_an_environment_without_lines_is_told_before_anything_is_trained(tmp_path: Path, envs: str):
     with pytest.raises(ConfigError, match="'heldout_letters' cannot be played line by line"):
-        train(tmp_path, with_evaluations(envs, table(every_line=True)), two_turns())
+        train(tmp_path, with_evaluations(envs, table(kind="exhaustive")), two_turns())
     assert metrics_of(tmp_path) == []
 
 
 def test_a_line_that_fails_ends_training_with_the_cause(tmp_path: Path, games: str):
     config = with_evaluations(games, lines_table(env="heldout_lost_coin"))
-    with pytest.raises(RunError, match="evaluation 'flip' after step 2: a line of play failed.*the coin is gone"):
+    with pytest.raises(RunError, match="evaluation 'flip' after step 2: a rollout failed.*the coin is gone"):
         train(tmp_path, config, two_turns())
 
 
@@ -382,7 +382,7 @@ def test_a_metric_that_the_evaluation_does_not_have_is_told_at_the_first_measure
         ({"every": 0}, "evaluation 'let': every is 0"),
         ({"max_tokens": 0}, "evaluation 'let': max_tokens is 0"),
         ({"name": "../up"}, "letters, digits"),
-        ({"goals": Goals(never=["lost"])}, "evaluation 'let' has goals.*set every_line = true"),
+        ({"goals": {"never": ["lost"]}}, "evaluation 'let' has goals, which need a kind"),
     ],
 )
 def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
@@ -394,15 +394,15 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
     ("wrong", "message"),
     [
         ({"keep_best": "eval/lex/reward/mean"}, f"did you mean '{REWARD}'"),
-        ({"patience": 3}, "patience is 3, but of which metric"),
-        ({"target": 0.5}, "target is 0.5, but of which metric"),
+        ({"patience": 3}, "patience is 3, but keep_best is not set"),
+        ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
     ],
 )
 def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(evaluation=[table()], **wrong).check()
-    with pytest.raises(ConfigError, match="never measures"):
+    with pytest.raises(ConfigError, match="does not measure"):
         sft_settings(keep_best="reward/mean").check()
 
 

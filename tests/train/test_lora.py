@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from fakes import tiny_model
@@ -20,7 +19,7 @@ from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, clone_model, load_model, trainable_parameters
 from rove.train.batch import micro_batches
 from rove.train.learner import Learner
-from rove.train.lora import add_lora, dropping
+from rove.train.lora import adapter_dropout, add_lora
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, frozen_logprobs, make_trainer
@@ -216,14 +215,14 @@ def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
     said, before = [], torch.get_rng_state()
     for seed in (1, 1, 2):
         torch.manual_seed(7)
-        with dropping(loaded.model, seed):
+        with adapter_dropout(loaded.model, seed):
             said.append(frozen_logprobs(loaded.model, batch))
         assert torch.equal(frozen_logprobs(loaded.model, batch), plain)
     assert torch.equal(said[0], said[1])
     assert not torch.equal(said[0], said[2])
     assert not torch.equal(said[0], plain)
     torch.set_rng_state(before)
-    with pytest.raises(Killed), dropping(loaded.model, 1):
+    with pytest.raises(Killed), adapter_dropout(loaded.model, 1):
         raise Killed
     assert not any(layer.training for layer in loaded.model.modules())
 
@@ -231,7 +230,7 @@ def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
 def test_without_dropout_nothing_is_drawn():
     loaded, _ = trained_model()
     before = torch.get_rng_state()
-    with dropping(loaded.model, 1):
+    with adapter_dropout(loaded.model, 1):
         assert not any(layer.training for layer in loaded.model.modules())
         torch.rand(1)
     assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
@@ -270,12 +269,12 @@ def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lora_rank": -1}, "lora_rank is -1; expected 1 or more, or 0"),
-        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha is 0.0; expected more than 0"),
-        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout is 1.0; expected a share from 0"),
-        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora_dropout is -0.1"),
-        ({"lora_dropout": 0.1}, "lora_dropout is 0.1, but lora_rank is 0"),
-        ({"lora_targets": ["q_proj"]}, r"lora_targets is \['q_proj'\], but lora_rank is 0"),
+        ({"lora_rank": -1}, "lora.rank is -1; expected 1 or more, or 0"),
+        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora.alpha is 0.0; expected more than 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora.dropout is 1.0; expected a probability from 0"),
+        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora.dropout is -0.1"),
+        ({"lora_dropout": 0.1}, "lora.dropout is 0.1, but lora.rank is 0"),
+        ({"lora_targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),
     ],
 )
 @pytest.mark.parametrize("made", [settings, sft_settings])
@@ -288,4 +287,4 @@ def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.Mon
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
     with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
-        msgspec.structs.replace(settings(), lora_rank=2).check()
+        settings(lora_rank=2).check()

@@ -15,15 +15,15 @@ from rove.train.losses import (
     AGGREGATIONS,
     PRESETS,
     Loss,
-    Tokens,
+    LossTokens,
     choose_aggregation,
     cispo,
-    clipped,
-    corrected,
+    clipped_tokens,
     cross_entropy,
     grpo,
     gspo,
-    kl_penalised,
+    importance_corrected,
+    kl_penalized,
     make_loss,
     reinforce,
     token_weights,
@@ -45,8 +45,8 @@ def made(
     samples: list[int] | None = None,
     old: list[float] | None = None,
     reference: list[float] | None = None,
-) -> Tokens:
-    return Tokens(
+) -> LossTokens:
+    return LossTokens(
         tensor(sampler),
         tensor(advantages),
         torch.tensor(samples or [0] * len(sampler)),
@@ -59,7 +59,7 @@ def three_logprobs() -> list[float]:
     return [p + math.log(r) for p, r in zip(SAMPLER, RATIOS, strict=True)]
 
 
-def slope(loss: Loss, logprobs: torch.Tensor, tokens: Tokens, weights: torch.Tensor | float = 1.0) -> torch.Tensor:
+def slope(loss: Loss, logprobs: torch.Tensor, tokens: LossTokens, weights: torch.Tensor | float = 1.0) -> torch.Tensor:
     logprobs = logprobs.detach().requires_grad_()
     [gradient] = torch.autograd.grad((loss(logprobs, tokens) * weights).sum(), logprobs)
     return gradient
@@ -121,7 +121,7 @@ OLD = [p + math.log(r) for p, r in zip(SAMPLER, [1.0, 0.5, 4.0], strict=True)]
 
 
 def test_the_correction_by_hand():
-    values, gradient = values_and_gradient(corrected(grpo(0.2, 0.2), 2.0), ADVANTAGES, old=OLD)
+    values, gradient = values_and_gradient(importance_corrected(grpo(0.2, 0.2), 2.0), ADVANTAGES, old=OLD)
     assert values == pytest.approx([-2.0, 0.5 * 3.0, 2 * -0.6])
     assert gradient == pytest.approx([-2.0, 0.5 * 3.0, 0.0])
     _, gradient = values_and_gradient(make_loss("cispo", max_ratio=2.5), ADVANTAGES, old=OLD)
@@ -153,8 +153,8 @@ def test_the_kl_penalty_has_the_gradient_of_the_divergence_from_the_reference():
     logits.requires_grad_()
     now = logits.log_softmax(-1)
     mu, ref = sampler.log_softmax(-1), reference.log_softmax(-1)
-    tokens = Tokens(mu, torch.zeros(5, dtype=torch.float64), torch.arange(5), old.log_softmax(-1), ref)
-    penalty = (mu.exp() * kl_penalised(reinforce, 1.0, math.inf)(now, tokens)).sum()
+    tokens = LossTokens(mu, torch.zeros(5, dtype=torch.float64), torch.arange(5), old.log_softmax(-1), ref)
+    penalty = (mu.exp() * kl_penalized(reinforce, 1.0, math.inf)(now, tokens)).sum()
     divergence = (now.exp() * (now - ref)).sum()
     assert penalty.item() == pytest.approx(divergence.item())
     got, wanted = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (penalty, divergence))
@@ -166,9 +166,9 @@ def test_the_correction_makes_tokens_of_the_sampler_stand_for_those_of_the_old_p
     logits, sampler, old = (torch.randn(5, dtype=torch.float64) for _ in range(3))
     logits.requires_grad_()
     now, mu, start = logits.log_softmax(-1), sampler.log_softmax(-1), old.log_softmax(-1)
-    tokens = Tokens(mu, torch.randn(5, dtype=torch.float64), torch.arange(5), start)
+    tokens = LossTokens(mu, torch.randn(5, dtype=torch.float64), torch.arange(5), start)
     for loss in (grpo(), cispo(), reinforce):
-        got = (mu.exp() * corrected(loss, math.inf)(now, tokens)).sum()
+        got = (mu.exp() * importance_corrected(loss, math.inf)(now, tokens)).sum()
         wanted = (start.exp() * loss(now, tokens)).sum()
         assert got.item() == pytest.approx(wanted.item())
 
@@ -249,7 +249,7 @@ def test_losses_and_weights_are_those_of_trl(case: str):
     loss, normalisation, value, gradient = GOLDEN[case]
     sampler, old = (MU, START) if "tis" in case else (START, None)
     tokens = made(sampler, [1.5] * 3 + [-0.7] * 2, [0, 0, 0, 1, 1], old, REF)
-    weights = tensor(token_weights(normalisation, [3, 2], constant=7))[tokens.samples]
+    weights = tensor(token_weights(normalisation, [3, 2], constant=7))[tokens.sequence_index]
     logprobs = tensor(NEW)
     assert (weights * loss(logprobs, tokens)).sum().item() == pytest.approx(value, abs=1e-8)
     assert slope(loss, logprobs, tokens, weights).tolist() == pytest.approx(gradient, abs=1e-8)
@@ -259,7 +259,7 @@ def test_which_tokens_are_clipped():
     logprobs, tokens = tensor(three_logprobs()), made(SAMPLER, ADVANTAGES, [0, 0, 1])
 
     def seen(loss: Loss) -> list[bool]:
-        return clipped(loss, logprobs, tokens).tolist()
+        return clipped_tokens(loss, logprobs, tokens).tolist()
 
     assert seen(cispo(5.0)) == [False, False, True]
     assert seen(cispo(1.2)) == [False, True, True]  # scaled down, whichever way it goes
@@ -269,31 +269,31 @@ def test_which_tokens_are_clipped():
     assert seen(make_loss("gspo", kl_penalty=0.1)) == [True, False, True]
     assert seen(reinforce) == seen(cross_entropy) == seen(make_loss("reinforce")) == [False] * 3
     low = tensor(SAMPLER) - 1
-    assert clipped(grpo(), low, tokens).tolist() == [False, True, False]
+    assert clipped_tokens(grpo(), low, tokens).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_a_clipped_token_is_one_without_gradient(name: str):
     torch.manual_seed(0)
     logprobs = torch.randn(60, dtype=torch.float64)
-    tokens = Tokens(torch.zeros_like(logprobs), torch.randn(60, dtype=torch.float64), torch.arange(60) // 3)
+    tokens = LossTokens(torch.zeros_like(logprobs), torch.randn(60, dtype=torch.float64), torch.arange(60) // 3)
     loss = make_loss(name, clip_low=0.3, clip_high=0.3)
     without = slope(loss, logprobs, tokens) == 0
     assert 0 < without.sum() < 60
-    assert torch.equal(without, clipped(loss, logprobs, tokens))
+    assert torch.equal(without, clipped_tokens(loss, logprobs, tokens))
 
 
 token = st.tuples(st.floats(-12, 0), st.floats(-12, 0), st.floats(-3, 3))
 full_token = st.tuples(*[st.floats(-12, 0)] * 4, st.floats(-3, 3), st.integers(0, 3))
 
 
-def columns(tokens: list[tuple[float, ...]]) -> tuple[torch.Tensor, Tokens]:
+def columns(tokens: list[tuple[float, ...]]) -> tuple[torch.Tensor, LossTokens]:
     now, sampler, old, reference, advantages, samples = (tensor(column) for column in zip(*tokens, strict=True))
-    return now, Tokens(sampler, advantages, samples.long(), old, reference)
+    return now, LossTokens(sampler, advantages, samples.long(), old, reference)
 
 
-def picked(tokens: Tokens, index: torch.Tensor) -> Tokens:
-    return Tokens(*(None if column is None else column[index] for column in tokens))  # pyright: ignore[reportArgumentType]
+def picked(tokens: LossTokens, index: torch.Tensor) -> LossTokens:
+    return LossTokens(*(None if column is None else column[index] for column in tokens))  # pyright: ignore[reportArgumentType]
 
 
 @settings(deadline=None, max_examples=200)
@@ -315,7 +315,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str, tokens: l
     on_policy = columned._replace(sampler=now, old=now if old else None)
     gradient = slope(make_loss(name), now, on_policy)
     torch.testing.assert_close(gradient, slope(reinforce, now, on_policy))
-    assert not clipped(make_loss(name), now, on_policy).any()
+    assert not clipped_tokens(make_loss(name), now, on_policy).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -326,15 +326,15 @@ def test_neither_order_nor_cut_changes_a_gradient(
 ):
     now, whole = columns(tokens)
     loss = make_loss(name, kl_penalty=0.1)
-    counts = torch.bincount(whole.samples, minlength=4).tolist()
-    weights = tensor(token_weights(normalisation, counts, constant=5))[whole.samples]
+    counts = torch.bincount(whole.sequence_index, minlength=4).tolist()
+    weights = tensor(token_weights(normalisation, counts, constant=5))[whole.sequence_index]
     wanted = slope(loss, now, whole, weights)
 
     order = torch.tensor(rng.sample(range(len(tokens)), len(tokens)))
     shuffled = slope(loss, now[order], picked(whole, order), weights[order])
     torch.testing.assert_close(shuffled, wanted[order])
 
-    piece = torch.tensor([rng.randrange(2) for _ in range(4)])[whole.samples]  # samples are never cut
+    piece = torch.tensor([rng.randrange(2) for _ in range(4)])[whole.sequence_index]  # samples are never cut
     for part in (0, 1):
         index = (piece == part).nonzero()[:, 0]
         got = slope(loss, now[index], picked(whole, index), weights[index])
@@ -365,7 +365,7 @@ def test_extreme_log_probabilities_give_finite_losses_and_gradients(
     name: str, tokens: list[tuple[float, ...]], old: bool, cap: float
 ):
     now, whole = columns(tokens)
-    single = Tokens(*(c.float() if c is not None and c.is_floating_point() else c for c in whole))  # pyright: ignore[reportArgumentType]
+    single = LossTokens(*(c.float() if c is not None and c.is_floating_point() else c for c in whole))  # pyright: ignore[reportArgumentType]
     if not old:
         single = single._replace(old=None)
     loss = make_loss(name, kl_penalty=0.1, importance_cap=cap)
@@ -376,9 +376,9 @@ def test_extreme_log_probabilities_give_finite_losses_and_gradients(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_without_tokens_has_no_loss(name: str):
     nothing = torch.zeros(0, requires_grad=True)
-    tokens = Tokens(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long), reference=torch.zeros(0))
+    tokens = LossTokens(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long), reference=torch.zeros(0))
     assert make_loss(name, kl_penalty=0.1)(nothing, tokens).shape == (0,)
-    assert clipped(make_loss(name), nothing, tokens).shape == (0,)
+    assert clipped_tokens(make_loss(name), nothing, tokens).shape == (0,)
 
 
 OPTIONS: list[tuple[str, dict[str, float]]] = [
@@ -501,8 +501,8 @@ def test_a_loss_of_ones_own(own: str):
     assert corrected_gradient == pytest.approx([-1.0, 0.5 * 0.5, 2 * -0.25])
     assert make_loss(f"{own}:needs_reference", kl_penalty=0.1)
     logprobs, tokens = tensor(three_logprobs()), made(SAMPLER, ADVANTAGES)
-    assert not clipped(make_loss(f"{own}:half"), logprobs, tokens).any()
-    assert clipped(make_loss(f"{own}:capped"), logprobs, tokens).tolist() == [False, False, True]
+    assert not clipped_tokens(make_loss(f"{own}:half"), logprobs, tokens).any()
+    assert clipped_tokens(make_loss(f"{own}:capped"), logprobs, tokens).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

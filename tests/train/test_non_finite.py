@@ -9,7 +9,7 @@ from fakes import tiny_model
 from tiers import first_quick
 
 from rove.core.errors import ConfigError, RunError
-from rove.train.non_finite import SKIPPED, in_a_row, read_bad_batch
+from rove.train.non_finite import SKIPPED_METRIC, consecutive_skips, read_non_finite_batch
 from rove.train.trainer import Trainer, TrainingError
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
@@ -23,8 +23,8 @@ ACCUMULATE = Trainer.accumulate
     ("skipped", "expected"), [([], 0), ([0], 0), ([1], 1), ([1, 0], 0), ([0, 1, None, 1], 2), ([1, 1, 0, 1], 1)]
 )
 def test_only_the_last_ones_without_a_break_count_and_steps_that_trained_nothing_do_not(skipped: Any, expected: int):
-    history = [{} if value is None else {SKIPPED: float(value)} for value in skipped]
-    assert in_a_row(history) == expected
+    history = [{} if value is None else {SKIPPED_METRIC: float(value)} for value in skipped]
+    assert consecutive_skips(history) == expected
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], what: str) -> None:
@@ -48,11 +48,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, monkey
     poison(monkeypatch, tmp_path, {1, 2, 4}, what)
     loaded = train(tmp_path, settings(), two_turns())
     metrics = metrics_of(tmp_path)
-    assert [m[SKIPPED] for m in metrics] == [1, 1, 0, 1, 0]
+    assert [m[SKIPPED_METRIC] for m in metrics] == [1, 1, 0, 1, 0]
     assert ["loss" in m for m in metrics] == [False, False, True, False, True]
     assert all(torch.isfinite(p).all() for p in loaded.model.parameters())
     with pytest.raises(RunError, match="did not stop"):
-        read_bad_batch(tmp_path)
+        read_non_finite_batch(tmp_path)
 
 
 def test_a_skipped_step_leaves_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -73,7 +73,7 @@ def test_too_many_in_a_row_stop_training_and_leave_the_batch(
     with pytest.raises(TrainingError, match=rf"step {stops_at}: .*nan.*{most} skipped.*bad_batch\.msgpack") as caught:
         train(tmp_path, settings(max_non_finite_steps=most), two_turns())
     assert str(tmp_path / "bad_batch.msgpack") in str(caught.value)
-    batch = read_bad_batch(tmp_path)
+    batch = read_non_finite_batch(tmp_path)
     assert batch.step == stops_at
     assert sum(len(sample.ids) for sample in batch.samples) > 0
     assert "nan" in batch.reason
@@ -100,8 +100,8 @@ def test_sft_skips_and_stops_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     poison(monkeypatch, tmp_path, {1, 3, 4}, "gradient")
     with pytest.raises(TrainingError, match="step 4: .*max_non_finite_steps = 2"):
         train_sft(tmp_path, sft_settings(max_non_finite_steps=2), lawful())
-    assert [m[SKIPPED] for m in metrics_of(tmp_path)] == [1, 0, 1]
-    assert read_bad_batch(tmp_path).step == 4
+    assert [m[SKIPPED_METRIC] for m in metrics_of(tmp_path)] == [1, 0, 1]
+    assert read_non_finite_batch(tmp_path).step == 4
 
 
 def test_there_must_be_room_for_one():

@@ -16,6 +16,7 @@ import torch
 from commands import environment
 from fakes import tiny_model
 from rich.console import Console
+from setting_tables import setting_names, tables
 
 import rove.cli.plots
 import rove.models.recompute
@@ -26,9 +27,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.runs.run import Run
 from rove.train.alerts import ALERTS, AlertLimits
-from rove.train.evaluation import EvaluationConfig
-from rove.train.rl import RLConfig
-from rove.train.sft import SFTConfig
+from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.trainer import TrainingError
 from tests.train.test_alerts import CASES as ALERT_CASES
 from tests.train.test_alerts import LIMITS
@@ -158,7 +157,7 @@ class Case(msgspec.Struct, frozen=True):
 TWICE = {"num_iterations": 2}
 GENTLY = {**TWICE, "learning_rate": 1e-3}
 TWO = {"steps": 2}
-LORA = {"lora_rank": 2}
+LORA = {"lora.rank": 2}
 HELD_OUT = {"env": "opt_letters", "name": "let", "every": 1, "max_tokens": 3, "num_examples": 2}
 MEASURED = {"evaluation": [{**HELD_OUT, "env_args": {"flat": 8}}]}
 BEST = {**MEASURED, "keep_best": "eval/let/reward/mean"}
@@ -173,37 +172,37 @@ RL: dict[str, Case] = {
     "learning_rate": Case(1e-3),
     "warmup_steps": Case(2),
     "final_lr_fraction": Case(0.9, TWO),
-    "loss": Case("gspo"),
-    "max_ratio": Case(1.001, TWICE),
-    "clip_low": Case(1e-3, {"loss": "grpo", **GENTLY}),
-    "clip_high": Case(1e-3, {"loss": "grpo", **GENTLY}),
-    "normalisation": Case("sequence"),
-    "loss_constant": Case(3.0, {"normalisation": "constant"}),
-    "advantages": Case("std"),
+    "loss.kind": Case("gspo"),
+    "loss.max_ratio": Case(1.001, TWICE),
+    "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **GENTLY}),
+    "loss.clip_high": Case(1e-3, {"loss.kind": "grpo", **GENTLY}),
+    "loss.aggregation": Case("sequence"),
+    "loss.constant": Case(3.0, {"loss.aggregation": "constant"}),
+    "advantage_estimator": Case("std"),
     "gamma": Case(0.0, {"env_args": {"judged": True}}),
-    "kl_penalty": Case(1.0, TWO),
-    "sync_reference_every": Case(1, {"kl_penalty": 1.0, **TWO}),
+    "loss.kl_penalty": Case(1.0, TWO),
+    "loss.sync_reference_every": Case(1, {"loss.kl_penalty": 1.0, **TWO}),
     "num_iterations": Case(2),
-    "importance_cap": Case(1.0, {"kl_penalty": 1.0, **TWO, **TWICE}),
-    "entropy_bonus": Case(0.1),
+    "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO, **TWICE}),
+    "loss.entropy_bonus": Case(0.1),
     "temperature": Case(1.5),
     "max_tokens": Case(2),
-    "shuffle": Case(True, {}, played),
-    "stratify": Case("info.half", {}, played),
-    "stratify_bins": Case(2, {"stratify": "info.number"}, played),
-    "curriculum": Case("info.number", {}, played),
-    "hard_threshold": Case(1.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
-    "easy_threshold": Case(0.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
-    "difficulty_window": Case(
-        1, {"env_args": {"rows": 4}, "steps": 3, "hard_threshold": 1.0}, column("examples/skipped")
+    "curriculum.shuffle": Case(True, {}, played),
+    "curriculum.stratify": Case("info.half", {}, played),
+    "curriculum.stratify_bins": Case(2, {"curriculum.stratify": "info.number"}, played),
+    "curriculum.column": Case("info.number", {}, played),
+    "filter.hard_threshold": Case(1.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
+    "filter.easy_threshold": Case(0.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
+    "filter.difficulty_window": Case(
+        1, {"env_args": {"rows": 4}, "steps": 3, "filter.hard_threshold": 1.0}, column("examples/skipped")
     ),
-    "dynamic_sampling_rounds": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
+    "filter.dynamic_sampling_rounds": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
     "max_off_policy_steps": Case(1, TWO, column("off_policy/max")),
     "truncated": Case("zero"),
-    "lora_rank": Case(2, {}, names("final")),
-    "lora_alpha": Case(8.0, LORA, adapter),
-    "lora_dropout": Case(0.5, {**LORA, **TWO}, adapter),
-    "lora_targets": Case(["q_proj", "up_proj"], LORA, adapter),
+    "lora.rank": Case(2, {}, names("final")),
+    "lora.alpha": Case(8.0, LORA, adapter),
+    "lora.dropout": Case(0.5, {**LORA, **TWO}, adapter),
+    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
@@ -213,16 +212,18 @@ RL: dict[str, Case] = {
     "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
-    "max_non_finite_steps": Case(1, {"steps": 3, "loss": "opt_loss:no_number"}, lambda ran: ran.error),
+    "max_non_finite_steps": Case(1, {"steps": 3, "loss.kind": "opt_loss:no_number"}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
-    "isolated": Case(True, {}, column("metrics/here")),
-    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
-    "isolated_start_seconds": Case(0.001, {"isolated": True}, lambda ran: ran.error),
-    "isolated_hang_seconds": Case(0.05, {"isolated": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error),
-    "ray": Case("nowhere", {}, lambda ran: ran.error),
-    "ray_actors": Case(0, {}, lambda ran: ran.error),
-    "ray_rollouts": Case(0, {}, lambda ran: ran.error),
+    "isolation.enabled": Case(True, {}, column("metrics/here")),
+    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
+    "isolation.hang_seconds": Case(
+        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error
+    ),
+    "ray.address": Case("nowhere", {}, lambda ran: ran.error),
+    "ray.actors": Case(0, {}, lambda ran: ran.error),
+    "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.path.exists()),
     "checkpoint_every": Case(1, TWO, names("checkpoints")),
     "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO}, names("checkpoints")),
@@ -232,7 +233,7 @@ RL: dict[str, Case] = {
     "target": Case(0.5, {"steps": 3, **BEST}, steps),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
     "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, alerts),
-    "token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
+    "log_token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
     "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
     "seed": Case(1),
 }
@@ -260,10 +261,10 @@ SFT: dict[str, Case] = {
     "final_eval_rollouts": Case(0, {"env": "opt_letters"}, placement("env")),
     "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, column("eval/let/reward/mean")),
     "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
-    "lora_rank": Case(2, {}, names("final")),
-    "lora_alpha": Case(8.0, LORA, adapter),
-    "lora_dropout": Case(0.5, {**LORA}, adapter),
-    "lora_targets": Case(["q_proj", "up_proj"], LORA, adapter),
+    "lora.rank": Case(2, {}, names("final")),
+    "lora.alpha": Case(8.0, LORA, adapter),
+    "lora.dropout": Case(0.5, {**LORA}, adapter),
+    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
@@ -284,10 +285,14 @@ EVALUATION: dict[str, Case] = {
     "temperature": Case(1.0, {}, lambda ran: ran.measured("let")),
     "max_tokens": Case(1, {}, lambda ran: ran.measured("let")),
     "every": Case(2, {}, names("evaluations/let")),
-    "every_line": Case(True, {"env": "tictactoe"}, column("eval/let/lines")),
-    "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "every_line": True}, column("eval/let/missed")),
-    "isolated": Case(True, {}, column("eval/let/metrics/here")),
-    "isolated_python": Case("no/such/python", {}, lambda ran: ran.error),
+    "kind": Case("exhaustive", {"env": "tictactoe"}, column("eval/let/lines")),
+    "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "kind": "exhaustive"}, column("eval/let/missed")),
+    "isolation.enabled": Case(True, {}, column("eval/let/metrics/here")),
+    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
+    "isolation.hang_seconds": Case(
+        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error
+    ),
 }
 
 
@@ -322,9 +327,9 @@ class Workshop:
             patch.syspath_prepend(str(self.folder))
             try:
                 if kind == "rl":
-                    run_rl(convert(RLConfig, {"run_dir": str(path), **settings}), console)
+                    run_rl(convert(RLConfig, tables({"run_dir": str(path), **settings})), console)
                 else:
-                    run_sft(convert(SFTConfig, {"run_dir": str(path), **settings}), console)
+                    run_sft(convert(SFTConfig, tables({"run_dir": str(path), **settings})), console)
             except (ConfigError, RunError, TrainingError) as raised:
                 error = str(raised)
             threads = torch.get_num_threads()
@@ -377,7 +382,7 @@ def test_every_setting_is_here():
     """A setting that is added needs a case that shows what it does."""
     for config, cases in ((RLConfig, RL), (SFTConfig, SFT), (EvaluationConfig, EVALUATION)):
         elsewhere = {"trust_remote_code"}  # in test_models_remote_code
-        assert list(cases) == [name for name in config.__struct_fields__ if name not in elsewhere], config.__name__
+        assert set(cases) == {*setting_names(config)} - elsewhere, config.__name__
     assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
     assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)
 
@@ -413,7 +418,7 @@ def test_every_setting_of_sft_changes_something(workshop: Workshop, name: str):
 @pytest.mark.parametrize("name", EVALUATION)
 def test_every_setting_of_an_evaluation_changes_something(workshop: Workshop, name: str):
     case = EVALUATION[name]
-    both = [{**HELD_OUT, **case.base, name: case.value}, {**HELD_OUT, **case.base}]
+    both = [tables({**HELD_OUT, **case.base, name: case.value}), tables({**HELD_OUT, **case.base})]
     changed, plain = (workshop.run("rl", {**SMALL_RL, **TWO, "evaluation": [table]}) for table in both)
     assert case.seen(changed) != case.seen(plain)
 

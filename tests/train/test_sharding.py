@@ -8,13 +8,13 @@ from fakes import tiny_model
 from processes import alone, difference, several
 from ranks_program import Job
 
-from rove.train.sharding import is_sharded, whole
+from rove.train.sharding import full_tensor, is_sharded
 
 
 def test_a_model_of_one_process_is_whole():
     model = tiny_model().model
     assert not is_sharded(model)
-    assert whole(model.lm_head.weight) is model.lm_head.weight
+    assert full_tensor(model.lm_head.weight) is model.lm_head.weight
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from rove.models.load import LoadedModel
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 from rove.train import trainer as trainer_module
-from rove.train.batch import micro_batches, trained_tokens
+from rove.train.batch import count_trained_tokens, micro_batches
 from rove.train.losses import cispo, cross_entropy, grpo
 from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.trainer import Trainer, TrainingError, token_logprobs
@@ -55,7 +55,7 @@ def gradient(
     trainer = Trainer(loaded.model, 1e-3)
     trainer.optimizer.zero_grad()
     batches = micro_batches(samples, budget, pack=pack)
-    trainer.accumulate(batches, loss, trained_tokens(samples), entropy_bonus)
+    trainer.accumulate(batches, loss, count_trained_tokens(samples), entropy_bonus)
     return torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
 
 
@@ -102,7 +102,7 @@ def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, l
     assert difference(gradient(loaded, samples, 10_000, loss), one_by_one) <= 1e-5
     for budget in (1, 70, 10_000):
         assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
-    monkeypatch.setattr(trainer_module, "LOGITS", 7 * 320)  # a few rows of logits at a time
+    monkeypatch.setattr(trainer_module, "MAX_LOGITS", 7 * 320)  # a few rows of logits at a time
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
 
 
@@ -167,9 +167,9 @@ async def test_on_policy_the_trainer_sees_what_the_sampler_said(arch: str, tempe
     samples = [s for i, record in enumerate(records) for s in sequences_from_record(record, (-1.0) ** i)]
     assert len(samples) == len(records) == 8  # every game is one growing sequence
     assert {s.temperature for s in samples} == {temperature}
-    assert trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
-    seen = Trainer(loaded.model, 0.0).step(micro_batches(samples, 2000), LOSS, trained_tokens(samples))
-    assert seen["tokens"] == trained_tokens(samples)
+    assert count_trained_tokens(samples) == sum(r.usage.completion_tokens for r in records) > 200
+    seen = Trainer(loaded.model, 0.0).step(micro_batches(samples, 2000), LOSS, count_trained_tokens(samples))
+    assert seen["tokens"] == count_trained_tokens(samples)
     assert seen["logprob_diff/max"] <= 1e-4
     assert abs(seen["ratio/mean"] - 1) <= 1e-5
     assert seen["ratio/max"] == pytest.approx(1, abs=1e-4)
@@ -181,7 +181,7 @@ async def test_the_wrong_temperature_would_show():
     records = await play(loaded, 1.25)
     samples = [s for record in records for s in sequences_from_record(record, 1.0)]
     wrong = [TrainingSequence(s.ids, s.mask, s.logprobs, s.advantages, 1.0) for s in samples]
-    seen = Trainer(loaded.model, 0.0).step(micro_batches(wrong, 2000), LOSS, trained_tokens(wrong))
+    seen = Trainer(loaded.model, 0.0).step(micro_batches(wrong, 2000), LOSS, count_trained_tokens(wrong))
     assert seen["logprob_diff/max"] > 0.1
 
 
@@ -192,7 +192,7 @@ def test_a_step_moves_the_policy_the_way_of_the_advantage():
     with torch.no_grad():
         before = token_logprobs(loaded.model, batch)[0]
     batch = batch._replace(logprobs=before)
-    seen = Trainer(loaded.model, 1e-3).step([batch], LOSS, trained_tokens(samples))
+    seen = Trainer(loaded.model, 1e-3).step([batch], LOSS, count_trained_tokens(samples))
     assert seen["ratio/mean"] == pytest.approx(1, abs=1e-5)
     with torch.no_grad():
         moved = token_logprobs(loaded.model, batch)[0] - before
@@ -202,7 +202,9 @@ def test_a_step_moves_the_policy_the_way_of_the_advantage():
 def test_metrics_of_a_step_do_not_depend_on_how_it_is_cut():
     samples = ragged_samples()
     seen = [
-        Trainer(tiny_model().model, 1e-3).step(micro_batches(samples, b), LOSS, trained_tokens(samples), lr_scale=0.5)
+        Trainer(tiny_model().model, 1e-3).step(
+            micro_batches(samples, b), LOSS, count_trained_tokens(samples), lr_scale=0.5
+        )
         for b in (10_000, 70)
     ]
     assert seen[0] == pytest.approx(seen[1], rel=1e-4)
@@ -216,7 +218,7 @@ def test_the_gradient_is_cut_to_the_norm_that_is_allowed():
     for most in (1e-3, 1e9):
         loaded = tiny_model()
         trainer = Trainer(loaded.model, 0.0, max_grad_norm=most)
-        norm = trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))["optim/grad_norm"]
+        norm = trainer.step(micro_batches(samples, 10_000), LOSS, count_trained_tokens(samples))["optim/grad_norm"]
         grads.append(torch.cat([p.grad.flatten() for p in loaded.model.parameters()]))
         assert norm == pytest.approx(grads[-1].norm().item() if most > 1 else norm)
     assert grads[0].norm().item() == pytest.approx(1e-3, rel=1e-3)
@@ -238,15 +240,15 @@ def test_a_gradient_that_is_no_number_raises_and_leaves_the_weights(poison: floa
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-3)
     samples = ragged_samples(4)
-    trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))
+    trainer.step(micro_batches(samples, 10_000), LOSS, count_trained_tokens(samples))
     before = [p.detach().clone() for p in loaded.model.parameters()]
     moments = [s["exp_avg"].clone() for s in trainer.optimizer.state.values()]
     bad = [*samples, TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, poison])]
     with pytest.raises(TrainingError, match="gradient"):
-        trainer.step(micro_batches(bad, 100), LOSS, trained_tokens(bad))
+        trainer.step(micro_batches(bad, 100), LOSS, count_trained_tokens(bad))
     assert all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
     assert all(torch.equal(s["exp_avg"], m) for s, m in zip(trainer.optimizer.state.values(), moments, strict=True))
-    trainer.step(micro_batches(samples, 10_000), LOSS, trained_tokens(samples))  # and the trainer can go on
+    trainer.step(micro_batches(samples, 10_000), LOSS, count_trained_tokens(samples))  # and the trainer can go on
     assert not all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
 
 

@@ -15,8 +15,8 @@ from processes import start
 from ranks_program import ragged
 
 from rove.core.errors import Error
-from rove.train.batch import micro_batches, trained_tokens
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.batch import count_trained_tokens, micro_batches
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def test_every_sample_is_trained_once_and_all_have_as_many_batches(count: int, s
     shares = [micro_batches(samples, most, pack=pack, ranks=Ranks(rank, size)) for rank in range(size)]
     assert len({len(share) for share in shares}) == 1
     trained = [sum(len(batch.targets) for batch in share) for share in shares]
-    assert sum(trained) == trained_tokens(samples)
+    assert sum(trained) == count_trained_tokens(samples)
     targets = sorted(int(target) for share in shares for batch in share for target in batch.targets)
     assert targets == sorted(one for s in samples for one, said in zip(s.ids, s.mask, strict=True) if said)
     longest = max(len(sample.ids) for sample in samples)
@@ -52,12 +52,12 @@ class Counter:
         raise Error("no")
 
 
-def test_a_team_of_one_just_does_it():
-    team = Team(SINGLE_PROCESS, Counter())
-    assert team.do("add", 1, 2) == 3
+def test_a_group_of_one_calls_the_method():
+    group = WorkerGroup(SINGLE_PROCESS, Counter())
+    assert group.call_all(Counter.add, 1, 2) == 3
     with pytest.raises(Error, match="no"):
-        team.do("fail")
-    team.close()
+        group.call_all(Counter.fail)
+    group.close()
     assert SINGLE_PROCESS.broadcast_continue() is True and SINGLE_PROCESS.broadcast_continue(False) is False
     assert SINGLE_PROCESS.total({"a": 1.0}) == {"a": 1.0}
 
@@ -87,7 +87,7 @@ def test_the_commands_train_with_two_processes_and_go_on_when_repeated(tmp_path:
     assert (Path(sft) / "checkpoints" / "6" / "shards").is_dir()
     assert "is complete" in rove(2, *tune[:-1])
     learn = ["rl", "tictactoe", "-m", f"{sft}/final", "--batch-size", "16", "--steps", "2", "--checkpoint-every", "1"]
-    learn += ["--max-tokens", "40", "--kl-penalty", "0.01", "--run-dir", rl, "--json"]
+    learn += ["--max-tokens", "40", "--loss.kl-penalty", "0.01", "--run-dir", rl, "--json"]
     told = json.loads(rove(2, *learn))
     assert told["last"]["step"] == 2 and told["last"]["logprob_diff/max"] < 1e-3
     (Path(rl) / "summary.json").unlink()  # as if it had been stopped right before the end

@@ -20,7 +20,7 @@ from rove.core.errors import ConfigError, InfraError, OverlongPromptError, RunEr
 from rove.core.protocols import Generation, SamplingParams, Token
 from rove.engine.client import ClientEngine
 from rove.models.load import LoadedModel
-from rove.train.backends import probe_of
+from rove.train.backends import parity_check
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from rove.vllm.weights import write_served
@@ -47,7 +47,7 @@ def fake(folder: Path) -> Iterator[FakeVLLM]:
 def quick(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
     """Failures are waited for no longer than that."""
     for module in ("engine", "fleet"):
-        monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_SECONDS", seconds)
+        monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_S", seconds)
 
 
 def engine_of(path: Path, *urls: str, **settings: Any) -> VLLMEngine:
@@ -67,7 +67,7 @@ def publish(engine: VLLMEngine, loaded: LoadedModel, version: int) -> Path:
     weights = engine.folder / f"weights-{version}-{len(list(engine.folder.glob('w*')))}"
     write_served(loaded, weights)
     engine.update_weights(version, weights)
-    engine.check_parity(probe_of(loaded.model, PROMPT * 3))
+    engine.check_parity(parity_check(loaded.model, PROMPT * 3))
     return weights
 
 
@@ -117,7 +117,7 @@ def test_tokens_come_with_the_log_probabilities_they_were_drawn_with(
 
 def test_scores_are_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
-    assert engine.score(PROMPT) == pytest.approx(probe_of(LOADED.model, PROMPT).logprobs, abs=1e-4)
+    assert engine.score(PROMPT) == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     with pytest.raises(ConfigError, match=r"temperature is 0.5; vLLM scores tokens at temperature 1 alone"):
         engine.score(PROMPT, 0.5)
 
@@ -128,7 +128,7 @@ def test_more_is_told_where_it_is_asked_for(tmp_path: Path, fake: FakeVLLM):
     assert made.top_logprobs is not None
     assert [len(top) for top in made.top_logprobs] == [2] * len(made.ids)
     assert [top[0][0] for top in made.top_logprobs] == made.ids  # greedy: the likeliest
-    assert made.prompt_logprobs == pytest.approx(probe_of(LOADED.model, PROMPT).logprobs, abs=1e-4)
+    assert made.prompt_logprobs == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     assert made.prompt_top_logprobs is not None
     assert [len(top) for top in made.prompt_top_logprobs] == [1] * (len(PROMPT) - 1)
 
@@ -161,9 +161,9 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
         ([], {}, ConfigError, "the prompt has no tokens"),
         ([320], {}, ConfigError, "the prompt has token 320; expected ids from 0 to 319"),
         ([1] * 1024, {}, OverlongPromptError, "the prompt has 1024 tokens, the model's context 1024"),
-        ([1], {"logit_bias": {1: 1.0}}, ConfigError, "the vLLM sampler does not pass logit_bias on"),
+        ([1], {"logit_bias": {1: 1.0}}, ConfigError, "logit_bias is not supported by the vLLM backend"),
         ([1], {"max_tokens": 0}, ConfigError, "max_tokens is 0; expected 1 or more"),
-        ([1], {"extra": {"x": 1}}, ConfigError, "does not pass extra on"),
+        ([1], {"extra": {"x": 1}}, ConfigError, "extra is not supported"),
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, prompt: list[int], sampling: Any, error: type[Exception], message: str):
@@ -189,7 +189,7 @@ def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
     weights = publish(engine, other, 2)
     assert engine.fleet.parity_error <= 1e-4
     assert ask(engine, PROMPT)[0].policy_version == 2
-    assert engine.score(PROMPT) == pytest.approx(probe_of(other.model, PROMPT).logprobs, abs=1e-4)
+    assert engine.score(PROMPT) == pytest.approx(parity_check(other.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
     assert not first.exists()
     paths = [path for path, _ in fake.asked if not path.startswith("/inference")]
@@ -231,7 +231,7 @@ def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, fold
 def test_the_tolerance_is_what_counts(tmp_path: Path, fake: FakeVLLM):
     engine = engine_of(tmp_path, fake.url, tolerance=100.0)
     engine.update_weights(1, written(tmp_path))
-    engine.check_parity(probe_of(tiny_model(seed=1).model, PROMPT))
+    engine.check_parity(parity_check(tiny_model(seed=1).model, PROMPT))
     assert 0.1 < engine.fleet.parity_error < 100
 
 
@@ -246,7 +246,7 @@ def test_a_server_without_the_ways_to_replace_weights(tmp_path: Path, folder: Pa
 
 
 def test_a_server_that_is_not_there(tmp_path: Path):
-    with pytest.raises(RunError, match=r"vLLM could not begin: .* does not answer"):
+    with pytest.raises(RunError, match=r"vLLM could not start: .* does not answer"):
         synced(tmp_path, "http://127.0.0.1:9")
 
 
@@ -303,7 +303,7 @@ def test_a_server_that_is_away_leaves_its_requests_to_the_others(
             first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
         turns = [[*PROMPT, n, *made.ids, 9] for n, made in zip(range(10, 18), first, strict=True)]
         assert [len(made.ids) > 0 for made in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
-        with pytest.raises(RunError, match="the weights of version 2 were not taken"):
+        with pytest.raises(RunError, match="the weights of version 2 were not loaded"):
             engine.update_weights(2, written(tmp_path))
 
 
@@ -342,8 +342,10 @@ def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fa
 def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
-    assert engine.fleet.probe is not None
-    engine.fleet.probe = engine.fleet.probe._replace(logprobs=[one - 1 for one in engine.fleet.probe.logprobs])
+    assert engine.fleet.parity_check is not None
+    engine.fleet.parity_check = engine.fleet.parity_check._replace(
+        logprobs=[one - 1 for one in engine.fleet.parity_check.logprobs]
+    )
     engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         ask(engine, PROMPT)
@@ -407,5 +409,5 @@ def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pyt
     engine.fleet.servers[0].stop()
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
         ask(engine, PROMPT)
-    with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not taken: .*oh no"):
+    with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not loaded: .*oh no"):
         engine.update_weights(2, written(tmp_path))

@@ -11,9 +11,9 @@ from vllm_server import FakeVLLM
 
 from rove.core.errors import RunError
 from rove.models.adapter import add_adapter
-from rove.train.backends import probe_of
-from rove.vllm.fleet import AdapterRefusedError, Fleet, Weights
-from rove.vllm.server import AdapterShape, VLLMConfig
+from rove.train.backends import parity_check
+from rove.vllm.fleet import AdapterRefusedError, Fleet, ServedWeights
+from rove.vllm.server import LoRAShape, VLLMConfig
 from rove.vllm.weights import write_adapter, write_served
 
 LOADED = tiny_model()
@@ -21,17 +21,17 @@ IDS = LOADED.renderer.encode("hello world, you say 4")
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Weights:
+def weights(tmp_path: Path) -> ServedWeights:
     """A base and an adapter beside it."""
     loaded = tiny_model()
     adapter = add_adapter(loaded.model, 3, 8.0, 0.0, ["up_proj", "k_proj"], 0, "somewhere")
     write_served(loaded, tmp_path / "model", merged=False)
     write_adapter(adapter, tmp_path / "adapter")
-    return Weights(4, tmp_path / "model", tmp_path / "adapter")
+    return ServedWeights(4, tmp_path / "model", tmp_path / "adapter")
 
 
 @pytest.fixture
-def fake(weights: Weights) -> Iterator[FakeVLLM]:
+def fake(weights: ServedWeights) -> Iterator[FakeVLLM]:
     with FakeVLLM(weights.model) as server:
         yield server
 
@@ -40,34 +40,34 @@ def fleet_of(fake: FakeVLLM, path: Path) -> Fleet:
     return Fleet(VLLMConfig(urls=[fake.url]), path, 1024)
 
 
-def test_an_adapter_tells_its_shape(weights: Weights):
-    assert weights.shape == AdapterShape(3, ["k_proj", "up_proj"])
-    assert weights._replace(adapter=None).shape is None
+def test_an_adapter_tells_its_shape(weights: ServedWeights):
+    assert weights.lora_shape == LoRAShape(3, ["k_proj", "up_proj"])
+    assert weights._replace(adapter=None).lora_shape is None
 
 
-def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fleet = fleet_of(fake, tmp_path)
-    assert "model" not in fleet.body(IDS, {})
+    assert "model" not in fleet.request_body(IDS, {})
     fleet.update(weights)
-    body = fleet.body(IDS, {"max_tokens": 2})
+    body = fleet.request_body(IDS, {"max_tokens": 2})
     assert (body["token_ids"], body["sampling_params"]) == (IDS, {"max_tokens": 2})
     assert body["model"] in fake.adapters
     assert body["cache_salt"].endswith("-4")
-    fleet.check(probe_of(LOADED.model, IDS))  # the adapter changes nothing yet
+    fleet.check(parity_check(LOADED.model, IDS))  # the adapter changes nothing yet
     assert fleet.parity_error <= 1e-4
     fleet.update(weights._replace(adapter=None))
-    assert "model" not in fleet.body(IDS, {})
+    assert "model" not in fleet.request_body(IDS, {})
 
 
 def test_probes_go_before_what_waits_where_the_server_is_ours(tmp_path: Path):
     theirs = Fleet(VLLMConfig(urls=["http://127.0.0.1:9"]), tmp_path, 1024)  # nobody knows how it orders its requests
-    assert "priority" not in theirs.probing(IDS, 1.0)
+    assert "priority" not in theirs.scoring_body(IDS, 1.0)
     ours = Fleet(VLLMConfig(command="true"), tmp_path, 1024)
-    assert ours.probing(IDS, 1.0)["priority"] < 0
-    assert "priority" not in ours.body(IDS, {})
+    assert ours.scoring_body(IDS, 1.0)["priority"] < 0
+    assert "priority" not in ours.request_body(IDS, {})
 
 
-def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fleet = fleet_of(fake, tmp_path)
     for version in range(3):
         fleet.update(weights._replace(version=version))
@@ -80,7 +80,7 @@ def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: Weights)
     ]  # nobody has asked for the adapter since
 
 
-def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fake.faults.append("refuses_lora")
     fleet = fleet_of(fake, tmp_path)
     with pytest.raises(AdapterRefusedError, match="does not yet support DoRA"):
@@ -88,8 +88,10 @@ def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: Fak
     fleet.update(weights._replace(adapter=None))
 
 
-def test_a_server_that_computed_something_else_takes_no_more_weights(tmp_path: Path, fake: FakeVLLM, weights: Weights):
+def test_a_server_that_computed_something_else_takes_no_more_weights(
+    tmp_path: Path, fake: FakeVLLM, weights: ServedWeights
+):
     fleet = fleet_of(fake, tmp_path)
-    fleet.wrong = RunError("it was wrong")
+    fleet.parity_failure = RunError("it was wrong")
     with pytest.raises(RunError, match="it was wrong"):
         fleet.update(weights)

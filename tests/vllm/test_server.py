@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rove.core.errors import ConfigError, InfraError
-from rove.vllm.server import DEFAULT_CONFIG, HINTS, AdapterShape, Server, VLLMConfig
+from rove.vllm.server import DEFAULT_CONFIG, LOG_HINTS, LoRAShape, Server, VLLMConfig
 
 PROGRAM = """
 import json, os, sys
@@ -51,7 +51,7 @@ def server(tmp_path: Path, program: str) -> Iterator[Server]:
 
 def words_of(command: str, **settings: Any) -> list[str]:
     """The words that a server is started with; no process."""
-    return Server(None, VLLMConfig(command=command, **settings), 0, Path())._words(Path("/m"), 7)
+    return Server(None, VLLMConfig(command=command, **settings), 0, Path())._command(Path("/m"), 7)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_the_words_of_the_command():
 
 def test_one_for_adapters_is_told_of_the_largest(tmp_path: Path):
     server = Server(None, VLLMConfig(command="vllm serve", args=["--max-lora-rank", "64"]), 0, tmp_path)
-    shape = AdapterShape(9, ["q_proj", "up_proj"])
-    words = server._words(Path("/m"), 7, shape)
+    shape = LoRAShape(9, ["q_proj", "up_proj"])
+    words = server._command(Path("/m"), 7, shape)
     assert words[words.index("--max-lora-rank") + 1] == "16"  # what vLLM takes
     assert words[-2:] == ["--max-lora-rank", "64"]  # ours are the last
     assert "--enable-lora" in words
     assert words[words.index("--lora-target-modules") + 1 :][:2] == shape.targets
     assert server._environment(shape)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    assert "--enable-lora" not in server._words(Path("/m"), 7)
+    assert "--enable-lora" not in server._command(Path("/m"), 7)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server._environment()
 
 
@@ -129,12 +129,12 @@ def test_every_setting_changes_something():
 def test_one_is_started_and_ends(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     server.start(Path("/some/model"))
-    assert server.ask("GET", "/words")[:2] == ["--model", "/some/model"]
-    seen = server.ask("GET", "/env")
+    assert server.request_json("GET", "/words")[:2] == ["--model", "/some/model"]
+    seen = server.request_json("GET", "/env")
     assert seen["VLLM_SERVER_DEV_MODE"] == "1"
     assert "WORLD_SIZE" not in seen
     assert not server.has_ended
-    assert (server.starts, server.tries) == (1, 1)
+    assert (server.starts, server.starts_since_update) == (1, 1)
     pid = int(server.log.read_text().split()[2])
     server.stop()
     assert server.has_ended
@@ -165,7 +165,7 @@ def test_a_kill_is_seen(server: Server):
         time.sleep(0.01)
     assert server.has_ended
     with pytest.raises(InfraError, match=r"does not answer GET /words: .*refused.*the end of its log:\nI am"):
-        server.ask("GET", "/words")
+        server.request_json("GET", "/words")
 
 
 KILLED = """
@@ -191,7 +191,7 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path, program: str):
 
 
 def test_errors_have_its_last_lines(tmp_path: Path):
-    for said, told in {"boom": "$", "No module named vllm": "install vLLM in an environment of its own"}.items():
+    for said, told in {"boom": "$", "No module named vllm": "install vLLM in a separate environment"}.items():
         command = f"{sys.executable} -S -c \"print('{said}'); raise SystemExit(3)\""
         server = Server(None, VLLMConfig(command=command), 0, tmp_path / said)
         with pytest.raises(InfraError, match=rf"(?s)ended with exit code 3; the end of its log:\n{said}.*{told}"):
@@ -212,14 +212,14 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path):
         log.truncate(1 << 40)  # a sparse one: all of it would not fit into memory
         log.seek(0, os.SEEK_END)
         log.write(b"\nthe last line\n")
-    assert server.last_words().endswith("\nthe last line")
+    assert server.log_tail().endswith("\nthe last line")
 
 
-@pytest.mark.parametrize("said", HINTS)
+@pytest.mark.parametrize("said", LOG_HINTS)
 def test_what_a_log_says_is_answered_with_what_to_do(tmp_path: Path, said: str):
     server = Server(None, VLLMConfig(), 0, tmp_path)
     server.log.write_text("x" * 500 + f"Error: {said} (20.5/23.5 GiB)\n" + "at a line\n" * 50)
-    assert server.last_words().endswith(f"\n{HINTS[said]}")
+    assert server.log_tail().endswith(f"\n{LOG_HINTS[said]}")
 
 
 def test_one_that_is_never_ready(tmp_path: Path):
@@ -233,9 +233,9 @@ def test_one_that_is_never_ready(tmp_path: Path):
 def test_answers_that_are_none(server: Server):
     server.start(Path("/m"))
     with pytest.raises(InfraError, match="answers GET /nothing with HTTP 404: no such path"):
-        server.ask("GET", "/nothing")
+        server.request_json("GET", "/nothing")
     with pytest.raises(InfraError, match="with what is no JSON: b'{'"):
-        server.ask("GET", "/odd")
+        server.request_json("GET", "/odd")
 
 
 def test_the_defaults_are_those_of_the_page():

@@ -23,7 +23,7 @@ from rove.runs.run import Run
 SCHEMA = 1
 EXAMPLES = 3
 """Number of rollouts published with the scores."""
-PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolated_python", "api_key_var")
+PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", "api_key_var")
 """Settings that describe the machine rather than the result; they are not published."""
 _SECRET_FIELD = re.compile(
     r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",

@@ -22,7 +22,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     compat.install_fallback()
     env = load_environment(module, folder)
     scores = asyncio.run(_run_policies(env, examples, seed))
-    parts = env.held_parts
+    parts = env.components
     return {
         "metrics": env.rubric.names,
         "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
@@ -44,7 +44,7 @@ async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str,
             "error": f"{errors[-1].type}: {errors[-1].message}" if errors else "",
         }
     if not scores:
-        for part in env.held_parts:
+        for part in env.components:
             if hasattr(part, "connect"):  # the tools of an MCP server are known only once it runs
                 await part.connect()
         await env.tear_down()

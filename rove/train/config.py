@@ -1,0 +1,545 @@
+"""Settings of `rove rl` and `rove sft`: one struct each, with tables that they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+import rove.games.exhaustive  # noqa: F401  registers the evaluation kind "exhaustive"
+from rove.core.config import check_positive
+from rove.core.errors import ConfigError, nearest
+from rove.models.load import check_peft
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig
+from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
+from rove.train.advantages import check_estimator, check_gamma
+from rove.train.alerts import AlertLimits
+from rove.train.loggers import check_loggers
+from rove.train.losses import PolicyLoss, choose_aggregation, make_loss
+from rove.vllm.server import DEFAULT_CONFIG, VLLMConfig
+
+VALIDATION_LOSS = "validation_loss"
+
+
+class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[loss]` table of `rove rl`."""
+
+    kind: str = "cispo"
+    """Policy loss: cispo, reinforce, grpo, dapo, dr_grpo, gspo, or package.module:function for your own."""
+    max_ratio: float = 5.0
+    """Upper bound of the importance ratio in CISPO (> 1)."""
+    clip_low: float | None = None
+    """GRPO, DAPO, Dr. GRPO and GSPO clip the ratio below 1 − clip_low (0 to 1); the default depends on the loss."""
+    clip_high: float | None = None
+    """GRPO, DAPO, Dr. GRPO and GSPO clip the ratio above 1 + clip_high (> 0); the default depends on the loss."""
+    aggregation: str | None = None
+    """How token losses combine: "token", "sequence" or "constant"; the default depends on the loss."""
+    constant: float | None = None
+    """Divisor per rollout, in tokens (> 0), with aggregation "constant"; `max_tokens` by default."""
+    kl_penalty: float = 0.0
+    """Weight of the KL divergence to the reference model (≥ 0); 0 keeps no reference model."""
+    sync_reference_every: int | None = None
+    """Optimizer steps between updates of the reference model (≥ 1); by default it stays the initial model."""
+    importance_cap: float = 2.0
+    """Upper bound of the importance weights between sampling and training probabilities (≥ 1)."""
+    entropy_bonus: float = 0.0
+    """Weight of the mean token entropy in the objective; 0 adds none."""
+
+    def make(self) -> PolicyLoss:
+        """Return the loss function.
+
+        Raises:
+            ConfigError: a setting is out of range, or a custom loss cannot be imported.
+        """
+        return make_loss(self.kind, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.importance_cap)
+
+    def check(self) -> None:
+        """Raise a ConfigError if a setting is out of range."""
+        check_positive(self, "constant", "sync_reference_every")
+        if self.sync_reference_every is not None and not self.kl_penalty:
+            raise ConfigError(
+                f"sync_reference_every is {self.sync_reference_every}, but kl_penalty is 0, so there is no reference to sync"
+            )
+        choose_aggregation(self.kind, self.aggregation)
+        self.make()
+
+
+class CurriculumConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[curriculum]` table of `rove rl`: in which order training uses the dataset."""
+
+    column: str | None = None
+    """Numeric column that increases over training; "info.level" is the value of `info` under "level"."""
+    shuffle: bool = False
+    """Shuffle every epoch; by default examples keep the dataset's order."""
+    stratify: str | None = None
+    """Column whose values every step contains in the dataset's proportions; numeric columns are cut into quantiles."""
+    stratify_bins: int = 4
+    """Number of quantiles (≥ 2) of a numeric column with more distinct values than this."""
+
+    def check(self) -> None:
+        """Raise a ConfigError if settings contradict each other or are out of range."""
+        if self.stratify is not None and self.column is not None:
+            raise ConfigError(
+                f"curriculum.stratify is '{self.stratify}' and curriculum.column is '{self.column}'; a step cannot have the "
+                "dataset's mix and follow the column: leave one of them out"
+            )
+        if self.stratify_bins < 2:
+            raise ConfigError(f"stratify_bins is {self.stratify_bins}; expected 2 or more")
+
+
+class FilterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[filter]` table of `rove rl`: which examples and groups training skips."""
+
+    hard_threshold: float | None = None
+    """Skip examples whose recent mean reward is at most this; by default none are skipped."""
+    easy_threshold: float | None = None
+    """Skip examples whose recent mean reward is at least this; by default none are skipped."""
+    difficulty_window: int = 100
+    """Number of steps that count as recent (≥ 1); a skipped example returns after as many."""
+    dynamic_sampling_rounds: int = 0
+    """Maximum rounds per step that replace zero-advantage groups by new groups (≥ 0); 0 replaces none."""
+
+    @property
+    def skips_examples(self) -> bool:
+        """Whether a threshold is set."""
+        return self.hard_threshold is not None or self.easy_threshold is not None
+
+    def check(self) -> None:
+        """Raise a ConfigError if settings are out of range, or skip every example."""
+        low, high = self.hard_threshold, self.easy_threshold
+        if low is not None and high is not None and low >= high:
+            raise ConfigError(
+                f"hard_threshold is {low} and easy_threshold is {high}; expected hard_threshold < easy_threshold, otherwise "
+                "every example is skipped"
+            )
+        if self.difficulty_window < 1:
+            raise ConfigError(f"difficulty_window is {self.difficulty_window}; expected 1 step or more")
+        if self.dynamic_sampling_rounds < 0:
+            raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}; expected 0 (none) or more")
+
+
+class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[lora]` table of `rove rl` and `rove sft`."""
+
+    rank: int = 0
+    """LoRA rank (≥ 0); 0 trains the full model. An adapter needs two to ten times the learning rate."""
+    alpha: float = 32.0
+    """The adapter's output is multiplied by alpha / rank (> 0)."""
+    dropout: float = 0.0
+    """Dropout probability of the adapter's inputs in training (0 to below 1); above 0, RL no longer trains the sampled policy."""
+    targets: list[str] = []
+    """Names of the linear layers to adapt, such as "q_proj"; by default all but the output layer."""
+
+    def check(self) -> None:
+        """Raise a ConfigError if a setting is out of range or has no effect, or PEFT is missing."""
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank is {self.rank}; expected 1 or more, or 0 to train the full model")
+        if self.alpha <= 0:
+            raise ConfigError(f"lora.alpha is {self.alpha}; expected more than 0")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"lora.dropout is {self.dropout}; expected a probability from 0 to below 1")
+        unused = [name for name in ("dropout", "targets") if getattr(self, name)]
+        if unused and not self.rank:
+            raise ConfigError(
+                f"lora.{unused[0]} is {getattr(self, unused[0])}, but lora.rank is 0, so there is no adapter"
+            )
+        if self.rank:
+            check_peft()
+
+
+class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[evaluation]]` table: an evaluation that training repeats."""
+
+    env: str
+    """Environment; its evaluation rows are used, or its training rows if it has no others."""
+    name: str = ""
+    """Name in the metrics, `eval/NAME/…`; the environment's name by default."""
+    env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
+    kind: str = "rollouts"
+    """Kind of evaluation: "rollouts" of examples, or "exhaustive" over the game tree of a two-player game."""
+    goals: dict[str, Any] = {}
+    """Goals of an exhaustive evaluation; the metric `missed` is 0 when all are reached."""
+    num_examples: int = 100
+    """Number of evaluation rows, from the first (≥ 1); -1 uses all."""
+    rollouts_per_example: int = 1
+    """Rollouts of each example (≥ 1)."""
+    temperature: float = 0.0
+    """Sampling temperature (≥ 0); 0 is greedy."""
+    max_tokens: int = 512
+    """Maximum tokens per response (≥ 1)."""
+    every: int = 10
+    """Optimizer steps between two evaluations (≥ 1); the last step is always evaluated."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run the environment in a worker process: the `isolation` table; the run's `[isolation]` applies too."""
+
+    @property
+    def label(self) -> str:
+        """The name in the metrics."""
+        return self.name or re.sub(r"[^A-Za-z0-9_-]", "_", self.env.rsplit("/", 1)[-1].split("@", 1)[0])
+
+    @property
+    def evaluation_kind(self) -> EvaluationKind | None:
+        """The registered kind; None for rollouts of examples."""
+        return EVALUATION_KINDS.get(self.kind)
+
+    def environment_isolation(self, run: Isolation) -> Isolation:
+        """Return where the environment runs, given where those of the run do."""
+        default = IsolationConfig()
+        own = {n: getattr(self.isolation, n) for n in ("start_seconds", "hang_seconds", "python")}
+        changed = {name: value for name, value in own.items() if value != getattr(default, name)}
+        return msgspec.structs.replace(run, on=run.on or self.isolation.is_on, **changed)
+
+    def check(self, run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
+        """Check the settings before any work is done.
+
+        Args:
+            run: Where the environments of the run are.
+
+        Raises:
+            ConfigError: A setting is out of range.
+        """
+        here = f"evaluation '{self.label}'"
+        if self.kind != "rollouts" and self.evaluation_kind is None:
+            raise ConfigError(f"{here}: kind is '{self.kind}'; {nearest(self.kind, ['rollouts', *EVALUATION_KINDS])}")
+        if self.evaluation_kind is not None:
+            self.evaluation_kind.read_goals(self.goals)
+            if self.environment_isolation(run).on:
+                raise ConfigError(
+                    f"{here}: kind '{self.kind}' cannot run in a worker process: leave out kind or isolation"
+                )
+        elif self.goals:
+            raise ConfigError(f'{here} has goals, which need a kind such as "exhaustive": set kind or leave them out')
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.label):
+            raise ConfigError(
+                f"evaluation is named {self.name!r}; expected letters, digits, - and _: it names metrics and a folder"
+            )
+        try:
+            check_positive(self, "rollouts_per_example", "max_tokens", "every")
+        except ConfigError as error:
+            raise ConfigError(f"{here}: {error}") from None
+        if self.num_examples < 1 and self.num_examples != -1:
+            raise ConfigError(f"{here}: num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
+        if self.temperature < 0:
+            raise ConfigError(f"{here}: temperature is {self.temperature}; expected 0 (greedy) or more")
+
+
+def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
+    """Raise a ConfigError if an evaluation is impossible, or two have the same name."""
+    names: set[str] = set()
+    for evaluation in evaluations:
+        evaluation.check(run)
+        if evaluation.label in names:
+            raise ConfigError(f"two evaluations are named '{evaluation.label}'; give each its own name")
+        names.add(evaluation.label)
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """The metric that selects the best weights, and when training stops early."""
+
+    metric: str | None = None
+    """None selects the last weights and never stops early."""
+    patience: int | None = None
+    """Stop after this many evaluations without a new best."""
+    target: float | None = None
+    """Stop when the metric is at least (a loss: at most) this."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the metric are better, as of a loss or of missed goals."""
+        return self.metric is not None and self.metric.endswith(("loss", "missed"))
+
+    def is_as_good(self, value: float, other: float) -> bool:
+        """Return whether `value` is as good as `other`."""
+        return value <= other if self.lower_is_better else value >= other
+
+    def check(self, evaluations: Sequence[EvaluationConfig], others: Iterable[str] = ()) -> None:
+        """Check that the run measures the metric.
+
+        Args:
+            evaluations: Evaluations of the run.
+            others: Further metrics that the run measures.
+
+        Raises:
+            ConfigError: The run does not measure the metric, or a setting is out of range or needs a metric.
+        """
+        for name in ("patience", "target"):
+            if self.metric is None and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, but keep_best is not set; set it to a metric like eval/NAME/reward/mean"
+                )
+        check_positive(self, "patience")
+        known = [*others, *(f"eval/{evaluation.label}/" for evaluation in evaluations)]
+        if self.metric is None or any(
+            self.metric == one or (one[-1:] == "/" and self.metric.startswith(one)) for one in known
+        ):
+            return
+        names = [f"{name}reward/mean" if name.endswith("/") else name for name in known]
+        raise ConfigError(
+            f"keep_best is '{self.metric}', which this run does not measure; {nearest(self.metric, names)}"
+        )
+
+
+class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that `rove rl` and `rove sft` share."""
+
+    model: str
+    """Model folder to start from."""
+    trust_remote_code: bool = False
+    """Run Python files that come with the model folder."""
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    final_lr_fraction: float
+    lora: LoRAConfig = LoRAConfig()
+    """Train a LoRA adapter instead of the full model: the `[lora]` table."""
+    micro_batch_tokens: int = 8192
+    """Tokens per forward pass (≥ 1); affects memory and speed, never the gradient."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: half the memory or less, up to a third more time."""
+    bf16_backward: bool = False
+    """Compute the backward pass's matrix products in bf16 on a CPU; ignored if the CPU has no bf16 products."""
+    mixed_precision: bool = False
+    """Compute in bf16 when several processes train one model; weights, gradient sums and losses stay fp32."""
+    threads: int | None = None
+    """CPU threads (≥ 1); half of the cores by default."""
+    max_grad_norm: float = 1.0
+    """Gradient norm above which the gradient is clipped."""
+    max_non_finite_steps: int = 3
+    """Stop after this many steps in a row with a non-finite loss or gradient (≥ 1); each such step is skipped."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW (≥ 0)."""
+    env_args: dict[str, Any] = {}
+    env_dir: str | None = None
+    """Folder that is searched first for environments."""
+    run_dir: str | None = None
+    """Run folder; by default a folder below runs/ that is named after the settings."""
+    evaluation: list[EvaluationConfig] = []
+    """Evaluations to repeat while training: `[[evaluation]]` tables."""
+    keep_best: str | None = None
+    """Metric such as "eval/NAME/reward/mean" whose best weights become the final model; by default the last weights do."""
+    patience: int | None = None
+    """Stop after this many evaluations of `keep_best` without a new best (≥ 1); by default never."""
+    target: float | None = None
+    """Stop when `keep_best` reaches this value; by default never."""
+    loggers: list[str] = []
+    """Further destinations of metrics: "tensorboard", "wandb", "trackio"."""
+    alerts: AlertLimits = AlertLimits()
+    """Limits of the training alerts: the `[alerts]` table."""
+    seed: int = 0
+    """Random seed."""
+
+    @property
+    def goal(self) -> Goal:
+        """The metric that selects the best weights, and when training stops early."""
+        return Goal(self.keep_best, self.patience, self.target)
+
+    def _check_shared(self, *positive: str) -> None:
+        check_positive(
+            self,
+            *positive,
+            "batch_size",
+            "learning_rate",
+            "micro_batch_tokens",
+            "max_non_finite_steps",
+            "threads",
+        )
+        self.lora.check()
+        check_loggers(self.loggers)
+        self.alerts.check()
+
+
+class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an RL run.
+
+    Example:
+        config = RLConfig(env="tictactoe", model="runs/sft/final", steps=50, loss=LossConfig(kind="grpo"))
+    """
+
+    env: str
+    """Environment to train in."""
+    env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
+    steps: int = 100
+    """Optimizer steps (≥ 1); with `num_iterations`, batches."""
+    batch_size: int = 256
+    """Rollouts per step (a multiple of `rollouts_per_example`); below 256 training is noisy."""
+    rollouts_per_example: int = 8
+    """Rollouts in a group (≥ 2)."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of AdamW (> 0)."""
+    warmup_steps: int = 5
+    """Steps in which the learning rate rises linearly to its peak."""
+    final_lr_fraction: float = 0.1
+    """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
+    loss: LossConfig = LossConfig()
+    """Policy loss: the `[loss]` table."""
+    advantage_estimator: str = "mean"
+    """How rewards become advantages: "mean", "std", "batch_std" or "leave_one_out"."""
+    gamma: float = 1.0
+    """Discount of the rewards of later turns (0 to 1)."""
+    num_iterations: int = 1
+    """Optimizer updates per batch (≥ 1)."""
+    temperature: float = 1.0
+    """Sampling temperature (> 0)."""
+    max_tokens: int = 512
+    """Maximum tokens per response (≥ 1)."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Order of examples: the `[curriculum]` table."""
+    filter: FilterConfig = FilterConfig()
+    """Examples and groups to skip: the `[filter]` table."""
+    max_off_policy_steps: int = 0
+    """Maximum age of the sampling weights, in steps (≥ 0): 0 samples with the newest weights, 1 samples the next step while one
+    trains, 2 or more sample continuously."""
+    truncated: str = "keep"
+    """Truncated rollouts: "keep" the reward, set it to "zero", or "mask" (leave the rollout out)."""
+    bf16_sampling: bool = False
+    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects the mismatch."""
+    backend: str = "embedded"
+    """Sampling backend: "embedded" (rove's engine) or "vllm"."""
+    vllm: VLLMConfig = VLLMConfig()
+    """vLLM servers: the `[vllm]` table."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run environments in worker processes: the `[isolation]` table."""
+    ray: RayConfig = RayConfig()
+    """Run environments on a Ray cluster: the `[ray]` table."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints (≥ 1)."""
+    keep_checkpoints: int = 2
+    """Number of checkpoints to keep (≥ 1); older ones are deleted."""
+    log_token_stats: int = 8
+    """Rollouts per step whose per-token log-probabilities and entropies are stored for `rove view`; 0 stores none."""
+    show_every: int = 0
+    """Steps between two rollouts that are printed; 0 prints none."""
+
+    @property
+    def groups(self) -> int:
+        """Groups per step."""
+        return self.batch_size // self.rollouts_per_example
+
+    @property
+    def environment_isolation(self) -> Isolation:
+        """Where environments run."""
+        return Isolation.of(self.isolation, self.ray)
+
+    @property
+    def aggregation(self) -> str:
+        """How token losses combine."""
+        return choose_aggregation(self.loss.kind, self.loss.aggregation)
+
+    def check(self) -> None:
+        """Check the settings before any work is done.
+
+        Raises:
+            ConfigError: A setting is out of range, or two contradict each other.
+        """
+        if self.rollouts_per_example < 2:
+            raise ConfigError(f"rollouts_per_example is {self.rollouts_per_example}; a group needs at least 2 rollouts")
+        if self.batch_size < 1 or self.batch_size % self.rollouts_per_example:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}; expected a multiple of rollouts_per_example ({self.rollouts_per_example})"
+            )
+        if self.truncated not in ("keep", "zero", "mask"):
+            raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature is {self.temperature}; RL needs sampling, so expected more than 0")
+        self._check_shared("steps", "max_tokens", "checkpoint_every", "keep_checkpoints", "num_iterations")
+        for name in ("log_token_stats", "show_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 (off) or more")
+        self.loss.check()
+        check_estimator(self.advantage_estimator)
+        check_gamma(self.gamma)
+        self.curriculum.check()
+        self.filter.check()
+        self._check_off_policy()
+        self.isolation.check()
+        self._check_backend()
+        check_evaluations(self.evaluation, self.environment_isolation)
+        self.goal.check(self.evaluation)
+
+    def _check_off_policy(self) -> None:
+        if self.max_off_policy_steps < 0:
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (sample with the newest weights), 1 (sample "
+                "while the step before trains) or more (sample continuously)"
+            )
+        if self.max_off_policy_steps > 1 and self.loss.kind == "reinforce":
+            raise ConfigError(
+                f"max_off_policy_steps is {self.max_off_policy_steps} and loss is reinforce, which has no ratio to the older "
+                "weights that sampled: use cispo, or max_off_policy_steps = 0"
+            )
+
+    def _check_backend(self) -> None:
+        if self.backend not in ("embedded", "vllm"):
+            raise ConfigError(f"backend is '{self.backend}'; expected embedded or vllm")
+        if self.backend == "vllm":
+            if self.bf16_sampling:
+                raise ConfigError(
+                    'bf16_sampling needs backend "embedded"; with vLLM set vllm.args = ["--dtype", "bfloat16"] and raise '
+                    "vllm.tolerance"
+                )
+            self.vllm.check()
+        elif self.vllm != DEFAULT_CONFIG:
+            fields = DEFAULT_CONFIG.__struct_fields__
+            name = next(n for n in fields if getattr(self.vllm, n) != getattr(DEFAULT_CONFIG, n))
+            raise ConfigError(f"vllm.{name} is set, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
+
+
+class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an SFT run.
+
+    Example:
+        config = SFTConfig(data="runs/teacher", model="models/new", min_reward=0.5)
+    """
+
+    data: str
+    """Run folder whose rollouts are the training data."""
+    min_reward: float | None = None
+    """Use rollouts with at least this reward; by default all scored rollouts."""
+    max_examples: int = -1
+    """Maximum number of rollouts (≥ 1); -1 uses all."""
+    epochs: int = 10
+    """Maximum passes over the data (≥ 1); training stops earlier when the validation loss no longer falls."""
+    batch_size: int = 32
+    """Conversations per optimizer step (≥ 1)."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW (> 0)."""
+    warmup_steps: int = 20
+    """Steps in which the learning rate rises linearly to its peak."""
+    final_lr_fraction: float = 0.05
+    """Fraction of the peak learning rate that remains at the last step of the last epoch; the decay is linear."""
+    validation_fraction: float = 0.05
+    """Fraction of the examples that is held out for validation (above 0 to below 1), at least one example."""
+    validate_every: int = 50
+    """Optimizer steps between two measurements of the validation loss (≥ 1), each with a checkpoint."""
+    patience: int = 4
+    """Stop after this many measurements of `keep_best` without a new best (≥ 1)."""
+    keep_best: str = VALIDATION_LOSS
+    """Metric whose best weights become the final model: validation_loss, or one like "eval/NAME/reward/mean"."""
+    env: str | None = None
+    """Environment for the evaluation of the trained model; by default that of `data`."""
+    env_args: dict[str, Any] = {}
+    """Arguments of this environment, in addition to those of `data`."""
+    final_eval_rollouts: int = 64
+    """Rollouts of the trained model, and of each scripted policy, after training (≥ 0); 0 skips this evaluation."""
+
+    def check(self) -> None:
+        """Check the settings before any work is done.
+
+        Raises:
+            ConfigError: A setting is out of range.
+        """
+        self._check_shared("epochs", "validate_every", "patience")
+        if not 0 < self.validation_fraction < 1:
+            raise ConfigError(
+                f"validation_fraction is {self.validation_fraction}; expected more than 0 and less than 1"
+            )
+        if self.final_eval_rollouts < 0:
+            raise ConfigError(
+                f"final_eval_rollouts is {self.final_eval_rollouts}; expected a number of rollouts, or 0 to skip the evaluation"
+            )
+        check_evaluations(self.evaluation)
+        self.goal.check(self.evaluation, [VALIDATION_LOSS])

@@ -182,8 +182,8 @@ def test_every_rule_can_hold() -> None:
     """Whatever a rule waits for is noted in a case above, so that none is misspelt; what rollouts show is another thing."""
     noted = set().union(*(read({"one.py": source}).features for source, _, _ in WRITTEN))
     alone = [rule.noted for rule in RULES if not noted & set(rule.noted)]
-    # Those that are told by the mere use of a name or keyword.
-    kinds = ("name:", "keyword:", "attribute:", "rollouts:")
+    # Features that the mere use of a name or keyword records.
+    kinds = ("name:", "keyword:", "attribute:", "rollout:")
     assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in alone for one in names)
     assert all(name.startswith("name:") for name in GONE)
 
@@ -306,7 +306,7 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert known.kind == "project" and "wiki_search/__init__.py" in texts_of(known)
     with pytest.raises(ConfigError, match="is not an environment package and contains none"):
         packages_in(str(tmp_path / "notes"))
-    with pytest.raises(ConfigError, match="there is no file no_such_thing, and no environment 'no_such_thing'"):
+    with pytest.raises(ConfigError, match="no such file: no_such_thing; no environment 'no_such_thing'"):
         packages_in("no_such_thing")
     (tmp_path / "torn-1.0.tar.gz").write_bytes(b"no archive")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -338,7 +338,7 @@ HOSTILE = {
     ),
     "no path": (
         env("import verifiers.envs.composable"),
-        "cannot run: rove does not answer for verifiers.envs.composable",
+        "cannot run: rove does not provide verifiers.envs.composable",
     ),
     "broken": (VF + "def load_environment(:", r"cannot run: .*SyntaxError: invalid syntax \(one.py, line 2\)"),
     "offline": (env(load="raise ConnectionError('Couldn\\'t reach the hub')"), "needs the network: .*Couldn't reach"),
@@ -450,7 +450,7 @@ def load_environment():
     steps: list[str] = []
     report = check(package, limited=QUICK, on_stage=steps.append)
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
-    assert steps == ["reading", "building", "installing", "playing"]
+    assert steps == ["reading", "building", "installing", "running rollouts"]
     assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
     whats = [one.what for one in report.deviations]
     assert "an `is_completed(messages, state)`" in whats
@@ -483,7 +483,7 @@ def test_the_check_goes_on_when_it_breaks_itself(tmp_path: Path, monkeypatch: py
     def breaks(*args: Any) -> None:
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("rove.check.package.read", breaks)
+    monkeypatch.setattr("rove.check.checker.read", breaks)
     assert checked(tmp_path, env()).verdict == "cannot run: the check itself failed: RuntimeError: oh"
 
 

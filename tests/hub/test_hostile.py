@@ -191,7 +191,7 @@ def marker(depth: int) -> str:
     return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
 
 
-PROTECTED_MODULES = "[rove.environments]\nbad-sums = bad_sums\n"
+OWN_ENTRY_POINTS = "[rove.environments]\nbad-sums = bad_sums\n"
 PKG_INFO = b"Metadata-Version: 2.3\nName: bad-sums\nVersion: 1.0\n"
 UNPACKED = ("wheel", "start", "hides", "compiled", "path", "points", "record", "nested")
 """Beginnings of the cases that a client meets as well: it takes wheels and manifests."""
@@ -226,7 +226,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "wheel: other name within": (
         archive("wheel", lambda: zipped(with_record(wheel_files("other")))),
         422,
-        "METADATA says other",
+        "METADATA describes other",
     ),
     "wheel: dependency from a URL": (
         wheel({}, extra="Requires-Dist: evil @ https://evil.example/evil.whl\n"),
@@ -315,16 +315,16 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "points: commands, with spaces": (points("[ console_scripts ]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in other case": (points("[Console_Scripts]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in two brackets": (points("[[console_scripts]]\npip = bad_sums:f\n"), 422, "has the line"),
-    "points: an indented group": (points(f"{PROTECTED_MODULES} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
+    "points: an indented group": (points(f"{OWN_ENTRY_POINTS} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
     "points: a group after a line end": (
-        points(f"{PROTECTED_MODULES.strip()}\r[pytest11]\revil = bad_sums\n"),
+        points(f"{OWN_ENTRY_POINTS.strip()}\r[pytest11]\revil = bad_sums\n"),
         422,
         "has the line",
     ),
-    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{PROTECTED_MODULES}"), 422, "the group"),
-    "points: a group twice": (points(PROTECTED_MODULES + PROTECTED_MODULES), 422, "cannot be read"),
+    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{OWN_ENTRY_POINTS}"), 422, "the group"),
+    "points: a group twice": (points(OWN_ENTRY_POINTS + OWN_ENTRY_POINTS), 422, "cannot be read"),
     "points: an environment twice": (
-        points(f"{PROTECTED_MODULES}bad-sums = bad_sums:load_environment\n"),
+        points(f"{OWN_ENTRY_POINTS}bad-sums = bad_sums:load_environment\n"),
         422,
         "cannot be read",
     ),
@@ -336,7 +336,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     ),
     "points: another's module": (points("[rove.environments]\nbad-sums = my_sums\n"), 422, "names 'my_sums'"),
     "points: another's attribute": (points("[rove.environments]\nbad-sums = bad_sums:f\n"), 422, "names 'bad_sums:f'"),
-    "points: not in ASCII": (points(f"\ufeff{PROTECTED_MODULES}"), 422, "cannot be read"),
+    "points: not in ASCII": (points(f"\ufeff{OWN_ENTRY_POINTS}"), 422, "cannot be read"),
     "record: a file that is not there": (recorded(b"bad_sums.py,", b"../../evil.py,"), 422, "RECORD"),
     "record: another hash": (recorded(b"sha256=", b"sha256=A"), 422, "does not match its RECORD"),
     "record: no hash": (recorded(b",sha256=", b",md5="), 422, "does not match its RECORD"),
@@ -435,7 +435,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         422,
         "not the expected file",
     ),
-    "parts: no wheel": (lambda p: {"manifest": p["manifest"]}, 400, "no part wheel"),
+    "parts: no wheel": (lambda p: {"manifest": p["manifest"]}, 400, "lacks the part wheel"),
     "parts: no source, though it is named": (
         lambda p: {k: v for k, v in p.items() if k != "source"},
         422,
@@ -449,7 +449,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     ),
     "parts: huge README": (lambda p: {**p, "readme": b"a" * (2 << 20)}, 413, "readme has more than"),
     "parts: huge signature": (lambda p: {**p, "signature": b"a" * 9_000}, 413, "signature has more than"),
-    "signature: none at all": (lambda p: {**p, "signature": b"signed"}, 422, "no signature"),
+    "signature: none at all": (lambda p: {**p, "signature": b"signed"}, 422, "cannot be parsed"),
     "script: name": text(name=SCRIPT),
     "script: version": text(version=SCRIPT),
     "script: module": text(module=SCRIPT),
@@ -553,8 +553,10 @@ REQUESTS: dict[str, Row] = {
     "upload: private version that is there": put("acme/secret/1.0", "acme", 409, "cannot be changed"),
     "upload: name that differs by case": put("acme/My-Sums/2.0", "acme", 400, "not normalized"),
     "upload: name that differs by a dot": put("acme/my.sums/2.0", "acme", 400, "not normalized"),
-    "upload: name without its dash": put("acme/mysums/2.0", "acme", 409, "can be confused with acme/my-sums"),
-    "upload: name that looks alike": put("acme/rny-sums/2.0", "acme", 409, "can be confused with acme/my-sums"),
+    "upload: name without its dash": put("acme/mysums/2.0", "acme", 409, "is too similar to the existing acme/my-sums"),
+    "upload: name that looks alike": put(
+        "acme/rny-sums/2.0", "acme", 409, "is too similar to the existing acme/my-sums"
+    ),
     "upload: name in Cyrillic": put("acme/m\u0443-sums/2.0", "acme", 400, "is not a valid environment name"),
     "upload: name in wide letters": put("acme/\uff4dy-sums/2.0", "acme", 400, "is not a valid environment name"),
     "upload: reserved name": put("acme/simple/2.0", "acme", 400, "reserved"),
@@ -565,7 +567,7 @@ REQUESTS: dict[str, Row] = {
     "upload: version with a local part": put("acme/bad-sums/1.0+evil", "acme", 400, "local part"),
     "upload: script in the version": put("acme/bad-sums/%3Cscript%3E", "acme", 400, "is not a valid version"),
     "upload: not signed, though it has to be": put("signed/bad-sums/1.0", "signed", 422, "every upload must be signed"),
-    "upload: JSON": ("PUT", NEW, "acme", {"json": {}}, 415, "multipart/form-data, not application/json"),
+    "upload: JSON": ("PUT", NEW, "acme", {"json": {}}, 415, "expected multipart/form-data"),
     "upload: no length": put("acme/bad-sums/1.0", "acme", 411, "send Content-Length", chunked=True),
     "upload: compressed once more": put(
         "acme/bad-sums/1.0", "acme", 415, "Content-Encoding", headers={"Content-Encoding": "gzip"}
@@ -594,7 +596,7 @@ REQUESTS: dict[str, Row] = {
     "yank: script": post(YANK, "acme", 400, "plain text", json={"reason": SCRIPT}),
     "yank: lines": post(YANK, "acme", 400, "plain text", json={"reason": "a\nb"}),
     "yank: very long": post(YANK, "acme", 400, "at most 500", json={"reason": "a" * 501}),
-    "yank: JSON that nests too deep": post(YANK, "acme", 400, "cannot be read", data=b"[" * 300_000),
+    "yank: JSON that nests too deep": post(YANK, "acme", 400, "cannot be decoded", data=b"[" * 300_000),
     "yank: body too large": post(YANK, "acme", 413, "too large", data=b"a" * (5 << 20)),
     "runs: script": post(RUNS, "acme", 400, "model's name", json={"model": SCRIPT, "summary": {}}),
     "runs: no object": post(RUNS, "acme", 400, "malformed", json=[1]),
@@ -603,7 +605,7 @@ REQUESTS: dict[str, Row] = {
         RUNS, "acme", 413, "expected at most", json={"model": "m", "summary": {"a": "a" * 70_000}}
     ),
     "runs: of a version that is not there": post(
-        RUNS.replace("1.0", "9"), "acme", 404, "there is no", json={"model": "m", "summary": {}}
+        RUNS.replace("1.0", "9"), "acme", 404, "this hub has no", json={"model": "m", "summary": {}}
     ),
     "runs: by another owner": post(RUNS, "zeta", 403, "may not", json={"model": "m", "summary": {}}),
     "read: private": get("/acme/secret/1.0/manifest.json"),

@@ -261,7 +261,14 @@ def test_a_search_field_is_no_way_in(site: Site):
 
 def test_a_card_tells_what_there_is(site: Site):
     page = Elements(site.environment("acme", "my-sums"))
-    for words in ("0 to 1.200", "SUMS_KEY", "network access", "num_examples", "required", "yanked: the answers were wrong"):
+    for words in (
+        "0 to 1.200",
+        "SUMS_KEY",
+        "network access",
+        "num_examples",
+        "required",
+        "yanked: the answers were wrong",
+    ):
         assert words in page.text
     assert (
         page.text.index("lab/large")
